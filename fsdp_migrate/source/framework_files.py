@@ -12,13 +12,14 @@ from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
+from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 
 # By framework: what asks it for FSDP1, what gives it a model, what a file makes that says so by itself, and
 # what may ask for FSDP2, so that nothing is told.
-_WORDS = {
+_WORDS: dict[str, tuple[re.Pattern[str], Callable[[str], object], re.Pattern[str], re.Pattern[str]]] = {
     "accelerate": (
         re.compile(r"\bFullyShardedDataParallelPlugin\("),
-        re.compile(r"ccelerator\.prepare(_model)?\("),
+        prepares,
         re.compile(r"\bAccelerator\("),
         re.compile(r"fsdp_version(?!\s*=\s*1\b)"),
     ),
     "fabric": (
         re.compile(r"\bFSDPStrategy\("),
-        re.compile(r"fabric\.setup(_module)?\("),
+        re.compile(r"fabric\.setup(_module)?\(").search,
         re.compile(r"\bFabric\("),
         re.compile(r"\bModelParallelStrategy\("),
     ),
@@ -105,7 +106,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
             for path, text in texts.items()
             if any(word in text for word in _TELLING[name])
             and _OWN[name].search(text)
-            and takes.search(text)
+            and takes(text)
             and not is_new.search(text)
         }
         found = own | told[name]
@@ -125,7 +126,7 @@ def _asked_by_configs(
 ) -> set[Path]:
     """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
     _, takes, _, is_new = _WORDS[name]
-    found = {path for path, text in texts.items() if takes.search(text) and not is_new.search(text)}
+    found = {path for path, text in texts.items() if takes(text) and not is_new.search(text)}
     return found if found and asked_around(around, pattern) else set()
 
 
@@ -149,5 +150,5 @@ def _given(texts: Mapping[Path, str], framework: str) -> Iterator[Path]:
     if not any(makes.search(text) for text in texts.values()):
         return
     for path, text in texts.items():
-        if path not in asking and takes.search(text) and not makes.search(text):
+        if path not in asking and takes(text) and not makes.search(text):
             yield path

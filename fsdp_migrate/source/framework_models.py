@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.other_launches import is_of_other_launch
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.accelerators import PREPARES, UNWRAPS, is_accelerator, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.fabric_models import set_up_by
+from fsdp_migrate.source.python.starred import given_in
 
 
 if TYPE_CHECKING:
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.hf_trainers import HFProject
     from fsdp_migrate.source.lightning_project import LightningProject
     from fsdp_migrate.source.project import Place
-
-
-UNWRAPS: Final = "unwrap_model"
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,19 @@ class FrameworkModels:
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of a framework's function gives."""
-        func = call.func
-        if not isinstance(func, ast.Attribute) or not call.args or isinstance(call.args[0], ast.Starred):
+        func = method_in(place.module.tree, call.func)
+        if func is None or not call.args:
             return set()
         owner = dotted(func.value) or ""
         found: set[str] = set()
-        if self._uses("accelerate", place) and not any(isinstance(arg, ast.Starred) for arg in call.args):
-            given = [dotted(arg) or "" for arg in call.args]
-            found = prepared_by(owner, func.attr, given, asked_in(place.module.tree))
+        if self._uses("accelerate", place):
+            tree, given = place.module.tree, [dotted(arg) or "" for arg in call.args]
+            if any(isinstance(arg, ast.Starred) for arg in call.args):
+                given = given_in(tree, call)
+            if func.attr in PREPARES and is_accelerator(owner, tree):
+                found = prepared_by(given, asked_in(tree))
             found = set() if found and is_of_other_launch(place) else found
-        if not found and self._uses("fabric", place):
+        if not found and not isinstance(call.args[0], ast.Starred) and self._uses("fabric", place):
             found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
         return found
 
@@ -96,7 +98,8 @@ class FrameworkModels:
         return place.module.path in self.users.get(framework, ())
 
 
-def unwrapped(call: ast.Call) -> ast.expr | None:
+def unwrapped(call: ast.Call, place: Place) -> ast.expr | None:
     """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
-    is_unwrapped = isinstance(call.func, ast.Attribute) and call.func.attr == UNWRAPS
+    func = method_in(place.module.tree, call.func)
+    is_unwrapped = func is not None and func.attr == UNWRAPS
     return call.args[0] if is_unwrapped and call.args else None

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
+from fsdp_migrate.source.python.accelerators import is_accelerator
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
@@ -177,7 +178,11 @@ def is_an_accelerators_collective(source: Source, func: cst.BaseExpression) -> b
     """Tell whether a function is one of Accelerate's that are collectives: ``accelerator.gather``."""
     if any(map(_GATHERS_BY_NAME.match, source.index.qualified(func))):
         return True
-    return isinstance(func, cst.Attribute) and func.attr.value in _GATHERS and is_an_accelerator(func.value)
+    return (
+        isinstance(func, cst.Attribute)
+        and func.attr.value in _GATHERS
+        and is_an_accelerator(source, func.value)
+    )
 
 
 def is_fabrics_collective(func: cst.BaseExpression) -> bool:
@@ -197,15 +202,15 @@ def is_accelerates_norm(source: Source, node: cst.BaseExpression) -> bool:
     is_norm = any(
         isinstance(each, cst.Attribute)
         and each.attr.value == "clip_grad_norm_"
-        and is_an_accelerator(each.value)
+        and is_an_accelerator(source, each.value)
         for each in clips
     )
     return is_norm and (asks_for_plugin(source.index) or "accelerate" in source.links.frameworks)
 
 
-def is_an_accelerator(node: cst.BaseExpression) -> bool:
-    """Tell whether it is an Accelerator, as its name says."""
-    return (dotted(node) or "").lower().endswith("accelerator")
+def is_an_accelerator(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is an Accelerator."""
+    return is_accelerator(dotted(node) or "", source.index)
 
 
 def is_without_parameters(source: Source, model: cst.BaseExpression, call: cst.Call) -> bool:

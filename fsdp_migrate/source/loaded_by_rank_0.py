@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.files import SHELL, find_sources, read_source
+from fsdp_migrate.source.python.accelerators import is_accelerator, method_in, prepares
 
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """
     found = list(paths)
     sources = dict(read(find_sources(found)))
-    preparing = {path: code for path, code in sources.items() if "accelerator.prepare(" in code}
+    preparing = {path: code for path, code in sources.items() if prepares(code)}
     if not preparing or not loads_so(code for _, code in read(find_sources(found, SETTINGS))):
         return []
     classes = _Classes(sources)
@@ -169,7 +170,9 @@ def _of_file(path: Path, code: str, classes: _Classes, others: Mapping[str, str]
     tree = parsed(code)
     own = _made(tree, classes)
     for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("accelerator.prepare"):
+        func = method_in(tree, call.func) if isinstance(call, ast.Call) else None
+        is_one = func is not None and func.attr == "prepare" and is_accelerator(ast.unparse(func.value), tree)
+        if isinstance(call, ast.Call) and is_one:
             for arg in call.args:
                 word = ast.unparse(arg).split(".")[-1]
                 name = _class_of(arg) or own.get(word) or others.get(word)

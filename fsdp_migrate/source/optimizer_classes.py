@@ -12,6 +12,7 @@ from fsdp_migrate.source.asked_methods import makes_its_own
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.own_states import adds_to_its_state
@@ -134,12 +135,13 @@ def _prepared_below(module: Module) -> Iterator[ast.Call]:
         made: dict[tuple[str, str], list[ast.Call]] = {}
         for each in scope.statements:
             for call in each.calls:
-                owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
+                func = method_in(module.tree, call.func)
                 given = [dotted(arg) or "" for arg in call.args]
-                method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-                if len(given) > 1 and has_model(
-                    prepared_by(owner or "", method, given, asked_in(module.tree))
-                ):
+                if func is None or func.attr not in PREPARES or len(given) < 2:
+                    is_theirs = False
+                else:
+                    is_theirs = is_accelerator(dotted(func.value) or "", module.tree)
+                if is_theirs and has_model(prepared_by(given, asked_in(module.tree))):
                     yield from (one for text in given for one in made.get((each.place.scope, text), ()))
             value = each.node.value if isinstance(each.node, ast.Assign) else None
             for target in each.node.targets if isinstance(each.node, ast.Assign) else ():

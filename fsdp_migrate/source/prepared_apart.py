@@ -12,6 +12,7 @@ from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.ignored_modules import find_ignored
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.python.accelerate_models import only_infers
+from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.rules.prepared_apart import refused_calls
 
@@ -74,7 +75,7 @@ def find_prepared_apart(
 
 def _lines(code: str, path: str) -> set[int]:
     """Return the lines of calls that give models without one optimizer each."""
-    if "accelerator.prepare" not in code:
+    if not prepares(code):
         return set()
     try:
         source = Source(code, path)

@@ -291,7 +291,7 @@ class ProjectKinds:
             return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(_MAKES)}
         if known in AROUND_MODEL and len(call.args) > AROUND_MODEL[known]:
             return self.kinds(call.args[AROUND_MODEL[known]], place)
-        inner = unwrapped(call)
+        inner = unwrapped(call, place)
         found = self.frameworks.of_call(call, place) if inner is None else self.kinds(inner, place)
         for definition in self.called(call.func, place):
             if isinstance(definition.node, ast.ClassDef):

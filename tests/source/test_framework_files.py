@@ -93,3 +93,85 @@ def test_a_config_from_which_hydra_makes_a_fabric_asks_as_well(
         "        torch.save(self.model.state_dict(), 'model.pt')\n"
     )
     assert codes(tmp_path, "x = 1\n", tune) == ({"FM333"} if is_asked else set())
+
+
+_YAML = "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n"
+_SAVES = "model, opt = {}.prepare(model, opt)\ntorch.save({}.unwrap_model(model).state_dict(), 'a.pt')\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "is_one"),
+    [
+        ("from accelerate import Accelerator\nhf = Accelerator()\n", "hf", True),
+        ("import accelerate\nself.hf = accelerate.Accelerator(cpu=False)\n", "self.hf", True),
+        ("from accelerate import Accelerator as A\nhf = A()\n", "hf", True),
+        ("from accelerate import Accelerator\nhf: Accelerator = made()\n", "hf", True),
+        ("from accelerate import Accelerator\nx = Accelerator()\nself.hf = x\n", "self.hf", True),
+        ("", "accel", True),
+        ("", "self.acc", True),
+        ("from ddp import Helper\nhf = Helper()\n", "hf", False),
+        ("from accelerate import Accelerator\nx = Accelerator()\nhf = Helper()\n", "hf", False),
+    ],
+)
+def test_an_accelerator_is_one_whatever_its_name(
+    tmp_path: Path, before: str, name: str, *, is_one: bool
+) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    saves = before + _SAVES.format(name, name)
+    assert codes(tmp_path, "x = 1\n", saves) == ({"FM333"} if is_one else set())
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", saves) == set()
+
+
+def test_the_accelerators_methods_by_other_names(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    body = (
+        "from accelerate import Accelerator\n\n\ndef run(model, opt):\n    accelerator = Accelerator()\n"
+        "    unwrap = accelerator.unwrap_model\n    prepare = accelerator.prepare\n"
+        "    model, opt = prepare(model, opt)\n    net = unwrap(model)\n    net.save_pretrained('a')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", body) == {"FM333"}
+    other = body.replace("accelerator.unwrap_model", "helper").replace("accelerator.prepare", "helper")
+    assert codes(tmp_path, "x = 1\n", other) == set()
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", body) == set()
+
+
+@pytest.mark.parametrize(
+    ("before", "prepares", "is_one"),
+    [
+        ("things = [model, opt]\n", "model, opt = accelerator.prepare(*things)\n", True),
+        ("", "model, opt = accelerator.prepare(*things())\n", True),
+        ("", "model, *rest = accelerator.prepare(*things())\n", True),
+        ("", "model, opt = accelerator.prepare(*(net, opt))\n", True),
+        ("", "model, x = accelerator.prepare(*(loader, opt))\n", False),
+        ("", "*rest, model = accelerator.prepare(*things())\n", False),
+        ("", "model, opt = helper.prepare(*things())\n", False),
+    ],
+)
+def test_what_a_list_is_prepared_as_may_be_sharded(
+    tmp_path: Path, before: str, prepares: str, *, is_one: bool
+) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    start = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    saves = f"{start}{before}{prepares}torch.save(model.state_dict(), 'a.pt')\n"
+    assert ("FM333" in codes(tmp_path, "x = 1\n", saves)) is is_one
+    saving = "from train import model\nmodel.save_pretrained('a')\n"
+    (tmp_path / "save.py").write_text(saving)
+    others = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("save.py")}
+    assert ("FM333" in others) is is_one
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", saves) == set()
+
+
+def test_the_norm_in_a_format_where_a_config_alone_asks(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text(_YAML)
+    body = (
+        "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+        "model, opt = accelerator.prepare(model, opt)\n"
+        "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\nprint(f'{norm:.3f}')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", body) == {"FM423"}
+    assert codes(tmp_path, "x = 1\n", body.replace("{norm:", "{norm.item():")) == set()
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert codes(tmp_path, "x = 1\n", body) == set()

@@ -125,3 +125,27 @@ def test_an_optimizer_of_another_package_that_is_prepared_with_its_model(
 ) -> None:
     made = "import bitsandbytes\noptimizer = bitsandbytes.optim.AdamW8bit(model.parameters())\n"
     assert ("FM445" in comments(f"{made}{prepare}", FSDP1)) is is_said
+
+
+_CHOSEN = "if eight:\n    cls = {}\nelse:\n    cls = torch.optim.AdamW\n"
+_TRY = "try:\n    import bitsandbytes as bnb\n{}except ImportError:\n    {}\n"
+_EIGHT = "cls = bnb.optim.AdamW8bit\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "is_said"),
+    [
+        ("import bitsandbytes as bnb\n" + _CHOSEN.format("bnb.optim.AdamW8bit"), True),
+        (_TRY.format("", "raise") + _EIGHT, True),
+        (_TRY.format(f"    {_EIGHT}", "cls = AdamW"), True),
+        ("from came_pytorch import CAME\n" + _CHOSEN.format("CAME"), True),
+        (_CHOSEN.format("torch.optim.SGD"), False),
+        ("from nets import make_parts\n" + _CHOSEN.format("make_parts"), False),
+    ],
+)
+def test_an_optimizers_class_that_is_chosen(before: str, *, is_said: bool) -> None:
+    made = f"{before}optimizer = cls(model.parameters(), lr=1e-3)\n"
+    prepare = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    assert ("FM445" in comments(f"{made}{prepare}", FSDP1)) is is_said
+    alone = f"model = DDP(net)\n{made}"
+    assert "FM445" not in {use.code for use in scan_source(alone)}

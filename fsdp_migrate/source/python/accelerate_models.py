@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
+from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.starred import given_to
 
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ _INFERS = re.compile(
 _SAYS_NOTHING = re.compile(r"^\s*(?:#|import\b|from\b).*$", re.MULTILINE)
 _CLASSES = "transformer_cls_names_to_wrap"
 ACCELERATE = "by:accelerate"
-_METHODS = frozenset({"prepare", "prepare_model"})
 
 
 def shards_by_accelerate(index: Index) -> bool:
@@ -67,7 +68,7 @@ def asks_for_plugin(index: Index) -> bool:
             return True
     attributes = (cst.ensure_type(node, cst.Attribute) for node in index.by_kind.get(cst.Attribute, ()))
     read = (node for node in attributes if node.attr.value == "fsdp_plugin")
-    is_read = any("accelerator" in text_of(node.value).lower() for node in read)
+    is_read = any(_is_of_accelerator(node.value, index) for node in read)
     return is_read or _is_set(index)
 
 
@@ -148,33 +149,38 @@ def speaks_of_training(code: str) -> bool:
     return _TRAINS.search(_SAYS_NOTHING.sub("", code)) is not None
 
 
-def is_list_of_models(node: cst.Attribute) -> bool:
+def is_list_of_models(index: Index, node: cst.Attribute) -> bool:
     """Tell whether it is ``accelerator._models``, what an Accelerator has prepared."""
-    return node.attr.value == "_models" and "accelerator" in text_of(node.value).lower()
+    return node.attr.value == "_models" and is_accelerator(text_of(node.value), index)
+
+
+def _is_of_accelerator(node: cst.BaseExpression, index: Index) -> bool:
+    """Tell whether it is an Accelerator, or of one: ``accelerator.state``."""
+    text = text_of(node)
+    return "accelerator" in text.lower() or is_accelerator(text.removesuffix(".state"), index)
 
 
 def prepared(index: Index, call: cst.Call) -> set[str]:
     """Return what a call of Accelerate's ``prepare`` gives."""
-    func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value not in _METHODS:
+    func = method(index, call.func)
+    if func is None or func.attr.value not in PREPARES or not is_accelerator(text_of(func.value), index):
         return set()
     if any(arg.star for arg in call.args):
-        return set()
+        given = given_to(index, call, or_taken=True)
+        return prepared_by(given, asked_as_models(index))
     given = [dotted(arg.value) or "" for arg in call.args]
-    return prepared_by(text_of(func.value), func.attr.value, given, asked_as_models(index))
+    return prepared_by(given, asked_as_models(index))
 
 
-def prepared_by(owner: str, method: str, given: Sequence[str], asked: Collection[str] = ()) -> set[str]:
-    """Return what a method gives, if it is an Accelerator's ``prepare``, by what its arguments are called.
+def prepared_by(given: Sequence[str], asked: Collection[str] = ()) -> set[str]:
+    """Return what an Accelerator's ``prepare`` gives, by what its arguments are called.
 
     Accelerate may run with DDP as well, if it is launched so. ``asked``: what the source uses as models.
 
     Example:
-        >>> prepared_by("accelerator", "prepare", ["net"]) == {"fsdp", "other", "by:accelerate"}
+        >>> prepared_by(["net"]) == {"fsdp", "other", "by:accelerate"}
         True
     """
-    if method not in _METHODS or "accelerator" not in owner.lower():
-        return set()
     found: set[str] = set()
     for place, text in enumerate(given):
         if is_model(text, asked):

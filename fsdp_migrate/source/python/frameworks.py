@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     prepared,
     shards_by_accelerate,
 )
+from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
 from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
@@ -113,14 +114,12 @@ class Frameworks:
 
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
-        if not isinstance(call.func, cst.Attribute):
-            return set()
         found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
         return found or (set_up(call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is of which the source itself says nothing: the model of a Trainer."""
-        if isinstance(node, cst.Attribute) and is_list_of_models(node):
+        if isinstance(node, cst.Attribute) and is_list_of_models(self.index, node):
             kinds = {"fsdp", "other", ACCELERATE}
             is_asked = self._accelerate or self._asks_accelerate
             return put(EACH, kinds) if is_asked and not self.is_elsewhere(kinds, node) else set()
@@ -183,6 +182,7 @@ class Frameworks:
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
-        is_unwrapped = isinstance(call.func, cst.Attribute) and call.func.attr.value == "unwrap_model"
+        func = method(self.index, call.func)
+        is_unwrapped = func is not None and func.attr.value == UNWRAPS
         is_theirs = self._accelerate or self._asks_accelerate or self._told
         return call.args[0].value if is_unwrapped and call.args and is_theirs else None

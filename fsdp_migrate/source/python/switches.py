@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerators import is_accelerator
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
@@ -137,7 +138,7 @@ class Switches:
             above = self.index.parents.get(above)
         statement = self.index.parents.get(above) if above is not None else None
         value = statement.value if isinstance(statement, cst.Assign) else None
-        framework = _framework(value)
+        framework = _framework(value, self.index)
         if framework is not None:
             yield Fact(text_of(framework), "None", truth=False, test=framework)
             yield Fact(text_of(framework), None, truth=True, test=framework)
@@ -156,7 +157,7 @@ class Switches:
     def _is_framework(self, test: cst.BaseExpression) -> bool:
         above = self.index.parents.get(test)
         call = self.index.parents.get(above) if isinstance(above, cst.Attribute) else None
-        return _framework(call) is test
+        return _framework(call, self.index) is test
 
     def _is_same(self, one: cst.BaseExpression, other: cst.BaseExpression) -> bool:
         """Tell whether two tests of one text are about the same variables."""
@@ -212,12 +213,13 @@ class Switches:
         return made_of not in texts and not any(changes(self.index.places_set(text)) for text in texts)
 
 
-def _framework(value: cst.CSTNode | None) -> cst.BaseExpression | None:
+def _framework(value: cst.CSTNode | None, index: Index) -> cst.BaseExpression | None:
     """Return the Accelerator or Fabric that a call asks to shard."""
     func = value.func if isinstance(value, cst.Call) else None
     if not isinstance(func, cst.Attribute) or func.attr.value not in _PREPARES:
         return None
-    return func.value if _FRAMEWORK.search((dotted(func.value) or "").lower()) else None
+    text = dotted(func.value) or ""
+    return func.value if _FRAMEWORK.search(text.lower()) or is_accelerator(text, index) else None
 
 
 def _split(test: cst.BaseExpression, *, truth: bool) -> Iterator[Fact]:

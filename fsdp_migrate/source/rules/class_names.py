@@ -40,7 +40,7 @@ _OF_BOTH = re.compile(
 _PLAIN = ("builtins.", "collections.", "numpy.", "pathlib.", "types.", "typing.")
 _UNWRAPS = re.compile(r"\bmodule\b|unwrap|getattr", re.IGNORECASE)
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
-_DDPS = re.compile(r"Parallel")
+_OTHER_WRAPPERS = re.compile(r"Parallel|Engine\b|OptimizedModule")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -104,7 +104,7 @@ def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:
         if not isinstance(each.operator, (cst.In, cst.NotIn)) or not _ends_in_name(each.comparator)
     )
     sides = [test.left, *others]
-    if any(_DDPS.search(text_of(each)) or each in source.references for each in sides):
+    if any(_OTHER_WRAPPERS.search(text_of(each)) or each in source.references for each in sides):
         return False
     if _decides_on_fsdp2(source, test):
         return False

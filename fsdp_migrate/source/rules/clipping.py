@@ -94,7 +94,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
     first = call.args[0].value if call.args else None
-    if is_an_accelerator(receiver):
+    if is_an_accelerator(source, receiver):
         by = _whose_part(source, first) if first is not None else ""
         if by:
             yield Found("FM326", call, _BY_ACCELERATE.format(by), "commented")

@@ -48,7 +48,7 @@ def find(source: Source) -> Iterator[Found]:
         first = call.args[0].value if call.args and not call.args[0].star else None
         if not isinstance(func, cst.Attribute) or first is None:
             continue
-        if func.attr.value == "clip_grad_norm_" and is_an_accelerator(func.value):
+        if func.attr.value == "clip_grad_norm_" and is_an_accelerator(source, func.value):
             model = model_of(source.index, first)
             is_theirs = model is not None and _is_sharded_by(source, model, ("accelerate", "transformers"))
             if is_theirs and _is_accumulating(source, call) and _may_accumulate(source):

@@ -71,23 +71,21 @@ def _of_texts(source: Source) -> Iterator[Found]:
             yield Found("FM423", call, _TEXT, "commented")
     for node in source.index.by_kind.get(cst.FormattedStringExpression, ()):
         part = cst.ensure_type(node, cst.FormattedStringExpression)
-        if part.format_spec and _is_norm(source, part.expression):
+        if part.format_spec and part.conversion is None and _is_norm(source, part.expression):
             yield Found("FM423", part, _TEXT, "commented")
 
 
-def _put_into_text(call: cst.Call) -> Iterator[cst.BaseExpression]:
-    """Yield what is formatted, ``"{:.2f}".format(norm)``, or made a tensor of, ``torch.tensor([norm])``."""
-    func, given = call.func, [arg.value for arg in call.args]
-    if isinstance(func, cst.Attribute) and func.attr.value == "format" and _has_format(func.value):
-        yield from given
-    elif isinstance(func, cst.Name) and func.value == "format" and len(given) > 1:
-        yield given[0]
-    elif dotted(func) == "torch.tensor" and given and isinstance(given[0], (cst.List, cst.Tuple)):
-        yield from (each.value for each in given[0].elements)
-
-
-def _has_format(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.SimpleString) and _FORMAT.search(node.value) is not None
+def _put_into_text(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what is formatted, ``"{:.2f}".format(norm)``, or made a tensor of, ``torch.tensor([norm])``."""
+    func, given = call.func, [arg.value for arg in call.args if not arg.star]
+    if dotted(func) == "torch.tensor" and given and isinstance(given[0], (cst.List, cst.Tuple)):
+        return [each.value for each in given[0].elements]
+    if isinstance(func, cst.Name):
+        return given[:1] if func.value == "format" and len(given) > 1 else []
+    is_format = isinstance(func, cst.Attribute) and func.attr.value == "format"
+    text = func.value.value if is_format and isinstance(func.value, cst.SimpleString) else ""
+    # Which part is whose is not looked at where only some have a format.
+    return given if text.count("{") == len(_FORMAT.findall(text)) else []
 
 
 def _is_weights(node: cst.BaseExpression) -> bool:

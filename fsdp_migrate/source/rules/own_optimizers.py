@@ -315,14 +315,25 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     name = (dotted(call.func) or "").split(".")[-1]
     known = source.index.qualified(call.func)
     others = {each for each in known if not each.startswith("torch.")}
+    names = [each.rpartition(".")[2] for each in others] if _is_chosen(source, call.func) else [name]
+    if not others or not any(each[:1].isupper() for each in names):
+        return False
     # Of `try: from apex... import Adam`, `except ImportError: from torch.optim import Adam` it may be either.
-    if not name[:1].isupper() or not others or (others < known and not _is_of_kernels(others)):
+    if others < known and not _is_of_kernels(others) and name in names:
         return False
     if known & source.links.own_optimizers or any(_own(source, call.func)):
         return False
     above = source.index.parents[call]
     targets = [text_of(t.target).lower() for t in above.targets] if isinstance(above, cst.Assign) else []
-    return any(_NAMED.search(text) for text in (name.lower(), *targets))
+    return any(_NAMED.search(text) for text in (*map(str.lower, names), *targets))
+
+
+def _is_chosen(source: Source, func: cst.BaseExpression) -> bool:
+    """Tell whether a class is called by a name that is given it: ``cls = bnb.optim.AdamW8bit``."""
+    if not isinstance(func, cst.Name) or func not in source.index.scopes:
+        return False
+    values = (each.value for each in source.index.bindings_of(func))
+    return any(isinstance(value, (cst.Name, cst.Attribute)) for value in values)
 
 
 def _is_of_kernels(names: Iterable[str]) -> bool:

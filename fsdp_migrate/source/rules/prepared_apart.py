@@ -21,11 +21,13 @@ from fsdp_migrate.source.python.accelerate_models import (
     prepared,
     speaks_of_training,
 )
+from fsdp_migrate.source.python.accelerators import PREPARES, accelerators_method
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
+from fsdp_migrate.source.python.starred import given_to
 from fsdp_migrate.source.uses import Found
 
 
@@ -79,7 +81,6 @@ _AGAIN = (
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
 _DEEPEST = 3
-_PREPARES = ("accelerator.prepare", "accelerator.prepare_model")
 _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
 _DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
@@ -87,7 +88,7 @@ _DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls in a source that knows of Accelerate's FSDP; with DDP they are right."""
-    calls = [call for call in source.calls if (dotted(call.func) or "").endswith(_PREPARES)]
+    calls = [call for call in source.calls if _method(source, call)]
     again = [call for call in calls if any(_is_sharded(source, call, arg.value) for arg in call.args)]
     for call in again:
         yield Found("FM303", call, _AGAIN, "commented")
@@ -108,9 +109,14 @@ def find(source: Source) -> Iterator[Found]:
 def refused_calls(source: Source) -> Iterator[cst.Call]:
     """Yield the calls that Accelerate's FSDP2 refuses, where a config of the project may ask for it."""
     for call in source.calls:
-        is_one = (dotted(call.func) or "").endswith(_PREPARES)
-        if is_one and not _is_elsewhere(source, call) and _refused(source, call):
+        if _method(source, call) and not _is_elsewhere(source, call) and _refused(source, call):
             yield call
+
+
+def _method(source: Source, call: cst.Call) -> str:
+    """Return which of Accelerate's methods that shard a call is of, if any."""
+    found = accelerators_method(source.index, call.func)
+    return found if found in PREPARES else ""
 
 
 def _knows_of_fsdp(source: Source) -> bool:
@@ -129,12 +135,14 @@ def _is_elsewhere(source: Source, call: cst.Call) -> bool:
 
 def _refused(source: Source, call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
-    if (dotted(call.func) or "").endswith("accelerator.prepare_model"):
+    if _method(source, call) == "prepare_model":
         return "" if _is_for_evaluation(call) else _MEANT  # it takes no optimizer, and refuses FSDP2
-    if re.search(MODEL_ALONE, text_of(call.func) + _given(call)):
+    if re.search(MODEL_ALONE, f"accelerator.{_method(source, call)}{_given(call)}"):
         return _MEANT
     if any(arg.star for arg in call.args):
-        return ""
+        asked = asked_as_models(source.index)
+        listed = [each for each in given_to(source.index, call) if is_model(each, asked)]
+        return _SEVERAL if len(listed) > 1 else ""
     names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
     models = _models(source, call)

@@ -52,6 +52,8 @@ def test_what_chooses_modules_for_fsdp2_is_neither_fsdp1s_nor_wrong() -> None:
         ("model = FSDP(net)\nx = [m for m in model.modules() if isinstance(m, Block)]\n", False),
         ("x = [m for m in net.modules() if type(m) is Block]\nmodel = FSDP(net)\n", False),
         ("model = FSDP(net)\nok = type(model).__name__ == 'DistributedDataParallel'\n", False),
+        ("model = FSDP(net)\nok = type(model).__name__ == 'DeepSpeedEngine'\n", False),
+        ("model = FSDP(net)\nok = type(model).__name__ == 'EngineBlock'\n", True),
         ("model = FSDP(net)\nok = type(loss) is Block\n", False),
         ("model = FSDP(net)\nx = ['Norm' in type(m).__name__ for m in model.modules()]\n", False),
         ("model = FSDP(net)\nx = [type(m).__name__ in names for m in model.modules()]\n", True),

@@ -305,3 +305,34 @@ def test_a_model_beside_what_is_no_optimizer(beside: str, is_said: bool) -> None
         f"net, {beside} = accelerator.prepare(net, {beside})\n"
     )
     assert ("FM449" in comments(body, PLUGIN)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("prepare = accelerator.prepare\nmodel = prepare(model)\n", True),
+        ("hf = Accelerator(fsdp_plugin=plugin)\nmodel = hf.prepare(model)\n", True),
+        ("prepare = helper.prepare\nmodel = prepare(model)\n", False),
+        ("model = helper.prepare(model)\n", False),
+    ],
+)
+def test_an_accelerator_and_its_methods_by_other_names(body: str, *, is_said: bool) -> None:
+    assert ("FM449" in comments(body, PLUGIN)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "is_said"),
+    [
+        ("things = [model, reference_model, opt]\n", "*things", True),
+        ("names = ('model', 'reference_model', 'opt')\n", "*map(lambda x: getattr(self, x), names)", True),
+        ("names = ('model', 'critic', 'opt')\n", "*[getattr(self, each) for each in names]", True),
+        ("", "*(model, critic), opt", True),
+        ("things = [model, opt, loader]\n", "*things", False),
+        ("names = ('model', 'critic', 'opt')\n", "*map(load, names)", False),
+        ("", "*things", False),
+    ],
+)
+def test_several_models_in_a_list_get_a_comment(before: str, given: str, *, is_said: bool) -> None:
+    call = f"model, *rest = accelerator.prepare({given})\n"
+    assert ("takes one model" in comments(f"{before}{call}", PLUGIN)) is is_said
+    assert "FM449" not in comments(f"{before}{call}", ACCELERATOR)
