@@ -280,7 +280,8 @@ def plan_conversion(
         max_shard_size=target.options.max_shard_size,
         model_files={} if target.is_distributed else target.options.model_files,
     )
-    return replace(plan, findings=(*findings, *arrangement.findings, *_plan_findings(plan, target)))
+    lacking = target.lacks({*plan.extra_files, *plan.model_files})
+    return replace(plan, findings=(*findings, *arrangement.findings, *lacking, *_plan_findings(plan, target)))
 
 
 def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Framework, Manifest, Part
@@ -111,6 +111,11 @@ class Target:
         Data files that no entry refers to are of another save.
         """
         return not name.endswith(".distcp")
+
+    def lacks(self, beside: Collection[str]) -> list[Finding]:
+        """Return what the output needs and has not, by the names of the user's files that come along."""
+        del beside
+        return []
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Decide what the output holds, from the entries under their new names."""

@@ -109,13 +109,15 @@ class HfTarget(Target):
         if rest or lost:
             text = f"{named((*rest, *lost), 8)}: safetensors hold the tensors of a model, and nothing else."
             found.append(make_finding("FM257", "hf", text))
-        beside = {*filter(self.carries, self.manifest.extra_files), *self.options.model_files}
-        found += missing_files(beside)
         return Arrangement(tuple(kept), findings=tuple(found))
 
     def carries(self, name: str) -> bool:
         """Tell whether another file of the source comes along: no pickle goes where a model is published."""
         return is_text_of_model(name) and name not in self.options.model_files
+
+    def lacks(self, beside: Collection[str]) -> list[Finding]:
+        """Return what the output needs and has not, by the files that are put beside the weights."""
+        return missing_files(beside)
 
 
 def missing_files(beside: Collection[str]) -> list[Finding]:

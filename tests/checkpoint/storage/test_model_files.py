@@ -21,6 +21,8 @@ from tests.checkpoint.samples import PLAIN, codes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fsdp_migrate.findings import Finding
+
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
@@ -117,6 +119,17 @@ def test_what_somebody_else_put_beside_weights_is_not_replaced(tmp_path: Path) -
     assert (tmp_path / "own" / "README.md").read_text() == "my card"
 
 
+def _of_weights_alone(tmp_path: Path, model_folder: Path) -> tuple[Finding, ...]:
+    """Of a source that has what is needed, which --weights-only leaves behind."""
+    source = tmp_path / "with-config"
+    shutil.copytree(PLAIN, source)
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(model_folder / name, source)
+    report = convert_checkpoint(source, tmp_path / "weights", to="hf", weights_only=True)
+    assert not (tmp_path / "weights" / "config.json").exists()
+    return tuple(report.findings)
+
+
 def test_what_stood_in_the_folder_is_not_said_to_lack(tmp_path: Path, model_folder: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -125,6 +138,8 @@ def test_what_stood_in_the_folder_is_not_said_to_lack(tmp_path: Path, model_fold
     (finding,) = (each for each in report.findings if each.code == "FM292")
     assert "config.json" not in f"{finding.message} {finding.hint}"
     assert "the tokenizer" in finding.message
+    (finding,) = (f for f in _of_weights_alone(tmp_path, model_folder) if f.code == "FM292")
+    assert "`config.json` and the tokenizer" in finding.message
     shutil.copy(model_folder / "tokenizer.json", out)
     assert "FM292" not in codes(convert_checkpoint(PLAIN, out, to="hf", overwrite=True))
 
