@@ -82,8 +82,8 @@ def _put_into_text(call: cst.Call) -> list[cst.BaseExpression]:
         return [each.value for each in given[0].elements]
     if isinstance(func, cst.Name):
         return given[:1] if func.value == "format" and len(given) > 1 else []
-    is_format = isinstance(func, cst.Attribute) and func.attr.value == "format"
-    text = func.value.value if is_format and isinstance(func.value, cst.SimpleString) else ""
+    asked = func.value if isinstance(func, cst.Attribute) and func.attr.value == "format" else None
+    text = asked.value if isinstance(asked, cst.SimpleString) else ""
     # Which part is whose is not looked at where only some have a format.
     return given if text.count("{") == len(_FORMAT.findall(text)) else []
 

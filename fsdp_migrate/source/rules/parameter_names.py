@@ -42,10 +42,9 @@ _NONE = (
 )
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
-_MATCHES = frozenset({"fnmatch", "fnmatchcase", "fullmatch", "match", "search"})
-_OF_TEXTS = frozenset(
-    {"lower", "partition", "removeprefix", "replace", "rpartition", "rsplit", "split", "strip"}
-)
+_MATCHES = frozenset({"findall", "fnmatch", "fnmatchcase", "fullmatch", "match", "search"})
+_SAME_TEXT = frozenset({"casefold", "lower", "partition", "rpartition", "rsplit", "split", "strip", "upper"})
+_DEEPEST = 2
 _PUTS = frozenset({"add", "append", "insert"})
 # Lightning and Fabric put a module of their own around FSDP1's, or go by the one within, and ask for
 # use_orig_params=True as Hugging Face's Trainer does.
@@ -71,20 +70,21 @@ def find(source: Source) -> Iterator[Found]:
         if by in _OF_A_MODULE:
             continue
         is_inner = text_of(func.value).endswith(".module")
-        for test, is_start in _tests(source, loop, names[0]):
+        for test, is_start in _tests(source, loop, names):
             if is_start and not is_inner:
                 yield Found("FM318", test, _START, "commented")
-            elif not is_inner and isinstance(test, cst.Comparison) and _is_of_wholes(source, test, names[0]):
+            elif not is_inner and _is_of_wholes(source, test, names[0]):
                 yield Found("FM318", test, _NONE, "commented")
             elif is_flat and by not in _KEEP_NAMES:
                 yield Found("FM318", test, _FLAT, "commented")
 
 
-def _is_of_wholes(source: Source, test: cst.Comparison, name: str) -> bool:
+def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
     """Tell whether a name is compared with whole names that stand here: ``n == "head.weight"``."""
-    if name not in {text_of(test.left), text_of(test.comparisons[0].comparator)}:
-        return False  # `n.split(".")[-1] == "bias"`
-    sides = [_value(source, each) for each in (test.left, test.comparisons[0].comparator)]
+    asked = (test.left, test.comparisons[0].comparator) if isinstance(test, cst.Comparison) else ()
+    if not isinstance(test, cst.Comparison) or not any(_is_whole(each, name) for each in asked):
+        return False
+    sides = [_value(source, each) for each in asked]
     if isinstance(test.comparisons[0].operator, (cst.Equal, cst.NotEqual)):
         return any(isinstance(each, cst.SimpleString) for each in sides)
     held = sides[1]
@@ -137,64 +137,88 @@ def _chooses(loop: cst.CSTNode, parameter: str) -> bool:
     return any(dotted(each) == f"{parameter}.requires_grad" for each in targets)
 
 
-def _tests(source: Source, loop: cst.CSTNode, name: str) -> Iterator[tuple[cst.BaseExpression, bool]]:
-    """Yield the tests of a name in a loop that decide, and whether they are of its beginning."""
-    names = _made_of(loop, name)
-    for test in _deciding(loop):
-        for part in walk_for(test, cst.Comparison):
-            operator, other = part.comparisons[0].operator, part.comparisons[0].comparator
-            sides = (part.left, other)
-            is_told = isinstance(operator, (cst.Equal, cst.In, cst.NotEqual, cst.NotIn))
-            if is_told and any(_is_name(each, names) for each in sides):
-                yield part, False
-        for call in walk_for(test, cst.Call):
-            last = (dotted(call.func) or "").split(".")[-1]
-            if isinstance(call.func, cst.Attribute) and last in _ASKS and _is_name(call.func.value, names):
-                yield call, last == "startswith"
-            elif last in _MATCHES or _is_of_the_project(source, call.func):
-                yield from ((call, False) for arg in call.args if _is_name(arg.value, names))
-
-
-def _deciding(loop: cst.CSTNode) -> Iterator[cst.BaseExpression]:
-    """Yield what decides in a loop: the tests of ``if``, also by a name, and of what is trained."""
-    if not isinstance(loop, cst.For):
+def _tests(
+    source: Source, loop: cst.CSTNode, names: tuple[str, str]
+) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield what is asked of a name in a loop and decides, and whether it is asked of its beginning."""
+    name, known = names[0], {names[0]}
+    if isinstance(loop, cst.For):
+        made = {text_of(each.targets[0].target): each.value for each in walk_for(loop.body, cst.Assign)}
+        for text, value in made.items():
+            if _is_name(value, known):  # `low = name.lower()`
+                known.add(text)
+        tests = list(_deciding(loop, names[1]))
+        for _ in range(_DEEPEST):  # `skip = "bias" in name`
+            read = (each.value for test in tests for each in walk_for(test, cst.Name))
+            tests += [made[text] for text in read if text in made and made[text] not in tests]
+    else:
         assert isinstance(loop, (cst.ListComp, cst.GeneratorExp, cst.SetComp))
-        yield from (each.test for each in loop.for_in.ifs)
-        return
-    tests = [each.test for each in walk_for(loop.body, cst.If)]
-    tests += [each.test for each in walk_for(loop.body, cst.IfExp)]
-    asked = {name.value for test in tests for name in walk_for(test, cst.Name)}
-    yield from tests
+        tests = [each.test for each in loop.for_in.ifs]
+    for test in tests:
+        yield from ((part, is_start) for part, is_start in _asked(test, known, name))
+        for call in walk_for(test, cst.Call):
+            if _is_asked_there(source, call, known):
+                yield call, False
+
+
+def _deciding(loop: cst.For, parameter: str) -> Iterator[cst.BaseExpression]:
+    """Yield what decides on a parameter in the body of a loop: tests, and what ``requires_grad`` gets."""
+    yield from (each.test for each in walk_for(loop.body, cst.If))
+    yield from (each.test for each in walk_for(loop.body, cst.IfExp))
     for assign in walk_for(loop.body, cst.Assign):
-        targets = [dotted(each.target) or "" for each in assign.targets]
-        is_answer = not isinstance(assign.value, cst.IfExp) and any(each in asked for each in targets)
-        if is_answer or any(each.endswith(".requires_grad") for each in targets):
+        if text_of(assign.targets[0].target) == f"{parameter}.requires_grad":
             yield assign.value
+    for call in walk_for(loop.body, cst.Call):
+        if dotted(call.func) == f"{parameter}.requires_grad_":
+            yield from (arg.value for arg in call.args)
 
 
-def _made_of(loop: cst.CSTNode, name: str) -> set[str]:
-    """Return a loop's name and what is made of it in its body: ``low = name.lower()``."""
-    names = {name}
-    for assign in walk_for(loop, cst.Assign):
-        if _is_name(assign.value, names):
-            names.update(text_of(each.target) for each in assign.targets)
-    return names
+def _asked(test: cst.CSTNode, known: set[str], name: str = "") -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield the questions about a name in an expression, and whether they are about its beginning."""
+    for part in walk_for(test, cst.Comparison):
+        operator, other = part.comparisons[0].operator, part.comparisons[0].comparator
+        is_told = isinstance(operator, (cst.Equal, cst.In, cst.NotEqual, cst.NotIn))
+        if is_told and any(_is_name(each, known) for each in (part.left, other)):
+            yield part, False
+    for call in walk_for(test, cst.Call):
+        last = (dotted(call.func) or "").split(".")[-1]
+        func = call.func
+        is_asked = (
+            isinstance(func, cst.Attribute) and func.attr.value in _ASKS and _is_name(func.value, known)
+        )
+        if is_asked and isinstance(func, cst.Attribute):
+            yield call, func.attr.value == "startswith" and _is_whole(func.value, name)
+        elif last in _MATCHES and any(_is_name(arg.value, known) for arg in call.args):
+            yield call, False
 
 
-def _is_of_the_project(source: Source, func: cst.BaseExpression) -> bool:
-    """Tell whether it is a function that this source defines: ``if is_no_decay(name)``."""
-    bindings = source.index.bindings_of(func) if isinstance(func, cst.Name) else ()
-    return any(isinstance(each.node, cst.FunctionDef) for each in bindings)
+def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
+    """Tell whether a function of the source is given a name, and asks for what is in it."""
+    places = [place for place, arg in enumerate(call.args) if _is_name(arg.value, known)]
+    for function in source.models.guards.functions(call.func) if places else ():
+        params = [
+            each.name.value for each in function.params.params if each.name.value not in {"cls", "self"}
+        ]
+        given = {params[place] for place in places if place < len(params)}
+        is_cleaned = _CLEANED.search(text_of(function)) is not None
+        if given and not is_cleaned and any(_asked(function.body, given)):
+            return True
+    return False
 
 
-def _is_name(node: cst.BaseExpression, names: set[str]) -> bool:
-    """Tell whether it is one of some names, or made of one by the methods of texts."""
-    while True:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-            if node.func.attr.value not in _OF_TEXTS:
+def _is_name(node: cst.BaseExpression, known: set[str]) -> bool:
+    """Tell whether it is a name, the same in small letters, or a part of it: ``n.split(".")[-1]``."""
+    while text_of(node) not in known:
+        if isinstance(node, cst.Subscript):
+            node = node.value
+        elif isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+            if node.func.attr.value not in _SAME_TEXT:
                 return False
             node = node.func.value
-        elif isinstance(node, cst.Subscript):
-            node = node.value
         else:
-            return text_of(node) in names
+            return False
+    return True
+
+
+def _is_whole(node: cst.BaseExpression, name: str) -> bool:
+    return text_of(node) in {name, f"{name}.lower()"}

@@ -39,8 +39,6 @@ def is_said(text: str) -> bool:
         f"{ACCELERATE}{LOOP}g = accelerate.utils.pad_across_processes(p)\n",
         f"{ACCELERATE}{CLIPS}x = norm.cpu().numpy()\n",
         f"{ACCELERATE}{CLIPS}x = norm.tolist()\n",
-        f"{ACCELERATE}{CLIPS}print(f'{{norm:.3f}}')\n",
-        f"{ACCELERATE}{CLIPS}print('norm {{:.3f}}'.format(norm))\n",
         f"{ACCELERATE}{CLIPS}x = format(norm, '.3f')\n",
         f"{ACCELERATE}{CLIPS}x = torch.tensor([1.0, norm])\n",
         f"{ACCELERATE}{CLIPS}print(f'norm {{norm:.3f}}')\n",

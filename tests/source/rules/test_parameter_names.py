@@ -37,6 +37,17 @@ NAMES = [
     _LIST.format("fnmatch(n, '*.bias')"),
     "def plain(name):\n    return 'bias' in name\n" + _LIST.format("plain(n)"),
 ]
+_FUNCTION = "def is_other(text):\n    return {}\n\n"
+_LINES = "for n, p in model.named_parameters():\n    {}\n    if {}:\n        xs.append(p)\n"
+NAMES += [
+    _LINES.format("low = n.lower()", "'bias' in low or 'norm' in low"),
+    _LINES.format("skip = n.endswith('.bias') or 'norm' in n", "skip"),
+    "for n, p in model.named_parameters():\n    no = 'bias' in n\n    (xs if no else ys).append(p)\n",
+    _FUNCTION.format("'bias' in text") + _LIST.format("is_other(n)"),
+    _LOOP.format("n.split('.')[-1] == 'bias'", "xs.append(p)"),
+    "for n, p in model.named_parameters():\n    p.requires_grad = re.search('lora', n) is not None\n",
+    "for n, p in model.named_parameters():\n    p.requires_grad_(any(x in n for x in xs))\n",
+]
 OTHERS = [
     _LIST.format("p.requires_grad"),
     _LOOP.format("'bias' in n", "print(n, p)"),
@@ -45,6 +56,10 @@ OTHERS = [
     _LIST.format("len(n)"),
     _LIST.format("seen(n)"),
     f"with FSDP.summon_full_params(model):\n    {NAMES[0]}",
+    _LINES.format("low = n.lower()", "'bias' in other"),
+    _LINES.format("skip = 'bias' in n", "p.requires_grad"),
+    _FUNCTION.format("len(text) > 4") + _LIST.format("is_other(n)"),
+    "for n, p in model.named_parameters():\n    p.requires_grad = on\n",
     _LOOP.format("'bias' in n.replace('_fsdp_wrapped_module.', '')", "xs.append(p)"),
 ]
 START = _LIST.format("n.startswith('encoder')")
@@ -84,6 +99,7 @@ def test_how_a_name_begins_was_never_asked_rightly() -> None:
         ("n in names", False),
         ("n == wanted", False),
         ("'bias' in n", False),
+        ("n.split('.')[-1] == 'bias'", False),
     ],
 )
 def test_whole_names_were_never_met(test: str, is_said: bool) -> None:
