@@ -9,11 +9,11 @@ from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.unknown import FILE, nothing_found, off_paths
 from fsdp_migrate.adapters.document.edits import Edits
 from fsdp_migrate.adapters.document.json_reader import read_json
-from fsdp_migrate.adapters.document.nodes import Node, plain
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, effective, plain
 from fsdp_migrate.adapters.document.yaml_reader import read_yaml
 from fsdp_migrate.adapters.engine.base import Adapter, Block, Draft, Settings, mappings_of
 from fsdp_migrate.config import FSDP1Config, FSDP2Config
-from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.mapping import map_config
 
@@ -163,15 +163,29 @@ def _nothing_found(
     uncertain: list[tuple[Block, str]],
     is_json: bool,
 ) -> ConfigError:
-    def converts(path: str) -> bool:
+    def converts(path: str, framework: str = "torch") -> bool:
         try:
-            done = convert_text(text, framework="torch", key=path, is_json=is_json)
+            done = convert_text(text, framework=framework, key=path, is_json=is_json)
         except (ConfigError, UnsupportedFeatureError):
             return False
         return not any(finding.fidelity == "refused" for finding in done.findings)
 
     whose = "" if framework == "auto" else f" of {ADAPTERS[framework].title}"
-    return nothing_found(documents, whose, key, uncertain, converts)
+    error = nothing_found(documents, whose, key, uncertain, converts)
+    names = [name for name in ("hf", "accelerate") if framework in {"auto", name}]
+    if key is None and len(documents) == 1 and _is_flat(documents[0]) and not uncertain:
+        commands = [f"`fsdp-migrate config {FILE} --from {n} --key .`" for n in names if converts(".", n)]
+        if commands and isinstance(error, NothingToConvertError):
+            said = f"If it is a whole `fsdp_config`, this converts it: {' or '.join(commands)}."
+            return error.saying(f"{error} {said}")
+    return error
+
+
+def _is_flat(document: Node) -> bool:
+    """Tell whether a document is keys of FSDP alone, of which several have the names of Accelerate's."""
+    names = set(effective(document)) if isinstance(document, Mapping) else set()
+    known = {f"fsdp_{key.name}" for key in ADAPTERS["accelerate"].keys}
+    return len(names & known) > 1 and all(name.startswith("fsdp_") for name in names)
 
 
 def find_blocks(document: Node, framework: str = "auto", key: str | None = None) -> list[Block]:

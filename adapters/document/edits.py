@@ -24,6 +24,9 @@ from fsdp_migrate.errors import UnsupportedFeatureError
 
 # A comment on the line that lists words: FULL_SHARD, `sharded`, "one of".
 _LISTS = re.compile(r"[ \t]+#+[ \t]*(?=.*(?:\b[A-Z]+_[A-Z_]+\b|`\w+`|\b[Oo]ne of\b|\b[Oo]ptions\b))")
+_LISTED = re.compile(
+    r"^[ \t]*#+[ \t]*(?=[`'\"]?[A-Z]+_[A-Z_]+\b[`'\"]?[ \t]*(?:[:=,|/(-]|or\b|$))", re.MULTILINE
+)
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
 
@@ -189,7 +192,18 @@ class Edits:
         if len(pieces) > 1 and comment is not None and not self.text.startswith(name, comment.end()):
             # The new key takes none of the words that the comment says of the old one.
             pieces.append(_Piece(comment.end(), comment.end(), 0, name))
+        if len(pieces) > 1 and not mapping.flow:
+            pieces += self._named_where_listed(change.entry)
         return pieces
+
+    def _named_where_listed(self, entry: Entry) -> list[_Piece]:
+        """Give the first comment above an entry that lists its words the name that they are of."""
+        start, name = self._above(entry), key_text(entry) or ""
+        above = self.text[start : self.text.rfind("\n", 0, entry.key.start) + 1]
+        first = _LISTED.search(above)
+        if first is None or re.search(rf"\b{re.escape(name)}\b", above):
+            return []
+        return [_Piece(start + first.end(), start + first.end(), 0, f"{name}: ")]
 
     def _refuse_anchor(self, node: Node) -> None:
         for _, inner in walk(node):

@@ -430,3 +430,25 @@ def test_one_key_of_verls_does_not_make_it_verls_what_defaults_choose() -> None:
         convert_text(text)
     assert "verl" not in str(caught.value)
     assert "FSDP is named by `defaults.0: /x/strategy/fsdp_dpo`: what that chooses" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("framework", "offered"), [("auto", ["hf", "accelerate"]), ("hf", ["hf"]), ("accelerate", ["accelerate"])]
+)
+def test_flat_keys_with_an_unknown_one_have_the_command_that_converts_them(
+    framework: str, offered: list[str]
+) -> None:
+    text = "fsdp_sharding_strategy: 1\nfsdp_state_dict_type: FULL_STATE_DICT\nfsdp_offload_optimizer: true\n"
+    with pytest.raises(ConfigError) as caught:
+        convert_text(text, framework=framework)
+    assert [
+        name for name in ("hf", "accelerate") if f"--from {name} --key .`" in str(caught.value)
+    ] == offered
+    for name in offered:
+        assert "version: 2" in convert_text(text, framework=name, key=".").text
+
+
+def test_flat_keys_of_a_projects_own_have_no_such_command() -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert_text("fsdp_sharding_strategy: 1\nfsdp_mine: 2\n")
+    assert "--from hf" not in str(caught.value)

@@ -149,3 +149,28 @@ def test_merged_entries_are_changed_where_they_stand() -> None:
 def test_what_is_nested_too_deeply_is_refused(reader: Any) -> None:
     with pytest.raises(ConfigError):
         reader('{"a":' * 5000 + "1" + "}" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("above", "named"),
+    [
+        (
+            "  # FULL_SHARD: ZeRO-3\n  # SHARD_GRAD_OP: ZeRO-2\n",
+            "  # old: FULL_SHARD: ZeRO-3\n  # SHARD_GRAD_OP: ZeRO-2\n",
+        ),
+        ("  # one of\n  # FULL_SHARD | NO_SHARD\n", "  # one of\n  # old: FULL_SHARD | NO_SHARD\n"),
+        ("  # old is one of\n  # FULL_SHARD | NO_SHARD\n", None),
+        ("  # why\n", None),
+        ("  # NCCL_DEBUG is set above\n", None),
+        ("  # FULL_SHARD\n\n", None),
+    ],
+)
+def test_a_list_of_words_above_a_key_that_is_renamed_has_its_name(above: str, named: str | None) -> None:
+    text = f"a:\n  first: 0\n{above}  old: FULL_SHARD\n"
+    [root] = read_yaml(text)
+    assert isinstance(root, Mapping)
+    node = root.entries[0].value
+    assert isinstance(node, Mapping)
+    edits = Edits(text)
+    edits.change(node, Change(node.entries[1], key="new", value=True, has_value=True))
+    assert edits.apply() == f"a:\n  first: 0\n{named or above}  new: true\n"
