@@ -331,7 +331,7 @@ def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:
 def _is_part(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is a sharded model, or a part of one: ``model.decoder``."""
     part: cst.BaseExpression | None = model
-    while part is not None:
+    while part is not None and not source.models.is_other_branch(part):
         if source.models.certainty(part) is not None:
             return True
         part = source.models.sharded_with(part)

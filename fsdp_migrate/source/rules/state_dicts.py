@@ -328,7 +328,9 @@ def _whole_of(
     """Return the sharded model that something is a part of: ``model`` of ``model.encoder``."""
     whole: cst.BaseExpression | None = part
     for _ in range(_DEEPEST):
-        if whole is None or (isinstance(whole, cst.Attribute) and whole.attr.value == "module"):
+        if whole is None or source.models.is_other_branch(whole):
+            return None
+        if isinstance(whole, cst.Attribute) and whole.attr.value == "module":
             return None
         whole = source.models.sharded_with(whole)
         certainty = _certainty(source, call, whole) if whole is not None else None

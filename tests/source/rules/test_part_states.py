@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import MODEL, uses
+from tests.source.samples import MODEL, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -50,3 +50,26 @@ def test_parts_of_a_sharded_model(line: str, takes: str) -> None:
 )
 def test_what_is_said_elsewhere_or_is_plain(body: str) -> None:
     assert said(body) == []
+
+
+BRANCHES = """\
+class Trainer:
+    def __init__(self):
+        self.model = FSDP(net)
+
+    def save(self):
+        m = self.model
+        if isinstance(m, FSDP):
+            {}
+        else:
+            {}
+"""
+
+
+@pytest.mark.parametrize(
+    "use", ["m.state_dict()", "m.encoder.state_dict()", "m.push_to_hub(x)", "m.save_pretrained(x)"]
+)
+def test_the_other_branch_of_a_check_holds_for_other_names(use: str) -> None:
+    for sharded, plain, is_said in (("pass", use, False), (use, "pass", True)):
+        found = {code for code, _ in codes(BRANCHES.format(sharded, plain)) if code in {"FM308", "FM333"}}
+        assert bool(found) is is_said
