@@ -93,6 +93,12 @@ class ConfigConversion:
         return all(block.state in {"fsdp2", "unused"} for block in self.conversion.blocks)
 
     @property
+    def has_version(self) -> bool:
+        """Whether a version of FSDP stood there, which became 2."""
+        codes = {(finding.code, finding.subject.rpartition(".")[2]) for finding in self.conversion.findings}
+        return not codes.isdisjoint({("FM341", "version"), ("FM341", "fsdp_version")})
+
+    @property
     def state(self) -> Literal["changes", "elsewhere", "fsdp2", "unused"]:
         """What becomes of it: ``elsewhere`` where its settings stand in files or variables that it names."""
         if self.is_changed:

@@ -24,6 +24,7 @@ class LaunchFound:
     """A command in a script that asks for FSDP. ``state``: what ``config --command`` would do with it.
 
     ``codes`` are those of the findings that say of it what could be noticed.
+    ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     """
 
     path: str
@@ -33,6 +34,7 @@ class LaunchFound:
     state: Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
     message: str = ""
     codes: frozenset[str] = frozenset()
+    lacks_version: bool = False
 
     @property
     def place(self) -> str:
@@ -120,4 +122,5 @@ def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
     noticed = frozenset(
         finding.code for finding in report.conversion.findings if finding.fidelity in {"changed", "refused"}
     )
-    return LaunchFound(str(path), line, command, frameworks, report.state, codes=noticed)
+    lacks = frameworks == "hf" and report.state == "changes" and not report.has_version
+    return LaunchFound(str(path), line, command, frameworks, report.state, codes=noticed, lacks_version=lacks)

@@ -259,7 +259,7 @@ def _steps_for_proof(
     model = shlex.quote(f"transformers:{models[0]}") if models else _FACTORY
     whose = _FOUND_MODEL if models else _OWN_MODEL
     is_left = bool(given) and len(given) == sum(each.holds_arguments for each in changing)
-    when = "" if is_left else _before(changing) if given else _COPY if copies else ""
+    when = "" if is_left else _before([*changing, *launches]) if given else _COPY if copies else ""
     if not options:
         whose, options = f"{whose} {_OWN_CONFIG}", [" --config fsdp.yaml"]
     # With the model it also names what a framework's own FSDP2 stops at.
@@ -276,9 +276,9 @@ def _steps_for_proof(
     ]
 
 
-def _before(configs: Sequence[ConfigFound]) -> str:
+def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:
     """Say when to compare; what a config without a version means, transformers decides."""
-    lacking = [each.path for each in configs if each.lacks_version]
+    lacking = dict.fromkeys(each.path for each in found if each.lacks_version)
     return _BY_VERSION.format(listed(lacking, _PLACES)) if lacking else _BEFORE
 
 

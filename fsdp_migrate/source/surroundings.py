@@ -37,8 +37,6 @@ from fsdp_migrate.text_files import newest_backup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from fsdp_migrate.config_files import ConfigConversion
-
 
 _CONFIGS = frozenset({".json", ".yaml", ".yml"})
 _MODEL_CONFIG = "config.json"
@@ -204,14 +202,8 @@ def _look_at(path: Path) -> ConfigFound | None:
         *(str(path), frameworks, report.state),
         fsdp1_copy="" if copy is None else str(copy),
         holds_arguments=frameworks == "torch" and report.state == "changes",
-        lacks_version=frameworks == "hf" and report.state == "changes" and not _has_version(report),
+        lacks_version=frameworks == "hf" and report.state == "changes" and not report.has_version,
     )
-
-
-def _has_version(report: ConfigConversion) -> bool:
-    """Tell whether a version stood there, which then becomes 2."""
-    codes = {(finding.code, finding.subject.rpartition(".")[2]) for finding in report.conversion.findings}
-    return ("FM341", "version") in codes or ("FM341", "fsdp_version") in codes
 
 
 def turned_at(

@@ -700,3 +700,10 @@ def test_what_a_trainers_config_without_version_runs_is_said_by_version(
     )
     assert ('`"version": 1`' in said) is (version is None)
     assert ("FSDP1 runs by it" in said) is (version is not None)
+    for name in ("args.json", "fsdp.json"):
+        Path(name).unlink()
+    flags = f" --fsdp_config '{json.dumps(inner)}'" if version else ""
+    Path("run.sh").write_text(f"torchrun t.py --output_dir x --fsdp full_shard{flags}\n")
+    _, document = run_json("scan", ".")
+    [said] = [step["text"] for step in document["steps"] if "Do it before" in step["text"]]
+    assert ("HF Trainer itself runs FSDP1 by run.sh before" in said) is (version is None)
