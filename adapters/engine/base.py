@@ -130,9 +130,10 @@ def keep_bool(value: Any, block: Block) -> Outcome:
     Raises:
         ConfigError: It is none.
     """
-    del block
     read = words.read_bool(value, "value") if value is not None else None
-    if read is value:
+    # A flag's value is a word, and stays. HF Trainer's JSON has booleans in a command too.
+    is_flag = block.settings.is_command and block.framework == "accelerate"
+    if read is value or (is_flag and value == str(read).lower()):
         return Outcome("FM340", "Kept: it means the same.")
     return Outcome("FM341", f"{value!r} is written as {shown(read)}.", value=read, has_value=True)
 

@@ -183,3 +183,10 @@ def test_a_flag_that_newer_versions_refuse_is_not_said_to_be_ignored() -> None:
     [said] = [f for f in done.findings if f.subject.endswith("prefetch_policy")]
     assert "refuse this flag; older ones prefetched by it" in said.message
     assert "one more unit" not in said.message
+
+
+@pytest.mark.parametrize(("value", "code"), [("true", "FM340"), ("false", "FM340"), ("True", "FM341")])
+def test_a_word_of_a_flag_that_stays_is_kept(value: str, code: str) -> None:
+    done = convert_command(f"accelerate launch --use_fsdp --fsdp_offload_params {value} t.py")
+    assert f"--fsdp_offload_params {value.lower()} " in done.text
+    assert [f.code for f in done.findings if f.subject.endswith("offload_params")] == [code]
