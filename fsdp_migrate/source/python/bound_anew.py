@@ -54,7 +54,8 @@ def is_bound_anew(
         return False
     function, place = index.function(node), index.order[node]
     bindings = [b for b in index.scopes[node].lookup(node.value) if index.function(b.node) is function]
-    before = sorted((b for b in bindings if index.order[b.node] < place), key=lambda b: index.order[b.node])
+    above = (b for b in bindings if index.order[b.node] < place and not index.excludes(b.node, node))
+    before = sorted(above, key=lambda each: index.order[each.node])
     while before and _gives_itself(before[-1], node, made):
         before.pop()
     last = before[-1] if before else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.held import FLAT
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.strategies import keep_shapes
@@ -69,7 +70,7 @@ def find(source: Source) -> Iterator[Found]:
     seen: set[cst.CSTNode] = set()
     for function in functions:
         for test in walk_for(function, cst.Comparison):
-            if not _is_of_dimensions(test) or test in seen or _is_of_wholes(source, function, test):
+            if test in seen or not _is_of_dimensions(source, test) or _is_of_wholes(source, function, test):
                 continue
             if _is_of_loop(source, test):
                 seen.add(test)
@@ -149,7 +150,7 @@ def _methods(source: Source, names: Collection[str]) -> Iterator[cst.FunctionDef
 
 def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
     """Tell whether what is tested is what a loop goes through, or a function is given."""
-    root = next(walk_for(_asked_of(test), cst.Attribute), None)
+    root = _root(source, _held(source, _asked_of(test)))
     below: cst.CSTNode | None = root
     while isinstance(below, cst.Attribute):
         below = below.value
@@ -228,11 +229,11 @@ def _answer(test: cst.Comparison, dimensions: int) -> bool | None:
     )
 
 
-def _is_of_dimensions(test: cst.Comparison) -> bool:
+def _is_of_dimensions(source: Source, test: cst.Comparison) -> bool:
     numbers = [test.left, *(item.comparator for item in test.comparisons)]
     if not any(isinstance(number, cst.Integer) for number in numbers) or _is_always_the_same(test):
         return False
-    left = _asked_of(test)
+    left = _held(source, _asked_of(test))
     if isinstance(left, cst.Attribute):
         return left.attr.value == "ndim"
     if not isinstance(left, cst.Call):
@@ -241,7 +242,26 @@ def _is_of_dimensions(test: cst.Comparison) -> bool:
         return left.func.attr.value in {"dim", "ndimension"}
     if dotted(left.func) != "len" or not left.args:
         return False
-    what = left.args[0].value
+    what = _held(source, left.args[0].value)
     if isinstance(what, cst.Call):
         return (dotted(what.func) or "").endswith(".size") and not what.args
     return (dotted(what) or "").endswith(".shape")
+
+
+def _held(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what a name holds, ``shape = p.shape``, or an item of a dict, ``{n: p.ndim for ...}``."""
+    name = node.value if isinstance(node, cst.Subscript) else node
+    if not isinstance(name, cst.Name) or name not in source.index.scopes:
+        return node
+    value = last_value(source.index, name)
+    if isinstance(node, cst.Subscript):
+        is_its = isinstance(value, cst.DictComp) and "parameters(" in text_of(value.for_in.iter)
+        return value.value if is_its and isinstance(value, cst.DictComp) else node
+    return node if value is None else value
+
+
+def _root(source: Source, node: cst.BaseExpression) -> cst.Attribute | None:
+    """Return the attribute that is asked, ``p.ndim``, also by way of a name."""
+    while isinstance(node, cst.Call) and dotted(node.func) == "len" and node.args:
+        node = node.args[0].value
+    return next(walk_for(_held(source, node), cst.Attribute), None)

@@ -189,11 +189,17 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, func.value)
         return (func.value, _SAID[name]) if is_one else None
     given = call.args[0].value if name in _OF_FUNCTIONS and call.args else None
-    if given is not None and _is_of_a_saved_state(source, given):
+    if given is not None and (_is_of_a_saved_state(source, given) or _has_its_state(call, name)):
         return None
     if name == "clip_grad_norm_":
         given = _whose_parameters(given)
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _has_its_state(call: cst.Call, name: str) -> bool:
+    """Tell whether PEFT's function is given the state, and asks no model for it."""
+    is_placed = len(call.args) > 1 and call.args[1].keyword is None
+    return name == "get_peft_model_state_dict" and (is_placed or _is_given(call, "state_dict"))
 
 
 def _is_of_a_saved_state(source: Source, node: cst.BaseExpression) -> bool:

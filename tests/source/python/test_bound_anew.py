@@ -65,6 +65,14 @@ def test_a_name_that_may_be_a_sharded_model_still(anew: str) -> None:
     assert {"FM308", "FM333"} & _found(f"{_WRAPPED}{anew}model.load_state_dict(state)\n")
 
 
+def test_a_name_that_is_another_model_in_the_other_branch() -> None:
+    made = "del model\nmodel, _ = build(args)\n"
+    anew = f"{made}if lora:\n    model = {{}}\nelse:\n    model.load_state_dict(state)\n"
+    assert _found(f"{_MIXED}{anew.format('Peft(model, args)')}") == {"FM301"}
+    loop = f"for x in xs:\n{textwrap.indent(anew.partition(chr(10))[2], '    ')}"
+    assert {"FM308", "FM333"} & _found(f"{_MIXED}{loop.format('FSDP(model)')}")
+
+
 def test_a_name_that_is_wrapped_in_a_later_round() -> None:
     loop = "for x in xs:\n    model.load_state_dict(state)\n    model = FSDP(net)\n"
     assert "FM308" in _found(f"model = Net(args)\n{loop}")

@@ -17,6 +17,15 @@ COMMENTED = [
     ("muon = [p for p in model.parameters() if 1 <= p.ndim < 2]\n", "FM318"),
     ("muon = [p for p in model.parameters() if 1 <= p.ndim <= most]\n", "FM318"),
     ("muon = [p for p in model.parameters() if len(p.size()) > 1]\n", "FM318"),
+    ("for p in model.parameters():\n    shape = p.shape\n    x = len(shape) > 1\n", "FM318"),
+    ("for p in model.parameters():\n    d = p.dim()\n    if d == 1:\n        p.wd = 0\n", "FM318"),
+    (
+        (
+            "nd = {n: p.ndim for n, p in model.named_parameters()}\n"
+            "xs = [p for n, p in model.named_parameters() if nd[n] < 2]\n"
+        ),
+        "FM318",
+    ),
     ("muon = list(filter(lambda p: p.ndim >= 2, model.parameters()))\n", "FM318"),
 ]
 
@@ -35,6 +44,9 @@ LEFT_ALONE = [
     "every = [p for p in model.parameters() if 1 <= p.ndim <= 9]\n",
     "wide = [x for x in things if x.ndim >= 2]\n",
     "flat = x.ndim == 1\n",
+    "for p in model.parameters():\n    d = x.dim()\n    y = d == 1, p\n",
+    "for p in model.parameters():\n    d = p.dim()\n    y = d >= 1\n",
+    "nd = {n: x.ndim for n, x in things}\nxs = [n for n, p in model.named_parameters() if nd[n] < 2]\n",
 ]
 
 

@@ -54,6 +54,7 @@ def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "that of the whole gradient"),
         ("copy.deepcopy(model)", "before it is sharded"),
         ("get_peft_model_state_dict(model)", "state_dict="),
+        ("get_peft_model_state_dict(model, adapter_name='x')", "state_dict="),
         ("for p, e in zip(model.parameters(), x.parameters()): e.add_(p)", "DTensors"),
         ("sum(p.grad.detach().norm() for p in model.parameters())", "a norm or sum is that of the whole"),
         ("for m in x:\n        for p in m.parameters(): y = p.grad.float().pow(2).sum()", "norm or sum is"),
@@ -70,6 +71,8 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
 @pytest.mark.parametrize(
     "plain",
     [
+        "def run(model, x):\n    get_peft_model_state_dict(model, state_dict=x)\n",
+        "def run(model, x):\n    get_peft_model_state_dict(model, x)\n",
         "def run(x):\n    model = Net()\n    model.load_state_dict(x)\n",
         "def run(x):\n    model = x.build_model()\n    model.load_state_dict(x)\n",
         "def run(x):\n    model = Net()\n    model.encoder.load_state_dict(x)\n",
