@@ -311,6 +311,10 @@ def _holds_texts_alone(document: Node) -> bool:
     return len(leaves) >= _MOST_SETTINGS and all(isinstance(each, (Reference, str)) for each in leaves)
 
 
+def _switches_off(value: str) -> bool:
+    return value.startswith(f"{SWITCH}=") and not may_switch_on(value.partition("=")[2])
+
+
 def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
     """Say of documents without an FSDP key where their values name FSDP, a command's flags first."""
     found = [(path, value) for document in documents for path, value in _texts(plain(document))]
@@ -336,11 +340,7 @@ def _only_in_values(documents: list[Node], whose: str) -> NothingToConvertError:
         msg = f"No key in it configures FSDP{whose}, but a script in it writes a file that does."
         return NothingToConvertError(" ".join([msg, *written]), names_fsdp=True)
     msg = f"Nothing in it configures FSDP{whose}: there is nothing to convert."
-    off = [
-        path
-        for path, value in found
-        if value.startswith(f"{SWITCH}=") and not may_switch_on(value.partition("=")[2])
-    ]
+    off = [path for path, value in found if _switches_off(value)]
     if off:
         msg += f" {named(off)} switches FSDP off."
     named_in = [

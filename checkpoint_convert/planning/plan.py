@@ -280,8 +280,7 @@ def plan_conversion(
         max_shard_size=target.options.max_shard_size,
         model_files={} if target.is_distributed else target.options.model_files,
     )
-    lacking = target.lacks({*plan.extra_files, *plan.model_files})
-    return replace(plan, findings=(*findings, *arrangement.findings, *lacking, *_plan_findings(plan, target)))
+    return replace(plan, findings=(*findings, *arrangement.findings, *_plan_findings(plan, target)))
 
 
 def _left_out(manifest: Manifest, arrangement: Arrangement) -> tuple[str, ...]:
@@ -428,7 +427,7 @@ def _uncast_findings(entries: Sequence[PlannedEntry], manifest: Manifest, casts:
 
 
 def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
-    manifest, found = plan.manifest, []
+    manifest, found = plan.manifest, list(target.lacks({*plan.extra_files, *plan.model_files}))
     cast = [e for e in plan.tensors if e.is_cast]
     rechunked = [e for e in plan.entries if isinstance(e, PlannedTensor) and e.is_rechunked]
     others = [p.name for p in target.parts if p.kind == "other" and plan.is_distributed]
