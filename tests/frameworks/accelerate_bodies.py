@@ -141,7 +141,7 @@ def _sharded(version: int, model: nn.Module, precision: str = "no", **settings: 
 def _says(call: Callable[[], Any]) -> str:
     try:
         call()
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
         return str(error)
     return ""
 
