@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+import libcst as cst
+
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_lists import (
     Made,
@@ -16,15 +18,13 @@ from fsdp_migrate.source.kept_lists import (
     shardings,
 )
 from fsdp_migrate.source.python.lightning_models import MODULE, is_run_sharded
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted
 from fsdp_migrate.source.python.trainer_models import CALLBACK, MAKES_OPTIMIZER, ON_INIT, TRAINER
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import libcst as cst
 
     from fsdp_migrate.source.python.text import Source
 
@@ -101,14 +101,23 @@ def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
             continue
         for made in _attributes(source):
             function = source.index.function(made.assign)
-            is_init = function is not None and function.name.value == INIT
-            if not is_init or source.index.class_of(made.assign) is not owner:
+            if source.index.class_of(made.assign) is not owner or function is None:
+                continue
+            if function is method or function.name.value not in _run_by_init(owner):
                 continue
             later = readers(source, made.assign, made.name)
             if any(holds(source, made, model, sharding.by) for model in models) and any(
                 _comes_after(source, node, method, sharding.call) for node in later
             ):
                 yield made.assign, sharding.by
+
+
+def _run_by_init(owner: cst.ClassDef) -> set[str]:
+    """Return the constructor of a class, and the methods that it runs: ``self._make_model(args)``."""
+    methods = (each for each in owner.body.body if isinstance(each, cst.FunctionDef))
+    made = next((each for each in methods if each.name.value == INIT), None)
+    calls = (dotted(call.func) or "" for call in walk_for(made, cst.Call)) if made is not None else ()
+    return {INIT, *(name.removeprefix("self.") for name in calls if name.startswith("self."))}
 
 
 def _by_fsdp1(source: Source) -> Iterator[Sharding]:

@@ -48,6 +48,15 @@ def test_another_method_shards(method: str, by: str, *, is_said: bool) -> None:
     assert "FM446" not in {use.code for use in scan_source(header + others + shards + method)}
 
 
+@pytest.mark.parametrize(
+    ("runs", "is_said"), [("        self._keep(1)\n", True), ("        self._other()\n", False)]
+)
+def test_a_method_that_the_constructor_runs_keeps_them(runs: str, *, is_said: bool) -> None:
+    keeps = KEEPS.replace("self.kept", f"self.o = 0\n{runs}    def _keep(self, x):\n        self.kept")
+    code = f"{ACCELERATE}{keeps}{SHARDS}    def step(self):\n{CLIPS}"
+    assert ("FM446" in {use.code for use in scan_source(code)}) is is_said
+
+
 def said(folder: Path, files: dict[str, str]) -> dict[str, int]:
     """Return how often files are told of what they keep."""
     for name, text in files.items():

@@ -178,11 +178,14 @@ class Values:
         bindings = self.source.index.bindings_of(node) if isinstance(node, cst.Name) else []
         if len(bindings) == 1 and bindings[0].kind == "class" and isinstance(node, cst.Name):
             return node.value
-        last = {name.rpartition(".")[2] for name in self.source.index.qualified(node)}
+        known = self.source.index.qualified(node)
+        last = {name.rpartition(".")[2] for name in known}
         only = last.pop() if len(last) == 1 else ""
-        # A name in capitals alone is a constant more often than a class, unless it is as short as GPT.
-        is_class = only[:1].isupper() and (only != only.upper() or ("_" not in only and len(only) < 6))
-        return only if is_class else None
+        # A name in capitals alone is a constant more often than a class, unless it is as short as GPT, and
+        # is no module's such as `blocks.ALL`.
+        is_named = isinstance(node, cst.Name) or all(name.startswith("torch.") for name in known)
+        is_short = "_" not in only and len(only) < 6 and is_named and only != "ALL"
+        return only if only[:1].isupper() and (only != only.upper() or is_short) else None
 
 
 def is_dict_call(source: Source, node: cst.CSTNode) -> bool:

@@ -20,7 +20,7 @@ from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Certainty
     from fsdp_migrate.source.python.scopes import Binding
@@ -166,7 +166,7 @@ def _is_of_another_place(source: Source, optimizer: cst.BaseExpression) -> bool:
     bindings = scope.lookup(root.value) if scope is not None and isinstance(root, cst.Name) else ()
     if not is_beside and not any(_is_from_elsewhere(source, each) for each in bindings):
         return False
-    if not all(_are_given(source, optimizer)):
+    if not _is_prepared(source, bindings) and not all(_are_given(source, optimizer)):
         return False
     if any("fsdp" in text_of(test).lower() for test, _ in source.models.guards.facts(optimizer)):
         return False
@@ -183,6 +183,12 @@ def _is_from_elsewhere(source: Source, binding: Binding) -> bool:
     if value is None or binding.index is None:
         return value is not None and _is_beside_a_model(source, value)
     return has_model(source.models.kinds(value))  # `model, optimizer = build(config)`
+
+
+def _is_prepared(source: Source, bindings: Iterable[Binding]) -> bool:
+    """Tell whether it came back beside a sharded model: of ``accelerator.prepare(model, optimizer)``."""
+    values = (each.value for each in bindings if each.index is not None)
+    return any(isinstance(each, cst.Call) and has_model(source.models.kinds(each)) for each in values)
 
 
 def _is_beside_a_model(source: Source, node: cst.BaseExpression) -> bool:

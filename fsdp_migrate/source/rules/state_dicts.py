@@ -85,10 +85,16 @@ _SAVES = (
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
     "and on rank 0 {}."
 )
+_ADAPTER = (
+    "it loads plain tensors into DTensors now, which raises: load the adapter before the model is sharded, "
+    "or give load_model_state_dict of fsdp_migrate.runtime the state by the model's own names."
+)
 _GIVEN_A_MODEL = {
     "huggingface_hub.save_torch_model": _SAVES.format("save_torch_state_dict of it"),
     "peft.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
     "peft.utils.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
+    "peft.set_peft_model_state_dict": _ADAPTER,
+    "peft.utils.set_peft_model_state_dict": _ADAPTER,
     "safetensors.torch.load_model": (
         "it loads plain tensors into DTensors now: load_model_state_dict of fsdp_migrate.runtime takes what "
         "safetensors' load_file gives, on every rank."

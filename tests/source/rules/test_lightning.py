@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import rewrite_source, scan_source
 from tests.source.samples import assert_framework_commented, assert_untouched, comments, turned
 
 
@@ -264,3 +264,14 @@ def test_a_policy_that_names_classes_of_which_the_model_may_have_some(package: s
         said = comments(body, header)
         assert "'auto_wrap_policy': ['Block'" in said
         assert ("Name those classes alone that the model has" in said) is is_said
+
+
+@pytest.mark.parametrize(("name", "is_class"), [("blocks.ALL", False), ("blocks.Block", True)])
+def test_a_constant_of_a_module_is_no_class_to_checkpoint(name: str, *, is_class: bool) -> None:
+    code = (
+        "import lightning as L\nfrom lightning.pytorch.strategies import FSDPStrategy\n"
+        "from nets import blocks\n"
+        f"strategy = FSDPStrategy(activation_checkpointing_policy={name})\n"
+        "trainer = L.Trainer(devices=8, strategy=strategy)\n"
+    )
+    assert (f"activation_checkpointing='{name.rpartition('.')[2]}'" in rewrite_source(code)) is is_class

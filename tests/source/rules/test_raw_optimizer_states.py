@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_source
+from fsdp_migrate.source import rewrite_source, scan_source
 from tests.source.projects import after
 from tests.source.samples import codes, turned
 
@@ -421,3 +421,18 @@ def test_the_optimizer_of_a_module_beside_the_sharded_model(
 ) -> None:
     found = [code for code, _ in codes(_SIDE.format(side, model, given, more)) if code == "FM425"]
     assert len(found) == (2 if is_said else 0)
+
+
+_PREPARES = """from accelerate import Accelerator, FullyShardedDataParallelPlugin
+accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False))
+optimizer = torch.optim.AdamW(model.parameters())
+{} = accelerator.prepare({})
+torch.save({{"model": accelerator.get_state_dict(model), "opt": optimizer.state_dict()}}, path)
+optimizer.load_state_dict(torch.load(path)["opt"])
+"""
+
+
+@pytest.mark.parametrize(("names", "count"), [("model, optimizer", 2), ("loader, other", 0)])
+def test_an_optimizer_that_comes_back_with_its_model(names: str, count: int) -> None:
+    code = f"import torch\n{_PREPARES.format(names, names)}"
+    assert [use.code for use in scan_source(code)].count("FM425") == count

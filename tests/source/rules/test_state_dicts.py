@@ -464,6 +464,7 @@ def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -
         ("import safetensors.torch as st\n{}st.load_model(model, path)\n", True),
         ("from peft import get_peft_model_state_dict as get\n{}get(model)\n", True),
         ("from peft import get_peft_model_state_dict as get\n{}get(model, state)\n", False),
+        ("from peft import set_peft_model_state_dict as put\n{}put(model, state)\n", True),
         ("from peft import get_peft_model_state_dict as get\n{}get(model, state_dict=state)\n", False),
         ("from safetensors.torch import save_model\n{}save_model(net2, path)\n", False),
         (
