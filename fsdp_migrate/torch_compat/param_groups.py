@@ -18,6 +18,7 @@ from fsdp_migrate.torch_compat.inference_mode import gather_outside_inference
 from fsdp_migrate.torch_compat.pending_gradients import (
     accumulates_apart,
     drop_empty_gradients,
+    drop_gradient,
     has_pending_gradient,
     pending_dtypes,
     pending_gradient,
@@ -203,10 +204,7 @@ class ParameterGroup:
     def forget(self) -> None:
         """Drop gradients that wait for a reduction, and gathered parameters."""
         for param in self.parameters:
-            if accumulates_apart(param):
-                param.unsharded_accumulated_grad = None
-            if hasattr(param, "_unsharded_param"):
-                param._unsharded_param.grad = None
+            drop_gradient(param)
         self._group._partial_reduce_output = None
         self._group._to_sharded()
         for param in self.parameters:

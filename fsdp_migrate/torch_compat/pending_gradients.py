@@ -34,18 +34,22 @@ def drop_empty_gradients(params: Iterable[Any]) -> None:
     """Drop gradients without elements, which torch cannot reduce; under FSDP1 there were none."""
     for param in params:
         if param.sharded_param.numel() == 0 and has_pending_gradient(param):
-            param._unsharded_param.grad = None
-            if accumulates_apart(param):
-                param.unsharded_accumulated_grad = None
+            drop_gradient(param)
 
 
 def drop_gradients(params: Iterable[Any], sharded: Collection[int]) -> None:
     """Drop the gradients that wait for sharded parameters, which are given by their ``id``."""
     for param in params:
-        if id(param.sharded_param) in sharded and has_pending_gradient(param):
-            param._unsharded_param.grad = None
-            if accumulates_apart(param):
-                param.unsharded_accumulated_grad = None
+        if id(param.sharded_param) in sharded:
+            drop_gradient(param)
+
+
+def drop_gradient(param: Any) -> None:
+    """Drop the gradient that waits for a parameter, if there is one, wherever this torch keeps it."""
+    if accumulates_apart(param):
+        param.unsharded_accumulated_grad = None
+    if hasattr(param, "_unsharded_param"):
+        param._unsharded_param.grad = None
 
 
 def accumulates_apart(param: Any) -> bool:
