@@ -99,11 +99,12 @@ def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
         models = [each for each in sharding.models if each.startswith("self.")]
         if method is None or owner is None or method.name.value == INIT:
             continue
+        first = _run_by_init(owner)
         for made in _attributes(source):
             function = source.index.function(made.assign)
             if source.index.class_of(made.assign) is not owner or function is None:
                 continue
-            if function is method or function.name.value not in _run_by_init(owner):
+            if function is method or function.name.value not in first:
                 continue
             later = readers(source, made.assign, made.name)
             if any(holds(source, made, model, sharding.by) for model in models) and any(

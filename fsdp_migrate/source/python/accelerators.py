@@ -94,11 +94,13 @@ def _names_in(tree: ast.Module) -> dict[str, ast.Attribute]:
     return {name: value for name, value in found.items() if name not in others}
 
 
-def accelerators_method(index: Index, func: cst.BaseExpression) -> str:
-    """Return the name of an Accelerator's method, or nothing where a function is none."""
+def method_that_shards(index: Index, func: cst.BaseExpression) -> str:
+    """Return which of an Accelerator's methods that shard a function is, or nothing."""
     found = method(index, func)
-    is_one = found is not None and is_accelerator(dotted(found.value) or "", index)
-    return found.attr.value if found is not None and is_one else ""
+    # By the method's name first: whose it is takes the text of the source.
+    if found is None or found.attr.value not in PREPARES:
+        return ""
+    return found.attr.value if is_accelerator(dotted(found.value) or "", index) else ""
 
 
 def _is_named(last: str) -> bool:

@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     prepared,
     speaks_of_training,
 )
-from fsdp_migrate.source.python.accelerators import PREPARES, accelerators_method
+from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
@@ -88,7 +88,7 @@ _DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls in a source that knows of Accelerate's FSDP; with DDP they are right."""
-    calls = [call for call in source.calls if _method(source, call)]
+    calls = [call for call in source.calls if method_that_shards(source.index, call.func)]
     again = [call for call in calls if any(_is_sharded(source, call, arg.value) for arg in call.args)]
     for call in again:
         yield Found("FM303", call, _AGAIN, "commented")
@@ -109,14 +109,12 @@ def find(source: Source) -> Iterator[Found]:
 def refused_calls(source: Source) -> Iterator[cst.Call]:
     """Yield the calls that Accelerate's FSDP2 refuses, where a config of the project may ask for it."""
     for call in source.calls:
-        if _method(source, call) and not _is_elsewhere(source, call) and _refused(source, call):
+        if (
+            method_that_shards(source.index, call.func)
+            and not _is_elsewhere(source, call)
+            and _refused(source, call)
+        ):
             yield call
-
-
-def _method(source: Source, call: cst.Call) -> str:
-    """Return which of Accelerate's methods that shard a call is of, if any."""
-    found = accelerators_method(source.index, call.func)
-    return found if found in PREPARES else ""
 
 
 def _knows_of_fsdp(source: Source) -> bool:
@@ -135,9 +133,9 @@ def _is_elsewhere(source: Source, call: cst.Call) -> bool:
 
 def _refused(source: Source, call: cst.Call) -> str:
     """Return what is said of a call that Accelerate's FSDP2 refuses, by what its arguments are called."""
-    if _method(source, call) == "prepare_model":
+    if method_that_shards(source.index, call.func) == "prepare_model":
         return "" if _is_for_evaluation(call) else _MEANT  # it takes no optimizer, and refuses FSDP2
-    if re.search(MODEL_ALONE, f"accelerator.{_method(source, call)}{_given(call)}"):
+    if re.search(MODEL_ALONE, f"accelerator.{method_that_shards(source.index, call.func)}{_given(call)}"):
         return _MEANT
     if any(arg.star for arg in call.args):
         asked = asked_as_models(source.index)

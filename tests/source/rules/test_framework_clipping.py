@@ -30,7 +30,7 @@ FABRIC = (
 
 
 def is_said(text: str) -> bool:
-    return "framework-clipping" in {use.rule for use in scan_source(text)}
+    return ("framework-clipping", "FM326") in {(use.rule, use.code) for use in scan_source(text)}
 
 
 @pytest.mark.parametrize(
