@@ -116,6 +116,7 @@ def test_an_optimizers_constructor_sees_whole_shapes_above_prepare(
     ("prepare", "is_said"),
     [
         ("model, optimizer = accelerator.prepare(model, optimizer)\n", True),
+        ("prepare = accelerator.prepare\nmodel, optimizer = prepare(model, optimizer)\n", True),
         ("optimizer = accelerator.prepare(optimizer)\n", False),
         ("other, model = accelerator.prepare(other, model)\n", False),
     ],

@@ -249,15 +249,20 @@ def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
     """
     made = source.index.parents[call]
     names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
-    prepare = (*source.index.calls_of_method("prepare"), *source.index.calls_of_method("setup"))
-    for other in prepare if names and call.args else ():
+    for other, kinds in _preparing(source) if names and call.args else ():
         given = {text_of(arg.value) for arg in other.args}
         is_below = source.index.order[other] > source.index.order[call]
-        if names & given and is_below and source.index.function(other) is source.index.function(call):
-            kinds = source.models.frameworks.of_call(other)
-            if has_model(kinds) and not source.models.frameworks.is_elsewhere(kinds, other):
-                return True
+        is_its = names & given and source.index.function(other) is source.index.function(call)
+        if is_its and is_below and not source.models.frameworks.is_elsewhere(kinds, other):
+            return True
     return False
+
+
+@functools.lru_cache(maxsize=1)
+def _preparing(source: Source) -> list[tuple[cst.Call, set[str]]]:
+    """Return the calls that a framework shards models by, with what they give; asked once for a source."""
+    given = ((call, source.models.frameworks.of_call(call)) for call in source.calls)
+    return [(call, kinds) for call, kinds in given if has_model(kinds)]
 
 
 def _grouped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
