@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,8 @@ def reduce_when_passed(groups: Iterable[Any]) -> None:
     an input has several users, and a unit that runs twice is reduced twice. FSDP1 hooks the parameters: it
     reduces once a backward, when all uses are over. Here the forward is recorded instead: autograd runs
     the last operation first, so that a unit is over when backward comes to one that had ended before it
-    began. The others are reduced when backward ends, as FSDP2 does with units whose inputs need no gradient.
+    began. The others are reduced when backward ends, as FSDP2 does with units whose inputs need no gradient;
+    but in the same order: a rank that runs a unit more often may pass it later than the others.
     """
     order = _Order()
     for group in groups:
@@ -36,6 +38,14 @@ def reduce_when_passed(groups: Iterable[Any]) -> None:
         group._register_post_backward_hook = span.enter
         group.post_forward = span.leave
         group.pre_backward = span.begin_backward
+        state = group.modules[0]._get_fsdp_state()
+        # Any of them may be the first that backward comes to, which calls its own in the end.
+        state._root_post_backward_final_callback = partial(_end_backward, state, order)
+
+
+def _end_backward(state: Any, order: _Order) -> None:
+    order.reduce_rest()
+    type(state)._root_post_backward_final_callback(state)
 
 
 def forget_forwards(groups: Iterable[Any]) -> None:
@@ -117,6 +127,12 @@ class _Order:
             # FSDP2 takes a forward in a unit's backward for its recomputation, and gathers nothing. This is
             # over; if reentrant checkpointing runs another of its forwards again, it must be gathered.
             span.group.modules[0]._get_fsdp_state()._training_state = TrainingState.IDLE
+
+    def reduce_rest(self) -> None:
+        """Reduce what is not, before torch does so in the order of its states, which has the root first."""
+        for span in [] if self.defers else sorted(self.spans, key=lambda span: -span.start):
+            if not span.is_over and span.group._training_state != TrainingState.POST_BACKWARD:
+                span.group.post_backward()
 
 
 @dataclass(eq=False)
