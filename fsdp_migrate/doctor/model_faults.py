@@ -308,6 +308,18 @@ MODEL_FAULTS = (
         harm="silent",
     ),
     KnownFault(
+        "recurrent-layers-on-cuda",
+        "A recurrent layer moves the weights that FSDP2 gathers into memory of its own on CUDA, and computes "
+        "with those of the first step from then on.",
+        "measured",
+        "model",
+        lambda sight: _modules(sight, "RNNBase"),
+        "`prepare_fully_shard` leaves them where they are. With `fully_shard` alone set "
+        "`layer.flatten_parameters = lambda: None` on each such layer.",
+        harm="silent",
+        is_handled=True,
+    ),
+    KnownFault(
         "packed-4-bit-weights",
         "4-bit weights of bitsandbytes in a floating-point storage: bytes that spell NaN get another NaN "
         "when they are copied or reduced, and the weights change silently.",

@@ -13,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     offload_wrapper,
 )
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
 
 def is_fsdp1_module(module: nn.Module) -> bool:
@@ -41,6 +42,22 @@ def meta_twin(module: nn.Module) -> nn.Module:
     for name, buffer in list(twin.named_buffers(recurse=False)):
         setattr(twin, name, buffer.to("meta").clone())
     return twin
+
+
+def leave_weights_in_place(model: nn.Module) -> None:
+    """Let recurrent layers whose weights are sharded use them where FSDP2 gathers them.
+
+    On CUDA ``flatten_parameters``, which such a layer calls in its first forward, moves the gathered weights
+    into memory of its own. FSDP2 gathers into the old memory from then on, and the layer computes with the
+    weights of the first step, without a word. cuDNN copies them at each call instead (2.6 to 2.15).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase) and any(isinstance(p, DTensor) for p in module.parameters()):
+            module.flatten_parameters = _leave  # type: ignore[method-assign]
+
+
+def _leave() -> None:
+    """Do nothing: a function of this module, so that a model can still be copied and pickled."""
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from fsdp_migrate.torch_compat.inference_mode import gather_outside_inference
+from fsdp_migrate.torch_compat.module_kinds import leave_weights_in_place
 from fsdp_migrate.torch_compat.pending_gradients import (
     accumulates_apart,
     drop_empty_gradients,
@@ -356,6 +357,7 @@ def reduce_as_fsdp1(model: nn.Module, when_only_frozen: Callable[[str], None] = 
     hook_all_outputs(_states(model))
     show_whole_units(model, groups)
     recover_before_forward(model)
+    leave_weights_in_place(model)
 
 
 def _add_up_before_rounding(groups: list[Any]) -> None:

@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Sight, Sight]] = {
     "mixed-dtypes-in-a-unit": (ODD, PLAIN),
     "containers-are-no-units": (of_model(Net(), auto_wrap_policy={nn.ModuleList, nn.Embedding}), PLAIN),
     "batch-norm-of-one-rank": (seeing(model=ConvNet()), seeing(model=nn.SyncBatchNorm(2))),
+    "recurrent-layers-on-cuda": (seeing(model=nn.LSTM(2, 2)), PLAIN),
     "packed-4-bit-weights": (ODD, PLAIN),
     "clipping-plain-among-sharded": (of_ignored(), PLAIN),
 }

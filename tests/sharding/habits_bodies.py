@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
@@ -196,6 +197,43 @@ def _by_rank(net: Any, x: torch.Tensor) -> torch.Tensor:
     return _end(net, x)
 
 
+class Inner(nn.Linear):
+    """A linear layer that is a unit of its own."""
+
+
+class InParts(Layer):
+    """A perceptron of two units: each runs again before the other one is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Inner(WIDTH, 11), Inner(11, WIDTH)
+
+
+class Flattening(nn.GRU):
+    """Moves its weights on a CPU as torch does on CUDA, when it finds that it was given other ones."""
+
+    def flatten_parameters(self) -> None:
+        weights: list[Any] = self._flat_weights
+        if any(isinstance(each, DTensor) for each in weights):
+            return
+        parts = torch.cat([each.detach().flatten() for each in weights]).split(
+            [each.numel() for each in weights]
+        )
+        for each, part in zip(weights, parts, strict=True):
+            each.data = part.view(each.shape)
+
+
+class Recurrent(Layer):
+    """A perceptron with a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = Flattening(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.recurrent(x)[0])
+
+
 def _recomputed(net: Any, x: torch.Tensor) -> torch.Tensor:
     for layer in net.layers:
         x = checkpoint(layer, x, use_reentrant=True)  # type: ignore[assignment,unused-ignore]
@@ -223,6 +261,8 @@ HABITS = {
     "units run again": Habit(Layer, _again),
     "units run again, gathered once": Habit(Layer, _again, strategy="SHARD_GRAD_OP"),
     "as often as the rank says": Habit(Layer, _by_rank, strategy="SHARD_GRAD_OP"),
+    "units within, as often as the rank says": Habit(InParts, _by_rank, strategy="SHARD_GRAD_OP"),
+    "recurrent layers": Habit(Recurrent),
     "one after the other": Habit(Layer),
     "at twice the rate": Habit(Layer, rate=0.2),
     "accumulated": Habit(Layer, train="accumulated"),
@@ -319,7 +359,7 @@ def train(name: str, precision: str, *, prepared: bool) -> list[Any]:
     """Train for three steps; return the losses, and the parameters at the end."""
     habit = HABITS[name]
     arguments: dict[str, Any] = {
-        "auto_wrap_policy": ModuleWrapPolicy({habit.kind}),
+        "auto_wrap_policy": ModuleWrapPolicy({habit.kind, Inner}),
         "sharding_strategy": ShardingStrategy[habit.strategy],
         "use_orig_params": True,
         "device_id": torch.device("cpu"),
