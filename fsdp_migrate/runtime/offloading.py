@@ -16,7 +16,7 @@ from fsdp_migrate.runtime.state_dicts import check_owners
 from fsdp_migrate.sharding.optimizers import as_list
 from fsdp_migrate.sharding.tying import parameter_names
 from fsdp_migrate.torch_compat import devices, param_groups
-from fsdp_migrate.torch_compat.tensor_kinds import dense_parts, map_leaves
+from fsdp_migrate.torch_compat.tensor_kinds import dense_parts, follow_parts, map_leaves
 
 
 if TYPE_CHECKING:
@@ -83,17 +83,22 @@ def offloaded(
             "Give the parameters memory first, as prepare_fully_shard does."
         )
         raise ModelError(msg, fqn=meta[0])
-    memories = _memories(_tensors(model, several))
+    tensors = _tensors(model, several)
+    memories = _memories(tensors)
     kinds = sorted({memory.device.type for memory in memories})
     pins = bool(pin_memory) and devices.accelerator_type() is not None
     guards = ExitStack()
     try:
         _move(memories, kinds, lambda memory: memory.to_host(pin=pins))
+        _follow(tensors)
         if memories:
             _refuse_use(model, several, guards)
         yield
     finally:
-        _bring_back(memories, kinds)
+        try:
+            _bring_back(memories, kinds)
+        finally:
+            _follow(tensors)
         guards.close()  # they stay where something is on the host still
 
 
@@ -184,6 +189,11 @@ def _move(memories: list[_Memory], kinds: list[str], move: Callable[[_Memory], N
     for kind in kinds:
         devices.synchronize(kind)
         devices.release_cached(kind)
+
+
+def _follow(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        follow_parts(tensor)
 
 
 def _bring_back(memories: list[_Memory], kinds: list[str]) -> None:

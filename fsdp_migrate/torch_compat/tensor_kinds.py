@@ -39,6 +39,23 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor] if tensor.layout == torch.strided else []
 
 
+def follow_parts(tensor: torch.Tensor) -> None:
+    """Give a wrapper, the same object, the device of its parts, which were moved; others are left alone.
+
+    A DTensor of another device than its shard's cannot be detached, and so not be saved.
+    """
+    wrapper: Any = tensor
+    if not is_traceable_wrapper_subclass(wrapper):
+        return
+    names, context = wrapper.__tensor_flatten__()
+    held = {name: getattr(wrapper, name) for name in names}  # from 2.13 on a DTensor's mesh as well
+    parts = [each for each in held.values() if isinstance(each, torch.Tensor)]
+    for each in parts:
+        follow_parts(each)
+    if {each.device for each in parts} != {tensor.device}:
+        tensor.data = type(wrapper).__tensor_unflatten__(held, context, tensor.size(), tensor.stride())
+
+
 @dataclass(frozen=True)
 class GatherHooks:
     """What a weight's class tells FSDP2 of how it is gathered, as torchao's for fp8 do (2.6 to 2.15).
