@@ -377,12 +377,13 @@ def _shard_unit(
     if ignored:
         arguments["ignored_params"] = ignored
     modules = [model.get_submodule(fqn) for fqn in (*unit.grouped, unit.fqn)]
-    for name in unit.parameters:
-        parameter = model.get_parameter(name)
+    given = [model.get_parameter(name) for name in unit.parameters]
+    for parameter in given:
         if not parameter.is_contiguous():  # fully_shard refuses those (FM109)
             parameter.data = parameter.data.contiguous()
+    places = [parameter.data for parameter in given]
     try:
-        return fsdp2.shard_modules(modules, arguments)
+        sharded = fsdp2.shard_modules(modules, arguments)
     except (AttributeError, TypeError) as error:  # what classes raise that allow no subclass, or no attribute
         kinds = " and ".join(sorted({type(module).__name__ for module in modules}))
         msg = (
@@ -392,6 +393,12 @@ def _shard_unit(
             "this unit or with the module in `ignored_modules`."
         )
         raise ModelError(msg, fqn=unit.fqn) from error
+    for parameter, place in zip(given, places, strict=True):
+        # fully_shard moves them to the device. There the model would be whole in the end, because those that
+        # were given are held until then: they go back, and only shards stay.
+        if parameter.device != place.device:
+            parameter.data = place
+    return sharded
 
 
 def _verify(
