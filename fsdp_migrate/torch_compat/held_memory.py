@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -101,6 +102,7 @@ class MemoryLog(TorchDispatchMode):
         self.granule = granule
         self.steps_optimizer = False
         self._is_on = True
+        self._only_shapes = False
         self._attention = _Attention()
         self._fused = 0
         self._events: list[tuple[_Held, int]] = []
@@ -185,7 +187,7 @@ class MemoryLog(TorchDispatchMode):
 
     def _take(self, tensor: torch.Tensor, kind: Kind | None = None, *, firmly: bool = True) -> None:
         """Log a tensor's storage if it is new, or as large as it is now, and what it is for."""
-        if not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, FakeTensor) or self._only_shapes:
             return
         storage = tensor.untyped_storage()
         held = self._held.get(storage._cdata)
@@ -234,6 +236,19 @@ class MemoryLog(TorchDispatchMode):
         # To operators FSDP1's whole gradient is what any activation is; that it waits for a reduction is
         # known here.
         fsdp1._reduce_grad = reduced
+        # A DTensor finds the shape of a result by fake tensors of its own, as large as the whole. In some
+        # versions (2.11) this mode sees them.
+        propagator: Any = ShardingPropagator
+        find_shapes = propagator._propagate_tensor_meta_non_cached
+
+        def shapes_found(*args: Any, **kwargs: Any) -> Any:
+            self._only_shapes = True
+            try:
+                return find_shapes(*args, **kwargs)
+            finally:
+                self._only_shapes = False
+
+        propagator._propagate_tensor_meta_non_cached = shapes_found
         try:
             with self, self._attention:
                 yield self
@@ -242,6 +257,7 @@ class MemoryLog(TorchDispatchMode):
             self._is_on = False
             hook.remove()
             fsdp1._reduce_grad = reduce_grad
+            propagator._propagate_tensor_meta_non_cached = find_shapes
             setattr(torch.UntypedStorage, "resize_", resize)  # noqa: B010
 
     def _label_used(self, module: torch.nn.Module, args: Any) -> None:
