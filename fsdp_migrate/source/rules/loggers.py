@@ -44,16 +44,20 @@ _VARIABLE = "WANDB_WATCH"
 
 def find(source: Source) -> Iterator[Found]:
     """Find what is watched, before a model is sharded too, and histograms of parameters and gradients."""
+    values = ParameterValues(source)
     for call in source.calls:
-        name = (dotted(call.func) or text_of(call.func)).split(".")[-1]
+        func = call.func
+        name = func.attr.value if isinstance(func, cst.Attribute) else dotted(func)
         if name == "watch" and isinstance(call.func, cst.Attribute) and _reads_parameters(call):
             model = _model_of(call)
             if model is not None and _is_sharded(source, model):
                 yield Found("FM423", call, _MEANT, "commented")
-        elif name in _HISTOGRAMS and not source.contexts.is_summoned(call):
-            values = ParameterValues(source)
-            if any(values.is_one(arg.value) for arg in call.args if not arg.star):
-                yield Found("FM423", call, _HISTOGRAM, "commented")
+        elif (
+            name in _HISTOGRAMS
+            and not source.contexts.is_summoned(call)
+            and any(values.is_one(arg.value) for arg in call.args if not arg.star)
+        ):
+            yield Found("FM423", call, _HISTOGRAM, "commented")
     if _VARIABLE in source.code and source.models.frameworks.trainers.trainings:
         yield from _of_variable(source)
 
