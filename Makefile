@@ -65,11 +65,12 @@ test-pages: $(CORE)/.dev $(PAGES)/.dev
 	$(PAGES)/bin/python tools/try_pages.py build/pages
 
 # Draws models, arguments, optimizers and habits, and holds ours against FSDP1, as long as one likes; what differs is
-# shrunk and printed. DRAWS, SEED, RANKS (4: 2 x 2), or DRAW='what was printed'; PYTHON_OF_FUZZ=.venv-composer/bin/python
+# shrunk and printed. DRAWS, SEED, RANKS (4: 2 x 2), DEVICE (cuda: ranks share it, over gloo), or DRAW='what was printed'; PYTHON_OF_FUZZ=.venv-composer/bin/python
 # for torch 2.7.
 PYTHON_OF_FUZZ ?= $(CORE)/bin/python
 fuzz: $(CORE)/.dev
 	$(PYTHON_OF_FUZZ) -m tests.fuzz --draws $(or $(DRAWS),200) --seed $(or $(SEED),0) --ranks $(or $(RANKS),2) \
+		--device $(or $(DEVICE),cpu) \
 		$(if $(DRAW),--draw '$(DRAW)')
 
 # Trains a tiny model of every architecture of transformers under FSDP1 and prepared, and writes docs/models.md; an

@@ -1,4 +1,4 @@
-"""Runs a function on several gloo ranks: the harness of every test that needs a process group.
+"""Runs a function on several ranks, over gloo: the harness of every test that needs a process group.
 
 Ranks are forked from a server that has torch loaded already, which starts two of them in well under
 a second; ``torch.multiprocessing.spawn`` takes two. Forking pytest itself would hand down its
@@ -8,6 +8,7 @@ threads.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -67,9 +68,11 @@ def run_ranks(
     world_size: int = 2,
     timeout: float = 400,
     master_port: int | None = None,
+    backend: str = "gloo",
 ) -> list[T]:
-    """Run ``fn(*args)`` on every rank of a new gloo group and return what each rank returned.
+    """Run ``fn(*args)`` on every rank of a new group and return what each rank returned.
 
+    The group is gloo's, or that of the module of ``tests`` that ``backend`` names (``shared_gpu``).
     ``fn`` is a function of an importable module; ``torch.distributed`` tells it its rank. Arguments
     and results travel as pickles, so tensors are copied. The parent asserts: pytest rewrites no
     asserts in ranks. Ranks inherit the environment of the first call in the session, and no later
@@ -90,7 +93,7 @@ def run_ranks(
             for rank in group:
                 process = context.Process(
                     target=_run_one,
-                    args=(rank, world_size, payload, master_port, timeout + 4 * GRACE),
+                    args=(rank, world_size, payload, master_port, backend, timeout + 4 * GRACE),
                     daemon=True,
                 )
                 process.start()
@@ -193,7 +196,9 @@ def _is_second_hand(failure: str) -> bool:
     return any(sign in failure for sign in _SECOND_HAND)
 
 
-def _run_one(rank: _Rank, world_size: int, payload: bytes, master_port: int | None, limit: float) -> None:
+def _run_one(
+    rank: _Rank, world_size: int, payload: bytes, master_port: int | None, backend: str, limit: float
+) -> None:
     """Run in the rank: set up, call, leave the result; or leave the traceback and exit 1."""
     # Should the parent be gone by then, nobody else ends this process.
     faulthandler.dump_traceback_later(limit, exit=True, file=2)
@@ -205,7 +210,7 @@ def _run_one(rank: _Rank, world_size: int, payload: bytes, master_port: int | No
     faulthandler.register(_STACK_SIGNAL, file=2, all_threads=True)
     warnings.resetwarnings()  # FSDP1 warns of its own end; what a rank warns of is no error
     try:
-        result = pickle.dumps(_call(rank, world_size, payload, master_port))
+        result = pickle.dumps(_call(rank, world_size, payload, master_port, backend))
     except BaseException:
         rank.failure.write_text(traceback.format_exc())
         sys.stderr.flush()
@@ -228,7 +233,7 @@ def _wait_for_others(rank: _Rank, world_size: int) -> None:
         time.sleep(0.005)
 
 
-def _call(rank: _Rank, world_size: int, payload: bytes, master_port: int | None) -> object:
+def _call(rank: _Rank, world_size: int, payload: bytes, master_port: int | None, backend: str) -> object:
     number = str(rank.number)
     os.environ.update(
         RANK=number, LOCAL_RANK=number, WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
@@ -240,8 +245,10 @@ def _call(rank: _Rank, world_size: int, payload: bytes, master_port: int | None)
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master_port), TORCHELASTIC_USE_AGENT_STORE="True"
         )
         return fn(*args)
+    if backend != "gloo":
+        importlib.import_module(f"tests.{backend}")
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{rank.folder / 'store'}",  # no port to collide on
         rank=rank.number,
         world_size=world_size,

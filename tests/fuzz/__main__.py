@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--draw", action="append", default=[], help="this one alone, as it was printed (DRAW)"
     )
+    parser.add_argument("--device", default="cpu", help="what is trained on; cuda: one for all (DEVICE)")
     parser.add_argument("--no-shrink", action="store_true", help="print what differs as it was drawn")
     asked = parser.parse_args()
     started = time.monotonic()
@@ -30,7 +31,7 @@ def main() -> int:
         else driver.draw_many(asked.draws, asked.seed, ranks=asked.ranks)
     )
     verdicts = []
-    for verdict in driver.verdicts_of(drawn):
+    for verdict in driver.verdicts_of(drawn, device=asked.device):
         verdicts.append(verdict)
         if verdict.is_fault:
             _tell(verdict)
@@ -39,7 +40,7 @@ def main() -> int:
     if not asked.no_shrink and not asked.draw:
         for verdict in driver.faults(verdicts):
             _say(f"Shrinking: {verdict.draw}")
-            _tell(driver.shrink(verdict))
+            _tell(driver.shrink(verdict, device=asked.device))
     _say(f"torch {torch.__version__}, {time.monotonic() - started:.0f} s; {summary(verdicts)}")
     return 1 if driver.faults(verdicts) else 0
 

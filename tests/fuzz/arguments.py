@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,23 @@ if TYPE_CHECKING:
     from tests.fuzz.draws import Draw
 
 
+_DEVICES = [torch.device("cpu")]
+
+
+def train_on(device: str) -> None:
+    """Have this process train on a device from now on, so that equal runs give equal bits there, too."""
+    _DEVICES[:] = [torch.device(device)]
+    if device != "cpu":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it CUDA's products are not deterministic
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.allow_tf32 = False  # in which a recurrent layer differs by a thousandth
+
+
+def device_of_runs() -> torch.device:
+    """Return the device that is trained on."""
+    return _DEVICES[0]
+
+
 def arguments_of(drawn: Draw, net: Net) -> dict[str, Any]:
     """Return FSDP1's arguments."""
     arguments: dict[str, Any] = {
@@ -36,7 +54,7 @@ def arguments_of(drawn: Draw, net: Net) -> dict[str, Any]:
         "backward_prefetch": None if drawn.prefetch == "none" else BackwardPrefetch[drawn.prefetch],
         "forward_prefetch": drawn.forward_prefetch == "yes",
         "limit_all_gathers": drawn.limit == "yes",
-        "device_id": torch.device("cpu"),
+        "device_id": device_of_runs(),
         "cpu_offload": CPUOffload(offload_params=drawn.offload == "yes"),
     }
     if drawn.ranks == 4:
@@ -65,7 +83,7 @@ def ignored_in(drawn: Draw, net: Net) -> list[nn.Parameter]:
 @cache
 def _mesh() -> DeviceMesh:
     """Make the groups once: for each of many models that takes longer than its training."""
-    return init_device_mesh("cpu", (2, dist.get_world_size() // 2))
+    return init_device_mesh(device_of_runs().type, (2, dist.get_world_size() // 2))
 
 
 def policy_of(drawn: Draw) -> Any:

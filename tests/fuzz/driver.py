@@ -30,17 +30,19 @@ def draw_many(number: int, seed: int, *, ranks: int = 2) -> list[Draw]:
     return [draws.draw(chance, tuple(KINDS), ranks=ranks) for _ in range(number)]
 
 
-def verdicts_of(drawn: Sequence[Draw], *, limit: float = runs.LIMIT_OF_A_DRAW) -> Iterator[Verdict]:
+def verdicts_of(
+    drawn: Sequence[Draw], *, limit: float = runs.LIMIT_OF_A_DRAW, device: str = "cpu"
+) -> Iterator[Verdict]:
     """Train each draw under both, and yield what came of it, in order where all need as many ranks."""
     for ranks in sorted({each.ranks for each in drawn}):
         waiting = [each for each in drawn if each.ranks == ranks]
         while waiting:
-            done = list(_train(waiting[:CHUNK], ranks, limit))
+            done = list(_train(waiting[:CHUNK], ranks, limit, device))
             yield from done
             waiting = waiting[len(done) :]
 
 
-def _train(drawn: Sequence[Draw], ranks: int, limit: float) -> Iterator[Verdict]:
+def _train(drawn: Sequence[Draw], ranks: int, limit: float, device: str) -> Iterator[Verdict]:
     """Train draws in one process for each rank, as far as they come: a hang ends it."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         failure = None
@@ -50,8 +52,10 @@ def _train(drawn: Sequence[Draw], ranks: int, limit: float) -> Iterator[Verdict]
                 [str(each) for each in drawn],
                 folder,
                 limit,
+                device,
                 world_size=ranks,
                 timeout=limit * (len(drawn) + 2),
+                backend="gloo" if device == "cpu" else "shared_gpu",
             )
         except RanksFailedError as error:
             failure = error
@@ -83,12 +87,14 @@ def _said(file: Path) -> list[object]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def shrink(verdict: Verdict, *, limit: float = runs.LIMIT_OF_A_DRAW) -> Verdict:
+def shrink(verdict: Verdict, *, limit: float = runs.LIMIT_OF_A_DRAW, device: str = "cpu") -> Verdict:
     """Return the simplest draw that comes out as this one did; each turn tries all a step simpler."""
     while True:
         simpler = list(dict.fromkeys(map(draws.settle, draws.simpler(verdict.draw))))
         same = [each for each in simpler if each.ranks == verdict.draw.ranks and each != verdict.draw]
-        like = (each for each in verdicts_of(same, limit=limit) if each.outcome == verdict.outcome)
+        like = (
+            each for each in verdicts_of(same, limit=limit, device=device) if each.outcome == verdict.outcome
+        )
         found = next(like, None)
         if found is None:
             return verdict

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
-from tests.fuzz.arguments import arguments_of, optimizer_of
+from tests.fuzz.arguments import arguments_of, device_of_runs, optimizer_of, train_on
 from tests.fuzz.draws import Draw, parse
 from tests.fuzz.models import Net, freeze
 from tests.fuzz.training import Prepared, Run, Tensors, UnderFSDP1, worst
@@ -52,9 +52,10 @@ class Report:
     twin: dict[str, float] = field(default_factory=dict)
 
 
-def run_all(texts: list[str], folder: str, limit: float = LIMIT_OF_A_DRAW) -> None:
+def run_all(texts: list[str], folder: str, limit: float = LIMIT_OF_A_DRAW, device: str = "cpu") -> None:
     """Train each draw under both, and write a line before and after it, so that a hang tells its draw."""
     warnings.simplefilter("ignore")
+    train_on(device)
     with (Path(folder) / f"rank-{dist.get_rank()}").open("a") as file:
 
         def say(words: object) -> None:
@@ -133,7 +134,7 @@ def apart_in_tensors(expected: Tensors, found: Tensors) -> tuple[float, str]:
         return math.nan, f"only in {'FSDP1' if missing[0] in expected else 'ours'}: {missing[0]}"
     distances: dict[str, float] = {}
     for name, one in expected.items():
-        other = found[name]
+        other = found[name].to(one.device)  # what is offloaded may be given on either
         if one.shape != other.shape or one.dtype != other.dtype:
             words = f"{name}: {one.dtype} {list(one.shape)} / {other.dtype} {list(other.shape)}"
             return math.nan, words
@@ -149,10 +150,11 @@ def apart_in_tensors(expected: Tensors, found: Tensors) -> tuple[float, str]:
 def train_fsdp1(drawn: Draw) -> Run:
     """Train under FSDP1; return what there is to compare."""
     torch.manual_seed(drawn.number)
-    net = Net(drawn)
+    net = Net(drawn).to(device_of_runs())
     freeze(net, drawn)
     arguments = arguments_of(drawn, net)
-    arguments.pop("cpu_offload")  # FSDP1 itself needs a GPU for it, and what it computes is the same
+    if device_of_runs().type == "cpu":
+        arguments.pop("cpu_offload")  # FSDP1 itself needs a GPU for it, and what it computes is the same
     model = FSDP(net, **arguments)
     return UnderFSDP1(drawn, net, model, optimizer_of(model, drawn)).run()
 
@@ -160,7 +162,7 @@ def train_fsdp1(drawn: Draw) -> Run:
 def train_ours(drawn: Draw) -> Run:
     """Train prepared; return what there is to compare."""
     torch.manual_seed(drawn.number)
-    net = Net(drawn)
+    net = Net(drawn).to(device_of_runs())
     freeze(net, drawn)
     optimizer = optimizer_of(net, drawn) if drawn.built == "before" else None
     model = prepare_fully_shard(net, arguments_of(drawn, net), optimizers=[optimizer] if optimizer else [])

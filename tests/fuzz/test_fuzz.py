@@ -28,6 +28,13 @@ def test_what_is_drawn_trains_as_under_fsdp1() -> None:
     assert sum(each.outcome == "equal" for each in verdicts) > DRAWS / 2
 
 
+@pytest.mark.gpu
+def test_what_is_drawn_trains_as_under_fsdp1_on_a_gpu() -> None:
+    verdicts = list(driver.verdicts_of(driver.draw_many(DRAWS, seed=1), device="cuda"))
+    assert [str(each.draw) for each in driver.faults(verdicts)] == []
+    assert sum(each.outcome == "equal" for each in verdicts) > DRAWS / 2
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_draw_can_be_repeated_from_its_words(ranks: int) -> None:
     drawn = driver.draw_many(300, seed=1, ranks=ranks)

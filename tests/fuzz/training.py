@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 
 from fsdp_migrate.runtime import full_state_dict, no_sync, summon_full_params
 from fsdp_migrate.runtime.clipping import clip_grad_norm_
+from tests.fuzz.arguments import device_of_runs
 from tests.fuzz.models import BrokenOffError, loss_in
 from tests.fuzz.units import VOCABULARY, WIDTH
 from tests.rank_bodies.parity import full
@@ -156,8 +157,10 @@ class Training:
         tokens = torch.randint(0, VOCABULARY, (3, 4), generator=generator)
         labels = torch.randint(0, VOCABULARY, (3, 4), generator=generator)
         extra = torch.randn(3, 4, WIDTH, generator=generator)
+        device = device_of_runs()
+        tokens, extra, labels = (each.to(device) for each in (tokens, extra, labels))
         extra.requires_grad_(self.drawn.inputs == "with gradients")
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.drawn.autocast == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.drawn.autocast == "bf16"):
             loss = loss_in(self.model(tokens, extra, labels))
         self.result.losses.append(loss.item())
         return loss

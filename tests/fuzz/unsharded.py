@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.fuzz.arguments import ignored_in, optimizer_of, policy_of
+from tests.fuzz.arguments import device_of_runs, ignored_in, optimizer_of, policy_of
 from tests.fuzz.models import Net, freeze
 from tests.fuzz.training import GREATEST_NORM, Run, Tensors, Training, buffers_of, worst
 
@@ -34,7 +34,7 @@ _LEAST = 1e-2
 def from_unsharded(drawn: Draw, ours: Run) -> dict[str, float]:
     """Return how far ours is from the run without sharding at most, for each of what is compared."""
     torch.manual_seed(drawn.number)
-    masters = Net(drawn)
+    masters = Net(drawn).to(device_of_runs())
     freeze(masters, drawn)
     training = Unsharded(drawn, masters, ours)
     found = training.run()
@@ -49,7 +49,7 @@ class Unsharded(Training):
     """Whole parameters on each rank, in float32; a copy in the draw's precision goes forward and backward."""
 
     def __init__(self, drawn: Draw, masters: Net, ours: Run) -> None:
-        self.worker = Net(drawn)
+        self.worker = Net(drawn).to(device_of_runs())
         super().__init__(drawn, self.worker, self.worker, optimizer_of(masters, drawn))
         self.masters, self.ours = masters, ours
         self.distances: dict[str, float] = {}
@@ -150,7 +150,7 @@ class Unsharded(Training):
         noted = self.ours.steps[step].gradients
         self.keep("gradients", _apart_by_size(noted, self.gradients()))
         for name, (_, master) in self._pairs.items():
-            master.grad = noted[name].to(master.dtype).clone() if name in noted else None
+            master.grad = noted[name].to(master, copy=True) if name in noted else None
 
     def full_state(self) -> dict[str, Any]:
         names: dict[torch.Tensor, str] = {master: name for name, (_, master) in self._pairs.items()}
@@ -187,7 +187,7 @@ def _relative(one: torch.Tensor, other: torch.Tensor, least: float = 0.0) -> flo
     """Return how far tensors are apart, relative to the greatest number of the other one, or the least."""
     if one.numel() != other.numel():
         return math.nan
-    one = one.reshape(other.shape)
+    one = one.to(other.device).reshape(other.shape)  # what is offloaded may be given on either
     differ = (one != other) & ~(one.isnan() & other.isnan())
     if not differ.any():
         return 0.0

@@ -118,6 +118,21 @@ _REASONS: tuple[tuple[str, Callable[[Draw], bool], float], ...] = (
         1e-5,
     ),
     (
+        "NO_SHARD, zeros: FSDP1 adds what two forwards give to float32 zeros, and not in bfloat16",
+        lambda d: d.strategy == "NO_SHARD" and d.zero == "zeros" and d.precision != "fp32" and _runs_again(d),
+        1e-2,
+    ),
+    (
+        "offloaded: FSDP1 keeps the gradients of the last of several backwards",
+        lambda d: d.offload == "yes" and _goes_backward_again(d),
+        math.inf,
+    ),
+    (
+        "offloaded, zeros: FSDP1 has gradients of zeros of what is not used",
+        lambda d: d.offload == "yes" and d.zero == "zeros" and _has_unused(d),
+        math.inf,
+    ),
+    (
         "NO_SHARD: FSDP1 leaves gradients of what is recomputed within a unit unreduced",
         lambda d: (
             d.strategy == "NO_SHARD" and d.route == "recomputed, reentrant" and d.policy not in _OF_BLOCKS

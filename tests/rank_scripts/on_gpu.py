@@ -6,6 +6,7 @@ tests/sharding/test_gpu.py says what is expected of each case. ``--device cpu`` 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import math
@@ -18,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel as FSDP, MixedPrecision
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel as FSDP, MixedPrecision, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
 from fsdp_migrate.forecast import forecast_memory
+from fsdp_migrate.microbatch.search import auto_microbatch
 from fsdp_migrate.runtime import full_state_dict, named_full_tensors, offloaded
 from tests.frameworks import torchao_bodies
 from tests.models import Block
@@ -110,6 +112,7 @@ def host_memory(device: torch.device) -> dict[str, Any]:
     results: list[dict[str, torch.Tensor]] = []
     found: dict[str, Any] = {}
     for away in (False, True):
+        gc.collect()  # of the first run nothing is to be left on the device
         model = sharded("prepared", blocks(256), arguments_for(device))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for step in range(3):
@@ -118,7 +121,8 @@ def host_memory(device: torch.device) -> dict[str, Any]:
                 found = in_host_memory(model, optimizer)
             optimizer.step()
             optimizer.zero_grad()
-        results.append(dict(named_full_tensors(model)))
+        results.append({name: tensor.cpu() for name, tensor in named_full_tensors(model)})
+        del model, optimizer
     reference, trained_again = results
     found["different"] = [name for name in reference if not torch.equal(reference[name], trained_again[name])]
     found["names"] = len(reference)
@@ -159,6 +163,39 @@ def in_host_memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return found
 
 
+def out_of_memory(device: torch.device) -> dict[str, Any]:
+    """Run a batch that does not fit, and again with the size that fitted; compare, and see what was kept."""
+    model = sharded("prepared", blocks(256).append(nn.Dropout(0.2)), arguments_for(device))
+    rows = torch.randn(2**16, 256, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def step(part: torch.Tensor) -> float:
+        loss = model(part).square().sum() / len(rows)
+        torch.autograd.backward(loss)
+        return float(loss)
+
+    step(rows[:1])  # cuBLAS takes its workspace
+    model.zero_grad()
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    if device.type == "cuda":
+        limit = (reserved() + 2**29) / torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(limit)
+    size, results = None, []
+    for _ in range(2):
+        torch.manual_seed(3)
+        run = auto_microbatch(model, rows, step, size=size)
+        grads = [param.grad.full_tensor() for param in model.parameters() if isinstance(param.grad, DTensor)]
+        results.append((run, grads))
+        size = run.size
+        model.zero_grad()
+    (run, grads), (again, expected) = results
+    found = {"retries": run.num_retries, "size": run.size, "retries again": again.num_retries}
+    found["gradients"] = len(expected)
+    found["is same"] = run.outputs == again.outputs and all(map(torch.equal, grads, expected))
+    del results, grads, expected
+    found["kept"] = (torch.cuda.memory_allocated() if device.type == "cuda" else 0) - before
+    return found
+
+
 def gather_hooks(device: torch.device) -> dict[str, Any]:
     """Train weights that say how they are gathered, by hand and prepared; torchao's too, if it is there."""
     found = {}
@@ -184,17 +221,58 @@ def reserved() -> int:
     return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, whose outputs alone are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(48, 48, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.layer(x)[0]
+        return out
+
+
+def recurrent(device: torch.device) -> dict[str, Any]:
+    """Train recurrent layers under FSDP1, prepared, and by torch's ``fully_shard`` alone."""
+    results = []
+    for kind in (*KINDS, "by hand"):
+        torch.manual_seed(0)
+        layers = nn.Sequential(Recurrent(), Recurrent())
+        model: nn.Module = layers
+        if kind == "by hand":
+            for module in (*layers, layers):
+                fully_shard(module, mesh=dist.init_device_mesh(device.type, (1,)))
+        else:
+            model = sharded(
+                kind, model, {"auto_wrap_policy": ModuleWrapPolicy({Recurrent}), "device_id": device}
+            )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+        for step in range(4):
+            inputs = torch.randn(3, 5, 48, generator=torch.Generator().manual_seed(step)).to(device)
+            loss = model(inputs).square().mean()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        results.append(losses)
+    fsdp1, prepared, by_hand = results
+    return {"is same": prepared == fsdp1, "by hand is same": by_hand == fsdp1, "losses": results}
+
+
 def memory(device: torch.device, kind: str) -> dict[str, Any]:
-    """Train two steps as one of 8 ranks; return bytes of device memory after sharding and at the peak."""
+    """Train two steps as one of 8 ranks; return bytes of device memory in sharding, after it, and at most."""
     model = sharded(kind, blocks(1024, 8), arguments_for(device))
     after_sharding = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    in_sharding = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         torch.autograd.backward(model(torch.ones(16, 1024, device=device)).sum())
         optimizer.step()
         optimizer.zero_grad()
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    found = {"after_sharding": after_sharding, "peak": peak}
+    found = {"after_sharding": after_sharding, "in_sharding": in_sharding, "peak": peak}
     if kind == "prepared":
         plan = shard_plan(model)
         found |= {
@@ -224,9 +302,12 @@ def forecast(kind: str) -> dict[str, Any]:
         torch.autograd.backward(model(batch.to(device)).float().square().mean())
         optimizer.step()
         optimizer.zero_grad()
+    allocated, now = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
     return {
         "foretold": None if peak is None else peak.total,
-        "allocated": torch.cuda.max_memory_allocated() - before,
+        "allocated": allocated,
+        "workspaces": now - torch.cuda.memory_allocated(),
         "notes": told.notes,
     }
 
@@ -245,7 +326,16 @@ def start(case: str, device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    cases = ("mixed_precision", "offload", "host_memory", "gather_hooks", "memory", "forecast")
+    cases = (
+        "mixed_precision",
+        "offload",
+        "host_memory",
+        "out_of_memory",
+        "gather_hooks",
+        "recurrent",
+        "memory",
+        "forecast",
+    )
     parser.add_argument("case", choices=cases)
     parser.add_argument("kind", nargs="?", choices=KINDS, default="prepared")
     parser.add_argument("--device", default="cuda")
@@ -265,7 +355,9 @@ def main() -> None:
             "mixed_precision": mixed_precision,
             "offload": offload,
             "host_memory": host_memory,
+            "out_of_memory": out_of_memory,
             "gather_hooks": gather_hooks,
+            "recurrent": recurrent,
         }
         found = functions[options.case](device)
     sys.stdout.write(json.dumps(found) + "\n")
