@@ -50,7 +50,7 @@ from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument
 from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
-from fsdp_migrate.source.python.run_order import places_run, runs_at, runs_later
+from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
 
@@ -133,7 +133,7 @@ class ModelKinds:
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
             run = runs_at(self.index, statement, function)
-            if run is None and runs_later(self.index, statement, function):
+            if run is None and runs_after(self.index, statement, function):
                 continue
             is_above = run is not None and self.index.order[run] < place
             if run is None or (is_above and not is_in_value(self.index, run, node)):
