@@ -419,13 +419,37 @@ def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -
 def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
     """Tell whether a name holds what was made of ``.grad``, by way of other names too."""
     for binding in source.index.scopes[node].lookup(node.value) if node in source.index.scopes else ():
-        if binding.value is None:
+        above = source.index.parents.get(binding.node)
+        value = above.value if isinstance(above, cst.AugAssign) else binding.value
+        if value is None:
             continue
-        if any(each.attr.value == "grad" for each in walk_for(binding.value, cst.Attribute)):
+        if any(each.attr.value == "grad" for each in walk_for(value, cst.Attribute)):
             return True
-        names = (each for each in walk_for(binding.value, cst.Name) if each.value != node.value)
+        names = (each for each in walk_for(value, cst.Name) if each.value != node.value)
         if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):
             return True
+        calls = walk_for(value, cst.Call)
+        if depth < _DEEPEST and any(_gives_gradients(source, e, binding.index, depth + 1) for e in calls):
+            return True
+    return False
+
+
+def _gives_gradients(source: Source, call: cst.Call, index: int | None, depth: int) -> bool:
+    """Tell whether a function of this source returns what it made of ``.grad``: ``total = local(model)``."""
+    for function in source.models.guards.functions(call.func):
+        if any(each.attr.value in _PLAIN for each in walk_for(function, cst.Attribute)):
+            continue
+        for given in walk_for(function.body, cst.Return):
+            value = given.value
+            if isinstance(value, cst.Tuple):  # `loss, norm = step(model)`
+                is_seen = index is not None and index < len(value.elements)
+                value = value.elements[index].value if is_seen and index is not None else None
+            if value is None:
+                continue
+            if any(each.attr.value == "grad" for each in walk_for(value, cst.Attribute)):
+                return True
+            if any(_holds_gradients(source, each, depth) for each in walk_for(value, cst.Name)):
+                return True
     return False
 
 
