@@ -130,7 +130,8 @@ class _Following(ProjectFacts):
             for (key, text), kinds in self.facts.items()
             if text.startswith("self.") and is_about(kinds)
         }
-        return {name.split(".")[-1] for name in gives | holds} - {"", "__init__", "main", "forward"}
+        wraps = {key.rpartition(":")[2] for key, _ in self.wholes}
+        return {name.split(".")[-1] for name in gives | holds | wraps} - {"", "__init__", "main", "forward"}
 
     def _importers(self) -> Iterator[Path]:
         """Yield the files that use models of other files' top levels: ``state.model``."""
@@ -185,6 +186,7 @@ class _Following(ProjectFacts):
             here = replace(place, asked=(*place.asked, *chosen(node.value)))
             for target in node.targets:
                 self._assign(target, kinds, here)
+            self._note_wholes(node, kinds, here)
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
                     self._note_gives(node.value, place, definition)
@@ -203,7 +205,9 @@ class _Following(ProjectFacts):
             self.ask((scope, name))
         given = {kind for name in names for kind in self.facts.get((scope, name), ())}
         kinds = self.kinds(value, place) - inside_of(given)
-        kinds |= {"fsdp", "other"} if is_found(self.project, node, value, place) else set()
+        is_whole = (scope, dotted(value)) in self.wholes
+        is_whole = is_whole or is_found(self.project, node, value, place)
+        kinds |= {"fsdp", "other"} if is_whole else set()
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)
@@ -235,6 +239,7 @@ class _Following(ProjectFacts):
         for definition in self.called(call.func, place):
             if definition.module is not place.module:
                 self._note_gives(call.func, place, definition)
+            self._follow_wrapping(call, place, definition, self._written(call.func, place))
             if is_about:
                 self.look_at([definition.module.path])
                 if place.is_typed and definition.module is not place.module:

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, alike, held, item, put, taken
+from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, alike, attribute, held, item, put, taken
 
 
 if TYPE_CHECKING:
@@ -68,6 +68,34 @@ def targets_of(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, se
                 yield from targets_of(element, taken(str(place), kinds))
     else:
         yield target, kinds
+
+
+def bound_by_match(node: ast.Match, kinds: set[str]) -> Iterator[tuple[str, set[str]]]:
+    """Yield the names that the cases of a ``match`` bind, and what each is of what is matched."""
+    for case in node.cases if kinds else ():
+        yield from _bound(case.pattern, kinds)
+
+
+def _bound(pattern: ast.pattern, kinds: set[str]) -> Iterator[tuple[str, set[str]]]:
+    inner: list[tuple[ast.pattern, set[str]]] = []
+    if isinstance(pattern, ast.MatchAs):
+        inner = [(pattern.pattern, kinds)] if pattern.pattern is not None else []
+        yield from ((pattern.name, kinds),) if pattern.name is not None else ()
+    elif isinstance(pattern, ast.MatchStar):
+        yield from ((pattern.name, put(EACH, taken(EACH, kinds))),) if pattern.name is not None else ()
+    elif isinstance(pattern, ast.MatchOr):
+        inner = [(each, kinds) for each in pattern.patterns]
+    elif isinstance(pattern, ast.MatchSequence):
+        for place, each in enumerate(pattern.patterns):
+            inner.append((each, kinds if isinstance(each, ast.MatchStar) else taken(str(place), kinds)))
+    elif isinstance(pattern, ast.MatchMapping):
+        named = zip(map(text_of, pattern.keys), pattern.patterns, strict=True)
+        inner = [(each, taken(item(name), kinds)) for name, each in named if name is not None]
+    elif isinstance(pattern, ast.MatchClass):
+        parts = zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
+        inner = [(each, taken(attribute(name), kinds)) for name, each in parts]
+    for each, part in inner:
+        yield from _bound(each, part)
 
 
 def text_of(node: ast.expr | None) -> str | None:

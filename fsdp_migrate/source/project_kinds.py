@@ -391,10 +391,12 @@ class ProjectKinds:
                 yield from (each for each in (method,) if each is not None)
 
     def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
-        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
-        if isinstance(func, ast.Attribute):
-            for owner, _ in tuple(self.objects_in(self.kinds(func.value, place))):
-                method = self.project.method(owner, func.attr)
+        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``, ``Saver()``."""
+        is_made = isinstance(func, ast.Call) and read_by_name(func) is None
+        if isinstance(func, ast.Attribute) or is_made:
+            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
+            for owner, _ in tuple(self.objects_in(self.kinds(node, place))):
+                method = self.project.method(owner, name)
                 yield from () if method is None else (method,)
 
     def _above(self, name: str, place: Place) -> Iterator[Definition]:

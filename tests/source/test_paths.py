@@ -27,6 +27,8 @@ REGISTRY = (
     "    return deco\n"
 )
 OWN = "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+LAYERS = "def shard(m):\n    for i, layer in enumerate(m.layers):\n        m.layers[i] = FSDP(layer)\n"
+LISTED = "models = torch.nn.ModuleList()\nmodels.append(FSDP(net))\n"
 PATHS = {
     # In one file.
     "getattr": {
@@ -67,7 +69,67 @@ PATHS = {
     "part by its name": {"main": "model = FSDP(net)\nhead = getattr(model, name)\nUSE head\n"},
     "submodule": {"main": "model = FSDP(net)\npart = model.get_submodule('encoder')\nUSE part\n"},
     "children": {"main": "model = FSDP(net)\nfor name, part in model.named_children():\n    USE part\n"},
+    "a replaced part": {"main": "net = Net()\nnet.encoder = FSDP(net.encoder)\nUSE net\n"},
+    "parts by a function": {"main": f"{LAYERS}net = Net()\nshard(net)\nUSE net\n"},
+    "a module list": {"main": f"{LISTED}for m in models:\n    USE m\n"},
+    "match": {"main": "model = FSDP(net)\nmatch model:\n    case torch.nn.Module() as m:\n        USE m\n"},
+    "match of a dict": {
+        "main": "state = {'model': FSDP(net)}\nmatch state:\n    case {'model': m}:\n        USE m\n"
+    },
+    "a call of what is made": {
+        "main": "class T:\n    def __call__(self, model):\n        USE model\nT()(FSDP(net))\n"
+    },
     # Over files.
+    "parts, given back": {
+        "main": "from a import shard\nmodel = shard(Net())\nUSE model\n",
+        "a": f"{LAYERS}    return m\n",
+    },
+    "parts, in place": {
+        "main": "from a import shard\nnet = Net()\nshard(net)\nUSE net\n",
+        "a": LAYERS,
+    },
+    "parts by their names": {
+        "main": "from a import shard\nnet = Net()\nshard(m=net)\nUSE net\n",
+        "a": "def shard(m):\n    for name, part in m.named_children():\n        setattr(m, name, FSDP(part))\n",
+    },
+    "one part, in place": {
+        "main": "from a import shard\nnet = Net()\nshard(net)\nUSE net\n",
+        "a": "def shard(m):\n    m.encoder = FSDP(m.encoder)\n",
+    },
+    "parts by two functions": {
+        "main": (
+            "from a import build\nclass T:\n    def __init__(self, net):\n        self.net = net\n"
+            "        build(self.net)\n    def step(self):\n        USE self.net\n"
+        ),
+        "a": "from b import shard\ndef build(m):\n    shard(m)\n",
+        "b": LAYERS,
+    },
+    "a list of another file": {
+        "main": "from a import MODELS\nMODELS.append(FSDP(net))\n",
+        "a": "MODELS = []\ndef step():\n    for m in MODELS:\n        USE m\n",
+    },
+    "a list of an object": {
+        "main": "from a import T\nt = T()\nt.models.append(FSDP(net))\nt.step()\n",
+        "a": (
+            "class T:\n    def __init__(self):\n        self.models = []\n    def step(self):\n"
+            "        for m in self.models:\n            USE m\n"
+        ),
+    },
+    "a call of an object": {
+        "main": "from a import T\nT()(FSDP(net))\n",
+        "a": "class T:\n    def __call__(self, model):\n        USE model\n",
+    },
+    "match, over files": {
+        "main": "from a import run\nrun((FSDP(net), 1))\n",
+        "a": "def run(pair):\n    match pair:\n        case [m, _]:\n            USE m\n",
+    },
+    "made below match": {
+        "main": "from a import wrap\nmodel = wrap(net, kind)\nUSE model\n",
+        "a": (
+            "def wrap(net, kind):\n    match kind:\n        case 'fsdp':\n            return FSDP(net)\n"
+            "    return net\n"
+        ),
+    },
     "*args": {
         "main": "from a import train\ntrain(FSDP(net), 1)\n",
         "a": "def train(*args):\n    model, _ = args\n    USE model\n",
@@ -211,3 +273,34 @@ def _said(folder: Path, files: dict[str, str], use: str, wraps: str) -> bool:
 
 def _line(path: str, number: int) -> str:
     return Path(path).read_text(encoding="utf-8").splitlines()[number - 1]
+
+
+PARTS = """\
+def shard(m):
+    {bound}
+    for i, layer in enumerate(m.layers):
+        m.layers[i] = FSDP(layer)
+def main():
+    net = Net()
+    {above}
+    shard(net)
+    {below}
+"""
+
+
+@pytest.mark.parametrize("is_other_file", [False, True])
+@pytest.mark.parametrize(
+    ("bound", "above", "below", "is_said"),
+    [
+        ("pass", "pass", "USE net", True),
+        ("pass", "USE net", "pass", False),
+        ("m = copy.deepcopy(m)", "pass", "USE net", False),
+    ],
+)
+def test_a_function_wraps_the_parts_of_what_it_is_given(
+    tmp_path: Path, bound: str, above: str, below: str, *, is_said: bool, is_other_file: bool
+) -> None:
+    text = PARTS.format(bound=bound, above=above, below=below)
+    made, _, main = text.partition("def main")
+    files = {"a": made, "main": f"from a import shard\ndef main{main}"} if is_other_file else {"main": text}
+    assert _said(tmp_path, files, "save", FSDP) is is_said

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 from fsdp_migrate.source.python.wrappers import MAKES
 
 
@@ -90,3 +90,17 @@ def put_into(call: cst.Call) -> _Parts:
     if len(given) == 2 and name in {"add_module", "register_module", "set_submodule"}:
         return cst.ensure_type(call.func, cst.Attribute).value, given[1]
     return None, None
+
+
+def replaced_part(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> tuple[cst.BaseExpression | None, str]:
+    """Return the model of which an assignment wraps a part, and the part: ``net.encoder = FSDP(net.encoder)``.
+
+    ``state.model = FSDP(net)`` is none: that object need not be a module.
+    """
+    if not isinstance(target, cst.Attribute) or dotted(target.value) in {None, "cls", "self"}:
+        return None, ""
+    text = dotted(target)
+    is_same = any(dotted(each) == text for each in walk_for(value, cst.Attribute))
+    return (target.value, target.attr.value) if is_same else (None, "")

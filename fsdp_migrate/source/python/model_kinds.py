@@ -81,6 +81,8 @@ class ModelKinds:
     facts: dict[Key, set[str]] = field(default_factory=dict)
     made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The targets of the assignments by which a name becomes a model."""
+    added: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """Where something is put into a list or a dict that holds models."""
     given: set[Key] = field(default_factory=set)
     """Names that are models from elsewhere: by a call's argument, or by an annotation."""
     returns: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
@@ -171,7 +173,7 @@ class ModelKinds:
 
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
-        made = [*self.made.get(key, ()), *self.evidence.get(key, ())]
+        made = [*self.made.get(key, ()), *self.evidence.get(key, ()), *self.added.get(key, ())]
         # `guide = Guide()`, and then `guide.core = FSDP(guide.core)`: it holds that one.
         for (scope, text), targets in self.made.items():
             made += targets if scope is key[0] and text.startswith(f"{key[1]}.") else ()

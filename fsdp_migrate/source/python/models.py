@@ -25,16 +25,20 @@ from fsdp_migrate.source.python.held import (
     put,
     taken,
 )
-from fsdp_migrate.source.python.makers import put_into
+from fsdp_migrate.source.python.makers import put_into, replaced_part
+from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import older_names
 from fsdp_migrate.source.python.switches import Switches
+from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.model_kinds import Key
 
 
@@ -109,6 +113,10 @@ class Models(ModelKinds):
             self._follow_loop(node)
         for node in self.index.by_kind.get(cst.WithItem, ()):
             self._follow_with(node)
+        for node in self.index.by_kind.get(cst.Match, ()):
+            match = cst.ensure_type(node, cst.Match)
+            for name, kinds in bound_by(match, self.kinds(match.subject)):
+                self._assign(name, kinds)
         for node in (*self.index.by_kind.get(cst.Return, ()), *self.index.by_kind.get(cst.Yield, ())):
             self._follow_return(node)
         for node in self.index.by_kind.get(cst.Call, ()):
@@ -119,6 +127,9 @@ class Models(ModelKinds):
             kinds = self.kinds(node.value)
             for target in node.targets:
                 self._assign(target.target, kinds)
+                whole, part = replaced_part(target.target, node.value)
+                if whole is not None and has_model(kinds):
+                    self._note_whole(whole, part)
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
             self._assign(node.target, self.kinds(node.value))
         elif isinstance(node, cst.AugAssign) and isinstance(node.target, (cst.Name, cst.Attribute)):
@@ -179,7 +190,8 @@ class Models(ModelKinds):
         if function is not None and isinstance(value, cst.BaseExpression):
             given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
             kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
-            kinds |= {"fsdp", "other"} if self._is_found(value) else set()
+            is_whole = self.key_of(value) in self.wholes  # whose parts this function wraps
+            kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
             kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
@@ -212,9 +224,10 @@ class Models(ModelKinds):
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
         for where, step, value in added_to(node):
-            kinds = self.kinds(value)
-            self._add(self.key_of(where), put(step, kinds) if step else held(kinds))
+            self._put(where, step, self.kinds(value))
         self._follow_older_names(node)
+        for given in self._wrapped_in(node):
+            self._note_whole(given)
         for function in self.guards.functions(node.func):
             self._follow_arguments(node, function)
         for owner in classes(self.index, node.func):
@@ -224,6 +237,25 @@ class Models(ModelKinds):
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
+
+    def _put(self, where: cst.BaseExpression, step: str, kinds: set[str]) -> None:
+        """Note what is put into a list or a dict: ``models.append(FSDP(net))``."""
+        key = self.key_of(where)
+        self._add(key, put(step, kinds) if step else held(kinds))
+        if key is not None and has_model(kinds):
+            self.added.setdefault(key, []).append(where)
+
+    def _wrapped_in(self, call: cst.Call) -> Iterator[cst.BaseExpression]:
+        """Yield what a call gives to a function that wraps parts of it, in place: ``wrap_blocks(net)``."""
+        for function in self.guards.functions(call.func):
+            names = wrapped_parameters(self.index, function, self.wholes, self.made)
+            if names and self.index.function(call) is not function:
+                is_method = isinstance(call.func, cst.Attribute)
+                yield from (each for name in names if (each := given_for(call, function, name, is_method=is_method)))
+        for written in self._written(call.func, self.index.qualified(call.func)):
+            for place, name in self.links.wraps_given.get(written, ()):
+                given = argument_of(call, place, {name})
+                yield from () if given is None else (given,)
 
     def _follow_older_names(self, call: cst.Call) -> None:
         """Note that what a call shards in place is so by its other names too: ``inner = model``."""
