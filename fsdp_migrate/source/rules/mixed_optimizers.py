@@ -78,7 +78,8 @@ def _has_sharded_part(source: Source, model: cst.BaseExpression) -> bool:
     A class that holds a sharded model and no more makes that itself.
     """
     kinds, inside = source.models.kinds(model), f"{text_of(model)}."
-    if MODEL in kinds or not has_model(kinds):
+    is_sharded = MODEL in kinds and source.models.key_of(model) not in source.models.wholes
+    if is_sharded or not has_model(kinds):
         return False
     return any(
         isinstance(each.value, cst.Call)
