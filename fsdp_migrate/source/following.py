@@ -381,5 +381,6 @@ class _Following(ProjectFacts):
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
+            found |= self.delegated(definition, {f"{ANY}{definition.key}"})
         if found and written:
             self.gives.setdefault((place.module.path, written), set()).update(found)

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, alike, attribute, held, item, put, taken
+from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, alike, attribute, held, item, of_dict, put, taken
 
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def held_by(kinds: Kinds, node: ast.expr) -> set[str]:
             found |= held(inside) if key is None else put(VALUE if name is None else item(name), inside)
     elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
         return put(EACH, alike(_comprehended(kinds, node, node.elt)))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return of_dict(kinds(node.left) | kinds(node.right))  # `state | {"model": model}`
     elif isinstance(node, ast.DictComp):
         return put(VALUE, alike(_comprehended(kinds, node, node.value)))
     return found
@@ -56,6 +58,24 @@ def step_of(node: ast.Subscript) -> str:
     if isinstance(value, str):
         return item(value)
     return str(value) if type(value) is int else ITEM
+
+
+def rooted(where: ast.expr, kinds: set[str]) -> tuple[ast.expr, set[str]]:
+    """Return the name in which something is put, and all that it holds then, step by step.
+
+    ``models["a"]["b"] = model`` and ``models.setdefault("a", []).append(model)`` put it into ``models``.
+    """
+    while True:
+        if isinstance(where, ast.Subscript):
+            step = step_of(where)
+            where, kinds = where.value, put(ITEM if step.isdigit() else step, kinds)
+        elif isinstance(where, ast.Call) and isinstance(where.func, ast.Attribute):
+            if where.func.attr not in {"get", "setdefault"} or not where.args:
+                return where, kinds
+            name = text_of(where.args[0])
+            where, kinds = where.func.value, put(VALUE if name is None else item(name), kinds)
+        else:
+            return where, kinds
 
 
 def targets_of(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, set[str]]]:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
-from fsdp_migrate.source.project_containers import bound_by_match, step_of, targets_of
+from fsdp_migrate.source.project_containers import bound_by_match, rooted, targets_of, text_of
 from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute
 from fsdp_migrate.source.project_names import set_by_name
 from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.held import (
     EACH,
-    ITEM,
     attribute,
     entered,
     has_model,
@@ -84,9 +83,12 @@ class ProjectFacts(ProjectKinds):
         for part, held_here in targets_of(target, kinds) if kinds else ():
             if isinstance(part, ast.Subscript):
                 # `models[name] = FSDP(net)`
-                step = step_of(part)
-                inside = put(ITEM if step.isdigit() else step, held_here)
-                self._assign_name(dotted(part.value), inside, place, is_part=True)
+                root, inside = rooted(part, held_here)
+                start, name = dotted(part.value) or "", text_of(part.slice)
+                if start.endswith(".__dict__") and name is not None:
+                    self._assign_name(f"{start.removesuffix('.__dict__')}.{name}", held_here, place)
+                else:
+                    self._assign_name(dotted(root), inside, place, is_part=True)
             else:
                 self._assign_name(dotted(part), held_here, place)
 
@@ -210,10 +212,9 @@ class ProjectFacts(ProjectKinds):
         if whole is not None and part is not None and "fsdp" in self.kinds(part, place):
             if named is None:
                 self._note_whole(whole, place)
-        where = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if where is None:
+        if not isinstance(call.func, ast.Attribute):
             return
+        name = call.func.attr
         kinds: set[str] = set()
         if name in _ADDS and len(call.args) == _ADDS[name] + 1:
             kinds = put(EACH, self.kinds(call.args[-1], place))
@@ -221,7 +222,9 @@ class ProjectFacts(ProjectKinds):
             kinds = held(self.kinds(call.args[0], place)) if call.args else set()
             for each in call.keywords:
                 kinds |= put(item(each.arg), self.kinds(each.value, place)) if each.arg else set()
-        if kinds:
+        root, kinds = rooted(call.func.value, kinds)
+        where = dotted(root)
+        if kinds and where is not None:
             self._set_on_object(where, kinds, place)
             key = self._key(where, place, is_part=True)
             self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))

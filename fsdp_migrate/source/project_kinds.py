@@ -16,7 +16,7 @@ from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
-from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.project_switches import Mark, comes_to
@@ -185,6 +185,12 @@ class ProjectKinds:
                 found |= without_models(kinds_here) if is_plain else kinds_here
         return found
 
+    def delegated(self, owner: Definition, kinds: Collection[str]) -> set[str]:
+        """Return what an object of a class stands for, which hands on what it is asked: a model's wrapper."""
+        inner = stands_for_attribute(owner)
+        within = self.attribute_kinds(kinds, inner) if inner is not None else set()
+        return {*whole(within), "other"} if "fsdp" in within else set()
+
     def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, str]]:
         """Yield the classes that something is an object of, and how it is made."""
         for kind in kinds:
@@ -300,6 +306,7 @@ class ProjectKinds:
                 if not self.project.is_subclass(definition):
                     start = BARE if is_bare(self, definition, call) else IS
                     found |= {f"{start}{definition.key}"} | self._fields(definition, call, place)
+                    found |= self.delegated(definition, found) if start == IS else set()
             found |= self._returned_to(call, definition, place)
         for definition in self.overriding(call.func, place):
             returned = self.returned(definition)

@@ -29,6 +29,10 @@ REGISTRY = (
 OWN = "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
 LAYERS = "def shard(m):\n    for i, layer in enumerate(m.layers):\n        m.layers[i] = FSDP(layer)\n"
 LISTED = "models = torch.nn.ModuleList()\nmodels.append(FSDP(net))\n"
+STANDS = (
+    "class W:\n    def __init__(self, inner):\n        self.inner = inner\n"
+    "    def __getattr__(self, name):\n        return getattr(self.inner, name)\n"
+)
 PATHS = {
     # In one file.
     "getattr": {
@@ -79,7 +83,43 @@ PATHS = {
     "a call of what is made": {
         "main": "class T:\n    def __call__(self, model):\n        USE model\nT()(FSDP(net))\n"
     },
+    "an item of an item": {
+        "main": "models = defaultdict(dict)\nmodels['a']['m'] = FSDP(net)\nm = models['a']['m']\nUSE m\n"
+    },
+    "a list in a dict": {
+        "main": (
+            "models = {}\nmodels.setdefault('a', []).append(FSDP(net))\nfor m in models['a']:\n    USE m\n"
+        )
+    },
+    "a queue": {"main": "kept = deque()\nkept.append(FSDP(net))\nm = kept.popleft()\nUSE m\n"},
+    "dicts together": {"main": "state = base | {'model': FSDP(net)}\nUSE state['model']\n"},
+    "no part": {
+        "main": (
+            "class T:\n    def __init__(self, net):\n        object.__setattr__(self, 'model', FSDP(net))\n"
+            "    def step(self):\n        USE self.model\n"
+        )
+    },
+    "no part, in the dict": {
+        "main": (
+            "class T:\n    def __init__(self, net):\n        self.__dict__['model'] = FSDP(net)\n"
+            "    def step(self):\n        USE self.model\n"
+        )
+    },
+    "what stands for it": {"main": f"{STANDS}model = W(FSDP(net))\nUSE model\n"},
     # Over files.
+    "what stands for it, over files": {
+        "main": "from a import W\nmodel = W(FSDP(net))\nUSE model\n",
+        "a": STANDS,
+    },
+    "what stands for it, given on": {
+        "main": "from a import W\nfrom b import train\nmodel = W(FSDP(net))\ntrain(model)\n",
+        "a": STANDS,
+        "b": TRAIN,
+    },
+    "an item of an item, over files": {
+        "main": "from a import run\nmodels = defaultdict(dict)\nmodels['x']['m'] = FSDP(net)\nrun(models)\n",
+        "a": "def run(models):\n    for k, d in models.items():\n        USE d['m']\n",
+    },
     "parts, given back": {
         "main": "from a import shard\nmodel = shard(Net())\nUSE model\n",
         "a": f"{LAYERS}    return m\n",
@@ -249,6 +289,7 @@ PATHS = {
         "b": "def launch(fn, *args):\n    return fn(*args)\n",
     },
 }
+IMPORTS = "import torch\nfrom collections import defaultdict, deque\nfrom contextlib import contextmanager\n"
 DDP = "from torch.nn.parallel import DistributedDataParallel as FSDP\n"
 
 
@@ -263,7 +304,7 @@ def _said(folder: Path, files: dict[str, str], use: str, wraps: str) -> bool:
     """Tell whether anything surer than that it is to be looked at is said of the use."""
     for file, text in files.items():
         lines = []
-        for line in f"import torch\nfrom contextlib import contextmanager\n{wraps}{text}".splitlines():
+        for line in f"{IMPORTS}{wraps}{text}".splitlines():
             start, mark, model = line.partition("USE ")
             lines.append(f"{start}{USES[use].format(model)}  # here" if mark else line)
         (folder / f"{file}.py").write_text("\n".join(lines) + "\n")

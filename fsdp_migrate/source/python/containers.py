@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.delegates import stands_for_attribute
 from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
     LONGEST,
+    MODEL,
     VALUE,
     alike,
     attribute,
     held,
     item,
+    of_dict,
     put,
     taken,
+    whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import dotted
@@ -49,6 +53,8 @@ def held_by(kinds: Kinds, node: cst.BaseExpression) -> set[str]:
         return put(VALUE, alike(kinds(node.value)))
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Add, cst.Multiply)):
         return put(EACH, taken(EACH, kinds(node.left) | kinds(node.right)))
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitOr):
+        return of_dict(kinds(node.left) | kinds(node.right))  # `state | {"model": model}`
     return set()
 
 
@@ -87,6 +93,24 @@ def step_of(node: cst.Subscript) -> str:
     if name is not None:
         return item(name)
     return value.value if isinstance(value, cst.Integer) else ITEM
+
+
+def rooted(where: cst.BaseExpression, kinds: set[str]) -> tuple[cst.BaseExpression, set[str]]:
+    """Return the name in which something is put, and all that it holds then, step by step.
+
+    ``models["a"]["b"] = model`` and ``models.setdefault("a", []).append(model)`` put it into ``models``.
+    """
+    while True:
+        if isinstance(where, cst.Subscript):
+            step = step_of(where)
+            where, kinds = where.value, put(ITEM if step.isdigit() else step, kinds)
+        elif isinstance(where, cst.Call) and isinstance(where.func, cst.Attribute):
+            if where.func.attr.value not in {"get", "setdefault"} or not where.args:
+                return where, kinds
+            name = _text(where.args[0].value)
+            where, kinds = where.func.value, put(VALUE if name is None else item(name), kinds)
+        else:
+            return where, kinds
 
 
 def is_slice(node: cst.Subscript) -> bool:
@@ -136,6 +160,9 @@ def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
         found |= attributes_of(models, node, without={*given, *own})
         for name, given_here in own.items():
             found |= put(attribute(name), models.kinds(given_here) if given_here is not None else ())
+        inner = stands_for_attribute(node)
+        if inner is not None and MODEL in (within := taken(attribute(inner), found)):
+            found |= {*whole(within), "other"}
     return found
 
 

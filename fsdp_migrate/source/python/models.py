@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.annotations import annotated, objects
-from fsdp_migrate.source.python.by_name import is_property, set_by_name
-from fsdp_migrate.source.python.containers import added_to, public_owner, step_of
+from fsdp_migrate.source.python.by_name import is_property, set_by_name, set_in_dict
+from fsdp_migrate.source.python.containers import added_to, public_owner, rooted
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
     EACH,
-    ITEM,
     attribute,
     entered,
     has_model,
@@ -149,10 +148,12 @@ class Models(ModelKinds):
             owner = public_owner(target)
             if owner is not None:  # `state.model = FSDP(net)`: whoever is given `state` is given its model
                 self._add(self.key_of(owner[0]), put(attribute(owner[1]), kinds))
+        elif isinstance(target, cst.Subscript) and set_in_dict(target) is not None:
+            self._assign_key(target, kinds)
         elif isinstance(target, cst.Subscript):
+            root, inside = rooted(target, kinds)
             key = self.key_of(target.value)
-            step = step_of(target)
-            self._add(key, put(ITEM if step.isdigit() else step, kinds))
+            self._add(self.key_of(root), inside)
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
                 self._note_whole(
                     target.value.value, target.value.attr.value
@@ -240,8 +241,9 @@ class Models(ModelKinds):
 
     def _put(self, where: cst.BaseExpression, step: str, kinds: set[str]) -> None:
         """Note what is put into a list or a dict: ``models.append(FSDP(net))``."""
+        where, kinds = rooted(where, put(step, kinds) if step else held(kinds))
         key = self.key_of(where)
-        self._add(key, put(step, kinds) if step else held(kinds))
+        self._add(key, kinds)
         if key is not None and has_model(kinds):
             self.added.setdefault(key, []).append(where)
 
