@@ -6,7 +6,19 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.held import EACH, ITEM, LONGEST, VALUE, alike, attribute, held, item, of_dict, put, taken
+from fsdp_migrate.source.python.held import (
+    EACH,
+    ITEM,
+    LONGEST,
+    VALUE,
+    alike,
+    attribute,
+    held,
+    item,
+    of_dict,
+    put,
+    taken,
+)
 
 
 if TYPE_CHECKING:

@@ -209,9 +209,8 @@ class ProjectFacts(ProjectKinds):
         if named is not None and named.value is not None:
             self._assign_name(named.text, self.kinds(named.value, place), place)
         whole, part = put_into(call)
-        if whole is not None and part is not None and "fsdp" in self.kinds(part, place):
-            if named is None:
-                self._note_whole(whole, place)
+        if named is None and whole is not None and part is not None and "fsdp" in self.kinds(part, place):
+            self._note_whole(whole, place)
         if not isinstance(call.func, ast.Attribute):
             return
         name = call.func.attr

@@ -398,7 +398,7 @@ class ProjectKinds:
                 yield from (each for each in (method,) if each is not None)
 
     def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
-        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``, ``Saver()``."""
+        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
         is_made = isinstance(func, ast.Call) and read_by_name(func) is None
         if isinstance(func, ast.Attribute) or is_made:
             node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")

@@ -130,7 +130,7 @@ PATHS = {
     },
     "parts by their names": {
         "main": "from a import shard\nnet = Net()\nshard(m=net)\nUSE net\n",
-        "a": "def shard(m):\n    for name, part in m.named_children():\n        setattr(m, name, FSDP(part))\n",
+        "a": "def shard(m):\n    for n, part in m.named_children():\n        m.add_module(n, FSDP(part))\n",
     },
     "one part, in place": {
         "main": "from a import shard\nnet = Net()\nshard(net)\nUSE net\n",

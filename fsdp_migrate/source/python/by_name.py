@@ -47,8 +47,9 @@ def set_in_dict(node: cst.Subscript) -> str | None:
     inner = node.slice[0].slice
     name = inner.value if isinstance(inner, cst.Index) else None
     text = name.evaluated_value if isinstance(name, cst.SimpleString) else None
-    is_named = start.endswith(".__dict__") and isinstance(text, str) and text.isidentifier()
-    return f"{start.removesuffix('.__dict__')}.{text}" if is_named else None
+    if not start.endswith(".__dict__") or not isinstance(text, str) or not text.isidentifier():
+        return None
+    return f"{start.removesuffix('.__dict__')}.{text}"
 
 
 def dotted_or_named(node: cst.CSTNode) -> str | None:

@@ -95,7 +95,7 @@ def put_into(call: cst.Call) -> _Parts:
 def replaced_part(
     target: cst.BaseExpression, value: cst.BaseExpression
 ) -> tuple[cst.BaseExpression | None, str]:
-    """Return the model of which an assignment wraps a part, and the part: ``net.encoder = FSDP(net.encoder)``.
+    """Return the model of which an assignment wraps a part, and that: ``net.head = FSDP(net.head)``.
 
     ``state.model = FSDP(net)`` is none: that object need not be a module.
     """

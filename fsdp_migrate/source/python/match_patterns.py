@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_SEQUENCES = (cst.MatchList, cst.MatchTuple)
 Bound = tuple[cst.Name, set[str]]
 
 
@@ -23,27 +24,28 @@ def bound_by(node: cst.Match, kinds: set[str]) -> Iterator[Bound]:
 
 
 def _bound(pattern: cst.MatchPattern, kinds: set[str]) -> Iterator[Bound]:
+    if isinstance(pattern, cst.MatchAs) and pattern.name is not None:
+        yield pattern.name, kinds
+    for element in pattern.patterns if isinstance(pattern, _SEQUENCES) else ():
+        if isinstance(element, cst.MatchStar) and element.name is not None:
+            yield element.name, put(EACH, taken(EACH, kinds))
+    for inner, part in _parts(pattern, kinds):
+        yield from _bound(inner, part)
+
+
+def _parts(pattern: cst.MatchPattern, kinds: set[str]) -> Iterator[tuple[cst.MatchPattern, set[str]]]:
+    """Yield the patterns in a pattern, and what each is matched with."""
     if isinstance(pattern, cst.MatchAs):
-        if pattern.pattern is not None:
-            yield from _bound(pattern.pattern, kinds)
-        if pattern.name is not None:
-            yield pattern.name, kinds
+        yield from () if pattern.pattern is None else ((pattern.pattern, kinds),)
     elif isinstance(pattern, cst.MatchOr):
-        for each in pattern.patterns:
-            yield from _bound(each.pattern, kinds)
-    elif isinstance(pattern, (cst.MatchList, cst.MatchTuple)):
-        for place, element in enumerate(pattern.patterns):
-            if isinstance(element, cst.MatchStar):
-                if element.name is not None:
-                    yield element.name, put(EACH, taken(EACH, kinds))
-            else:
-                yield from _bound(element.value, taken(str(place), kinds))
+        yield from ((each.pattern, kinds) for each in pattern.patterns)
+    elif isinstance(pattern, _SEQUENCES):
+        places = enumerate(pattern.patterns)
+        values = ((place, e.value) for place, e in places if isinstance(e, cst.MatchSequenceElement))
+        yield from ((value, taken(str(place), kinds)) for place, value in values)
     elif isinstance(pattern, cst.MatchMapping):
-        for each_item in pattern.elements:
-            key = each_item.key
-            name = str(key.evaluated_value) if isinstance(key, cst.SimpleString) else None
-            if name is not None:
-                yield from _bound(each_item.pattern, taken(item(name), kinds))
+        named = ((each.key, each.pattern) for each in pattern.elements)
+        texts = ((key.evaluated_value, inner) for key, inner in named if isinstance(key, cst.SimpleString))
+        yield from ((inner, taken(item(str(text)), kinds)) for text, inner in texts)
     elif isinstance(pattern, cst.MatchClass):
-        for keyword in pattern.kwds:
-            yield from _bound(keyword.pattern, taken(attribute(keyword.key.value), kinds))
+        yield from ((each.pattern, taken(attribute(each.key.value), kinds)) for each in pattern.kwds)

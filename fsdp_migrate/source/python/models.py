@@ -252,12 +252,12 @@ class Models(ModelKinds):
         for function in self.guards.functions(call.func):
             names = wrapped_parameters(self.index, function, self.wholes, self.made)
             if names and self.index.function(call) is not function:
-                is_method = isinstance(call.func, cst.Attribute)
-                yield from (each for name in names if (each := given_for(call, function, name, is_method=is_method)))
+                given = (given_for(call, function, name) for name in names)
+                yield from (each for each in given if each is not None)
         for written in self._written(call.func, self.index.qualified(call.func)):
             for place, name in self.links.wraps_given.get(written, ()):
-                given = argument_of(call, place, {name})
-                yield from () if given is None else (given,)
+                told = argument_of(call, place, {name})
+                yield from () if told is None else (told,)
 
     def _follow_older_names(self, call: cst.Call) -> None:
         """Note that what a call shards in place is so by its other names too: ``inner = model``."""

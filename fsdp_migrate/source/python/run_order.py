@@ -132,7 +132,8 @@ def _is_constructed_before(index: Index, statement: cst.CSTNode, function: cst.F
     if own is None or own is function or index.class_of(own) is not owner or own.decorators:
         return False
     methods = {each.name.value: each for each in owner.body.body if isinstance(each, cst.FunctionDef)}
-    if methods.get(own.name.value) is not own or any(_KNOWN_BASE.search(text_of(e.value)) is None for e in owner.bases):
+    is_known = all(_KNOWN_BASE.search(text_of(each.value)) for each in owner.bases)
+    if methods.get(own.name.value) is not own or not is_known:
         return False
     reached, todo = {"__init__"}, ["__init__"]
     while todo:

@@ -39,11 +39,10 @@ def wrapped_parameters(
     return found
 
 
-def given_for(
-    call: cst.Call, function: cst.FunctionDef, name: str, *, is_method: bool
-) -> cst.BaseExpression | None:
+def given_for(call: cst.Call, function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
     """Return what a call gives for a parameter of a function."""
     params = [each.name.value for each in function.params.params]
+    is_method = isinstance(call.func, cst.Attribute)
     params = params[1:] if is_method and params[:1] in (["self"], ["cls"]) else params
     place = params.index(name) if name in params else len(call.args)
     return argument_of(call, place, {name})

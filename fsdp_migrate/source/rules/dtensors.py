@@ -7,6 +7,7 @@ a DTensor, or a plain tensor beside one, raises.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -23,6 +24,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement,
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
 
 
 if TYPE_CHECKING:
@@ -141,6 +143,12 @@ _NO_GRADIENT = (
     "loss.backward(), and read p.grad."
 )
 _DIFFERENTIATES = frozenset({"torch.autograd.backward", "torch.autograd.grad"})
+_FUNCTIONAL = frozenset({"torch.func.functional_call", "torch.nn.utils.stateless.functional_call"})
+_PUT_IN = (
+    "FSDP2 gathers its own parameters, past those that functional_call puts in: this raises, or goes on with "
+    "the model's own. Call the model, with the values copied into its parameters."
+)
+_SHARED = "on a CPU this ends the process: the memory of DTensors cannot be shared. On a GPU it does nothing."
 _IN_BACKWARD = re.compile(r"^torch\.distributed\.optim\.(\w+\.)*_?apply_optimizer_in_backward$")
 _REPLACED = (
     "FSDP2 goes on with the parameter that it has, and raises at its next all-gather: give a module another "
@@ -190,6 +198,17 @@ _WHOLE = (
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
+    waits = waiting(values)
+    for each in _find(values):
+        node, is_always = waits.pop(source.index.statement(each.node), (None, False))
+        said = ALWAYS if is_always else f"{AT_TIMES} In others {each.becomes}"
+        yield each if node is None else replace(each, becomes=said)
+    for node, is_always in waits.values():
+        yield Found("FM423", node, ALWAYS if is_always else AT_TIMES, "commented")
+
+
+def _find(values: ParameterValues) -> Iterator[Found]:
+    source = values.source
     named: set[cst.CSTNode] = set()
     for call in source.calls:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
@@ -311,6 +330,10 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     """Return what is said of a function that is given parameters, or of a method of one."""
     source = values.source
     known = source.index.qualified(call.func)
+    if known & _FUNCTIONAL and call.args and source.models.certainty(call.args[0].value) is not None:
+        return _PUT_IN
+    if name == "share_memory" and isinstance(call.func, cst.Attribute):
+        return _SHARED if source.models.certainty(call.func.value) is not None else ""
     if "torch._foreach_copy_" in known:
         return _COPIED if _are_given(values, call) else ""
     if known & _DIFFERENTIATES or (

@@ -58,6 +58,8 @@ OF_DICT = "    for n, p in {}.items():\n        dist.broadcast(p, src=0)\n"
         "def digest(model):\n    return [p.cpu().numpy() for p in model.parameters()]\ndigest(m)\n",
         "gs = []\nfor p in m.parameters():\n    gs.append(p.grad.detach())\nx = [g.norm(2) for g in gs]\n",
         "gs = []\nfor p in m.parameters():\n    gs += [p.grad]\nx = torch.cat(gs)\n",
+        "y = torch.func.functional_call(m, dict(m.named_parameters()), x)\n",
+        "m.share_memory()\n",
         "gs = []\ngs.extend(p.grad for p in m.parameters())\nfor g in gs:\n    x += g.norm()\n",
         "gs = [p.grad for p in m.parameters()]\nfor g in gs:\n    dist.all_reduce(g)\n",
         "gs = {n: p.grad for n, p in m.named_parameters()}\nfor n, g in gs.items():\n    x[n] = g.norm()\n",
