@@ -216,7 +216,9 @@ class ProjectFacts(ProjectKinds):
         name = call.func.attr
         kinds: set[str] = set()
         if name in _ADDS and len(call.args) == _ADDS[name] + 1:
-            kinds = put(EACH, self.kinds(call.args[-1], place))
+            value = call.args[-1]
+            kinds = put(EACH, self.kinds(value, place))
+            kinds = kinds or ({"params"} if self._is_a_parameter(value, place) else set())
         elif name in {"extend", "update"}:
             kinds = held(self.kinds(call.args[0], place)) if call.args else set()
             for each in call.keywords:
@@ -227,6 +229,19 @@ class ProjectFacts(ProjectKinds):
             self._set_on_object(where, kinds, place)
             key = self._key(where, place, is_part=True)
             self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))
+
+    def _is_a_parameter(self, value: ast.expr, place: Place) -> bool:
+        """Tell whether a loop goes through parameters of a model, and this is each of them, not its name."""
+        for loop in reversed(place.loops) if isinstance(value, ast.Name) else ():
+            target = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
+            last = target.elts[-1] if isinstance(target, ast.Tuple) else target
+            if (
+                isinstance(loop, (ast.For, ast.AsyncFor))
+                and last is not None
+                and dotted(last) == dotted(value)
+            ):
+                return "params" in self.kinds(loop.iter, place)
+        return False
 
     def _is_about(self, kinds: set[str]) -> bool:
         """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""

@@ -45,7 +45,7 @@ class Links:
     wrappers: frozenset[str] = frozenset()
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     own_optimizers: frozenset[str] = frozenset()
-    """The classes of the project's own optimizers that are made here, as imports write them."""
+    """The project's own optimizers that are made here, and what holds one, as imports write their classes."""
     own_states: frozenset[str] = frozenset()
     """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()

@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.held import (
     put,
     taken,
 )
+from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.makers import put_into, replaced_part
 from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
@@ -225,7 +226,11 @@ class Models(ModelKinds):
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
         for where, step, value in added_to(node):
-            self._put(where, step, self.kinds(value))
+            kinds = self.kinds(value)
+            if step == EACH and not kinds and self._is_a_parameter(value):
+                self._put(where, "", {"params"})
+            else:
+                self._put(where, step, kinds)
         self._follow_older_names(node)
         for given in self._wrapped_in(node):
             self._note_whole(given)
@@ -241,11 +246,23 @@ class Models(ModelKinds):
 
     def _put(self, where: cst.BaseExpression, step: str, kinds: set[str]) -> None:
         """Note what is put into a list or a dict: ``models.append(FSDP(net))``."""
-        where, kinds = rooted(where, put(step, kinds) if step else held(kinds))
+        inside = put(step, kinds) if step else held(kinds) | (kinds & {"params"})
+        where, kinds = rooted(where, inside)
         key = self.key_of(where)
         self._add(key, kinds)
         if key is not None and has_model(kinds):
             self.added.setdefault(key, []).append(where)
+
+    def _is_a_parameter(self, value: cst.BaseExpression) -> bool:
+        """Tell whether a loop goes through parameters of a model, and this is each of them, not its name."""
+        if not isinstance(value, cst.Name) or value not in self.index.scopes:
+            return False
+        for loop in loops_around(self.index, value):
+            target = loop.target
+            last = target.elements[-1].value if isinstance(target, cst.Tuple) else target
+            if isinstance(last, cst.Name) and last.value == value.value:
+                return "params" in self.kinds(loop.iter)
+        return False
 
     def _wrapped_in(self, call: cst.Call) -> Iterator[cst.BaseExpression]:
         """Yield what a call gives to a function that wraps parts of it, in place: ``wrap_blocks(net)``."""

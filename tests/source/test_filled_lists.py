@@ -1,0 +1,61 @@
+"""Lists that functions of a project fill with a model's parameters, and objects that keep them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+PICKS = (
+    "def pick(model):\n    names, kept = [], []\n    for name, p in model.named_parameters():\n"
+    "        names.append(name)\n        kept.append(p)\n    return names, kept\n"
+)
+KEEPS = (
+    "import torch\nclass AmpOptimizer:\n    def __init__(self, optimizer, names, kept):\n"
+    "        self.optimizer, self.names = optimizer, names\n        self.kept = kept\n    def step(self):\n"
+    "        torch.nn.utils.clip_grad_norm_(self.kept, 1.0)\n        self.optimizer.step()\n"
+)
+MAIN = (
+    "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    "def main(net, null):\n    model = {made}\n    names, kept = pick(model)\n"
+    "    opt = AmpOptimizer(torch.optim.AdamW(kept), names=names, kept={given})\n    opt.step()\n"
+)
+
+
+def _codes(folder: Path, files: dict[str, str]) -> set[tuple[str, str]]:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    wanted = {"rewritten", "commented"}
+    return {(use.code, use.text) for use in scan_paths([folder]).uses if use.action in wanted}
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "is_said"),
+    [
+        ("FSDP(net, use_orig_params=True)", "kept", True),
+        ("(FSDP if sharded else null)(net)", "kept", True),
+        ("null(net)", "kept", False),
+        ("FSDP(net, use_orig_params=True)", "names", False),
+    ],
+)
+@pytest.mark.parametrize("is_one_file", [True, False])
+def test_a_list_that_an_object_clips(
+    tmp_path: Path, made: str, given: str, *, is_said: bool, is_one_file: bool
+) -> None:
+    main = MAIN.format(made=made, given=given)
+    files = {"main.py": f"{PICKS}{KEEPS}{main}"}
+    if not is_one_file:
+        imports = "from a import pick\nfrom b import AmpOptimizer\n"
+        files = {"main.py": f"{imports}{main}", "a.py": PICKS, "b.py": KEEPS}
+    found = _codes(tmp_path, files)
+    assert any(code == "FM326" and "self.kept" in text for code, text in found) is is_said
+    assert "FM445" not in {code for code, _ in found}
