@@ -233,14 +233,11 @@ class ProjectFacts(ProjectKinds):
     def _is_a_parameter(self, value: ast.expr, place: Place) -> bool:
         """Tell whether a loop goes through parameters of a model, and this is each of them, not its name."""
         for loop in reversed(place.loops) if isinstance(value, ast.Name) else ():
-            target = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
-            last = target.elts[-1] if isinstance(target, ast.Tuple) else target
-            if (
-                isinstance(loop, (ast.For, ast.AsyncFor))
-                and last is not None
-                and dotted(last) == dotted(value)
-            ):
-                return "params" in self.kinds(loop.iter, place)
+            if isinstance(loop, (ast.For, ast.AsyncFor)):
+                target = loop.target
+                last = target.elts[-1] if isinstance(target, ast.Tuple) else target
+                if dotted(last) == dotted(value):
+                    return "params" in self.kinds(loop.iter, place)
         return False
 
     def _is_about(self, kinds: set[str]) -> bool:

@@ -226,11 +226,7 @@ class Models(ModelKinds):
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
         for where, step, value in added_to(node):
-            kinds = self.kinds(value)
-            if step == EACH and not kinds and self._is_a_parameter(value):
-                self._put(where, "", {"params"})
-            else:
-                self._put(where, step, kinds)
+            self._put(where, step, value)
         self._follow_older_names(node)
         for given in self._wrapped_in(node):
             self._note_whole(given)
@@ -244,9 +240,12 @@ class Models(ModelKinds):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
 
-    def _put(self, where: cst.BaseExpression, step: str, kinds: set[str]) -> None:
+    def _put(self, where: cst.BaseExpression, step: str, value: cst.BaseExpression) -> None:
         """Note what is put into a list or a dict: ``models.append(FSDP(net))``."""
-        inside = put(step, kinds) if step else held(kinds) | (kinds & {"params"})
+        given = self.kinds(value)
+        inside = put(step, given) if step else held(given) | (given & {"params"})
+        if step == EACH and not given and self._is_a_parameter(value):
+            inside = {"params"}
         where, kinds = rooted(where, inside)
         key = self.key_of(where)
         self._add(key, kinds)
