@@ -31,6 +31,7 @@ from fsdp_migrate.source.project import (
     is_seen_alone,
 )
 from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of
+from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_facts import ProjectFacts
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
@@ -182,11 +183,10 @@ class _Following(ProjectFacts):
             self._adds(call, place)
         self._block(node, place)
         if isinstance(node, ast.Assign):
-            kinds = self.kinds(node.value, place)
-            here = replace(place, asked=(*place.asked, *chosen(node.value)))
-            for target in node.targets:
-                self._assign(target, kinds, here)
-            self._note_wholes(node, kinds, here)
+            for target, value in ((t, v) for each in node.targets for t, v in pairs(each, node.value)):
+                here = replace(place, asked=(*place.asked, *chosen(value)))
+                self._assign(target, self.kinds(value, place), here)
+                self._note_wholes(target, value, here)
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
                     self._note_gives(node.value, place, definition)
@@ -237,7 +237,7 @@ class _Following(ProjectFacts):
             self.look_at([owner.module.path for owner, _ in objects])
             self.look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
-            if definition.module is not place.module:
+            if definition.module is not place.module or self._is_of_an_object(call.func, place):
                 self._note_gives(call.func, place, definition)
             self._follow_wrapping(call, place, definition, self._written(call.func, place))
             if is_about:
@@ -370,7 +370,16 @@ class _Following(ProjectFacts):
             return f"{owner.name}:{text}" if owner is not None else ""
         if root in place.module.imports:
             return self.project.qualified(text, place)
+        if self._is_of_an_object(func, place):
+            return f"{place.scope}:{text}"
         return text if not rest else ""  # by `from module import *`
+
+    @staticmethod
+    def _is_of_an_object(func: ast.expr, place: Place) -> bool:
+        """Tell whether a method is called of an object that a function has: ``solver.parameters_of()``."""
+        root, _, rest = (dotted(func) or "").partition(".")
+        is_known = root in {"cls", "self", "super()"} or root in place.module.imports
+        return bool(rest and place.scope) and not is_known and root not in place.module.definitions
 
     def _note_gives(
         self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()

@@ -44,12 +44,21 @@ def held_by(kinds: Kinds, node: ast.expr) -> set[str]:
             inside = kinds(value)
             found |= held(inside) if key is None else put(VALUE if name is None else item(name), inside)
     elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
-        return put(EACH, alike(_comprehended(kinds, node, node.elt)))
+        is_of_parameters = _gives_parameters(kinds, node.generators[0], node.elt)
+        return {"params"} if is_of_parameters else put(EACH, alike(_comprehended(kinds, node, node.elt)))
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return of_dict(kinds(node.left) | kinds(node.right))  # `state | {"model": model}`
     elif isinstance(node, ast.DictComp):
         return put(VALUE, alike(_comprehended(kinds, node, node.value)))
     return found
+
+
+def _gives_parameters(kinds: Kinds, loop: ast.comprehension, gives: ast.expr) -> bool:
+    """Tell whether a comprehension gives what it goes through, parameters: not their names."""
+    last = loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target
+    parts = gives.elts if isinstance(gives, ast.Tuple) else [gives]
+    is_each = isinstance(last, ast.Name) and any(dotted(each) == last.id for each in parts)
+    return is_each and "params" in kinds(loop.iter)
 
 
 def _comprehended(
@@ -70,6 +79,15 @@ def step_of(node: ast.Subscript) -> str:
     if isinstance(value, str):
         return item(value)
     return str(value) if type(value) is int else ITEM
+
+
+def pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what is assigned to what: of ``self.a, self.b = a, b`` each by itself."""
+    if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)):
+        is_starred = any(isinstance(each, ast.Starred) for each in (*target.elts, *value.elts))
+        if len(target.elts) == len(value.elts) and not is_starred:
+            return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
 
 
 def rooted(where: ast.expr, kinds: set[str]) -> tuple[ast.expr, set[str]]:

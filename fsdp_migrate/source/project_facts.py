@@ -125,11 +125,11 @@ class ProjectFacts(ProjectKinds):
             if from_others:
                 self._update(self.from_others, fact, kinds)
 
-    def _note_wholes(self, node: ast.Assign, kinds: set[str], place: Place) -> None:
-        """Note the models of which an assignment wraps parts: ``model.layers[i] = FSDP(layer)``."""
-        for target in node.targets if has_model(kinds) else ():
-            if (text := whole_of_target(target, node.value)) is not None:
-                self._note_whole(text, place)
+    def _note_wholes(self, target: ast.expr, value: ast.expr, place: Place) -> None:
+        """Note the model of which an assignment wraps a part: ``model.layers[i] = FSDP(layer)``."""
+        text = whole_of_target(target, value) if has_model(self.kinds(value, place)) else None
+        if text is not None:
+            self._note_whole(text, place)
 
     def _note_whole(self, text: str, place: Place) -> None:
         if text in {"cls", "self"}:

@@ -59,3 +59,55 @@ def test_a_list_that_an_object_clips(
     found = _codes(tmp_path, files)
     assert any(code == "FM326" and "self.kept" in text for code, text in found) is is_said
     assert "FM445" not in {code for code, _ in found}
+
+
+STEPPER = """\
+import torch
+class Stepper:
+    def __init__(self, optimizer, model):
+        self.optimizer, self.model = optimizer, model
+        self.clip = torch.nn.utils.clip_grad_norm_
+    def parameters_of(self):
+        return [p for p in self.model.parameters() if p.requires_grad]
+    def step(self, hook):
+        {body}
+        hook(self)
+"""
+HOOK = """\
+import torch
+def hook(stepper):
+    torch.nn.utils.clip_grad_norm_(stepper.parameters_of(), 1.0)  # by the object
+"""
+RUN = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from a import Stepper
+from b import hook
+def main(net, null):
+    model = {made}
+    stepper = Stepper(torch.optim.AdamW(model.parameters()), model)
+    stepper.step(hook)
+    hook(stepper)
+"""
+OF_GROUPS = "self.optimizer.param_groups"
+FILLED = (
+    f"kept = []\n        for g in {OF_GROUPS}:\n            kept.extend(g['params'])\n"
+    "        self.clip(kept, 1.0)"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"), [("FSDP(net, use_orig_params=True)", True), ("null(net)", False)]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "self.clip(self.model.parameters(), 1.0)",
+        f"torch.nn.utils.clip_grad_norm_([p for g in {OF_GROUPS} for p in g['params']], 1.0)",
+        FILLED,
+    ],
+)
+def test_what_an_object_holds_and_clips(tmp_path: Path, body: str, made: str, *, is_said: bool) -> None:
+    files = {"a.py": STEPPER.format(body=body), "b.py": HOOK, "main.py": RUN.format(made=made)}
+    found = [text for code, text in _codes(tmp_path, files) if code == "FM326"]
+    assert len(found) == (2 if is_said else 0)

@@ -95,6 +95,19 @@ def step_of(node: cst.Subscript) -> str:
     return value.value if isinstance(value, cst.Integer) else ITEM
 
 
+def pairs(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return what is assigned to what: of ``self.a, self.b = a, b`` each by itself."""
+    if isinstance(target, (cst.Tuple, cst.List)) and isinstance(value, (cst.Tuple, cst.List)):
+        both = (*target.elements, *value.elements)
+        is_even = len(target.elements) == len(value.elements)
+        if is_even and not any(isinstance(each, cst.StarredElement) for each in both):
+            names = (each.value for each in target.elements)
+            return list(zip(names, (each.value for each in value.elements), strict=True))
+    return [(target, value)]
+
+
 def rooted(where: cst.BaseExpression, kinds: set[str]) -> tuple[cst.BaseExpression, set[str]]:
     """Return the name in which something is put, and all that it holds then, step by step.
 

@@ -304,10 +304,8 @@ class ModelKinds:
             return self._kinds_of_item(node)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self._kinds_of_name(node)
-        found = (
-            self._kinds_of_parameters(node) if isinstance(node, (cst.ListComp, cst.GeneratorExp)) else set()
-        )
-        return found or held_by(self.kinds, node)
+        is_list = isinstance(node, (cst.ListComp, cst.GeneratorExp))
+        return (is_list and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
 
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if isinstance(node, cst.Attribute) and node.attr.value == "_orig_mod":
@@ -466,9 +464,12 @@ class ModelKinds:
     def _written(self, func: cst.BaseExpression, names: set[str]) -> set[str]:
         """Return the names under which other files may say what a call gives."""
         text = dotted(func) if self.links else None
-        owner = self.index.class_of(func) if text is not None and text.startswith(("self.", "cls.")) else None
-        if owner is not None:
-            return {f"{self.index.path_of(owner)}:{text}"}
+        around: cst.CSTNode | None = None
+        if text is not None and "." in text:
+            is_own = text.startswith(("self.", "cls."))
+            around = self.index.class_of(func) if is_own else None if names else self.index.function(func)
+        if around is not None:
+            return {f"{self.index.path_of(around)}:{text}"}
         is_free = isinstance(func, cst.Name) and not names and not self.index.bindings_of(func)
         return {func.value} if is_free and isinstance(func, cst.Name) else names
 

@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.annotations import annotated, objects
 from fsdp_migrate.source.python.by_name import is_property, set_by_name, set_in_dict
-from fsdp_migrate.source.python.containers import added_to, public_owner, rooted
+from fsdp_migrate.source.python.containers import added_to, pairs, public_owner, rooted
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
@@ -124,10 +124,10 @@ class Models(ModelKinds):
 
     def _follow_assignment(self, node: cst.CSTNode) -> None:
         if isinstance(node, cst.Assign):
-            kinds = self.kinds(node.value)
-            for target in node.targets:
-                self._assign(target.target, kinds)
-                whole, part = replaced_part(target.target, node.value)
+            for target, value in ((p, v) for each in node.targets for p, v in pairs(each.target, node.value)):
+                kinds = self.kinds(value)
+                self._assign(target, kinds)
+                whole, part = replaced_part(target, value)
                 if whole is not None and has_model(kinds):
                     self._note_whole(whole, part)
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
