@@ -90,6 +90,8 @@ class _Following(ProjectFacts):
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
+    _subclasses: set[str] = field(default_factory=set, repr=False)
+    """What the subclasses of FSDP1's class are called."""
     _of_modules: set[Fact] = field(default_factory=set, repr=False)
     """The names of files' top levels that are known to be models, and whose users were looked for."""
     _picked: PickedFunctions = field(init=False, repr=False)
@@ -131,7 +133,7 @@ class _Following(ProjectFacts):
             for (key, text), kinds in self.facts.items()
             if text.startswith("self.") and is_about(kinds)
         }
-        wraps = {key.rpartition(":")[2] for key, _ in self.wholes}
+        wraps = {key.rpartition(":")[2] for key, _ in self.wholes} | self._subclasses
         return {name.split(".")[-1] for name in gives | holds | wraps} - {"", "__init__", "main", "forward"}
 
     def _importers(self) -> Iterator[Path]:
@@ -153,6 +155,8 @@ class _Following(ProjectFacts):
             self._scopes[module] = scopes_of(module)
             self._news.update(self._scopes[module])
             self._note_derived(module)
+            classes = (each for each in module.definitions.values() if isinstance(each.node, ast.ClassDef))
+            self._subclasses |= {each.name for each in classes if self.project.is_subclass(each)}
         for scope in self._scopes[module]:
             if scope not in self._news:
                 continue
@@ -362,8 +366,10 @@ class _Following(ProjectFacts):
     def _written(self, func: ast.expr, place: Place) -> str:
         """Return how a file writes the name of a thing of another file, its imports taken in."""
         text = dotted(func)
-        if text is None:
-            return ""
+        if text is None:  # `Strategy().prepare(net)`
+            is_made = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call)
+            start = self._written(func.value.func, place) if is_made else ""
+            return f"{start}().{func.attr}" if start else ""
         root, _, rest = text.partition(".")
         if root in {"self", "cls"}:
             owner = self.project.class_of(place)
@@ -379,7 +385,7 @@ class _Following(ProjectFacts):
         """Tell whether a method is called of an object that a function has: ``solver.parameters_of()``."""
         root, _, rest = (dotted(func) or "").partition(".")
         is_known = root in {"cls", "self", "super()"} or root in place.module.imports
-        return bool(rest and place.scope) and not is_known and root not in place.module.definitions
+        return bool(rest) and not is_known and root not in place.module.definitions
 
     def _note_gives(
         self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()

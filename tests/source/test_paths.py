@@ -35,6 +35,16 @@ STANDS = (
 )
 PATHS = {
     # In one file.
+    "a branch without its wrapper": {
+        "main": (
+            "class T:\n    def __init__(self, model, parts, on):\n        self.model, self.parts = model, parts\n"
+            "        if on:\n            for name in parts:\n"
+            "                setattr(self.model, name, FSDP(getattr(self.model, name)))\n"
+            "        else:\n            self.model = torch.nn.parallel.DistributedDataParallel(self.model)\n"
+            "    def step(self):\n        if hasattr(self.model, 'module'):\n            pass\n"
+            "        else:\n            USE self.model\n"
+        )
+    },
     "getattr": {
         "main": f"{OWN}    def step(self):\n        model = getattr(self, 'net')\n        USE model\n"
     },
@@ -143,6 +153,23 @@ PATHS = {
         ),
         "a": "from b import shard\ndef build(m):\n    shard(m)\n",
         "b": LAYERS,
+    },
+    "a subclass": {
+        "main": "from a import Own\nmodel = Own(net)\nUSE model\n",
+        "a": "class Own(FSDP):\n    pass\n",
+    },
+    "a class out of a dict": {
+        "main": "from a import Strategy\nmodel = Strategy().prepare(net)\nUSE model\n",
+        "a": (
+            "MAKERS = {'sharded': FSDP}\nclass Strategy:\n    def prepare(self, model):\n"
+            "        return MAKERS['sharded'](model)\n"
+        ),
+    },
+    "what an object's method gives": {
+        "main": (
+            "from a import T\ndef main(net):\n    t = T(net)\n    model = t.model_of()\n    USE model\n"
+        ),
+        "a": f"{OWN}    def model_of(self):\n        return self.net\n",
     },
     "a list of another file": {
         "main": "from a import MODELS\nMODELS.append(FSDP(net))\n",

@@ -53,6 +53,7 @@ from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
+from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
@@ -107,7 +108,9 @@ class ModelKinds:
         kinds = whole(self.kinds(node))  # first: most are no model, and the rest is slow
         if "fsdp" not in kinds or self.is_before_wrapping(node):
             return None
-        if self.is_other_branch(node) or was_just_wrapped_by_ddp(self.index, node):
+        # In another branch parts of it may be wrapped, where it stays itself.
+        is_ddps = was_just_wrapped_by_ddp(self.index, node) and self.key_of(node) not in self.wholes
+        if is_ddps or self.is_other_branch(node):
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
 
@@ -432,7 +435,7 @@ class ModelKinds:
     def _made_by_functions(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what functions of this file and of others give, which may be told not to shard."""
         found: set[str] = set()
-        for name in self._written(call.func, names):
+        for name in written_names(self.index, call.func) if self.links else names:
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):
             found |= self.returns.get(function, set())
@@ -460,18 +463,6 @@ class ModelKinds:
         if not is_wrapping(call) or any(self.guards.functions(call.func)):
             return set()
         return {"fsdp", "other"} if any(MAKES in self.kinds(arg.value) for arg in call.args[1:]) else set()
-
-    def _written(self, func: cst.BaseExpression, names: set[str]) -> set[str]:
-        """Return the names under which other files may say what a call gives."""
-        text = dotted(func) if self.links else None
-        around: cst.CSTNode | None = None
-        if text is not None and "." in text:
-            is_own = text.startswith(("self.", "cls."))
-            around = self.index.class_of(func) if is_own else None if names else self.index.function(func)
-        if around is not None:
-            return {f"{self.index.path_of(around)}:{text}"}
-        is_free = isinstance(func, cst.Name) and not names and not self.index.bindings_of(func)
-        return {func.value} if is_free and isinstance(func, cst.Name) else names
 
     def is_constructor(self, func: cst.CSTNode) -> bool:
         """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""

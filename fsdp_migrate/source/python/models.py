@@ -34,6 +34,7 @@ from fsdp_migrate.source.python.older_names import older_names
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
+from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ class Models(ModelKinds):
             if names and self.index.function(call) is not function:
                 given = (given_for(call, function, name) for name in names)
                 yield from (each for each in given if each is not None)
-        for written in self._written(call.func, self.index.qualified(call.func)):
+        for written in written_names(self.index, call.func) if self.links.wraps_given else ():
             for place, name in self.links.wraps_given.get(written, ()):
                 told = argument_of(call, place, {name})
                 yield from () if told is None else (told,)

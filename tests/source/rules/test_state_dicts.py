@@ -493,3 +493,10 @@ def test_functions_of_other_packages_that_ask_a_model_for_its_state(body: str, i
 )
 def test_the_state_of_a_part_is_sharded(use: str, is_said: bool) -> None:
     assert (("FM333", "commented") in codes(f"model = FSDP(net)\n{use}")) is is_said
+
+
+def test_a_model_that_an_object_calls_its_module_has_that_name() -> None:
+    made = "def use(net, many):\n    held.module = DDP(net) if many else FSDP(net)\n    held.module.state_dict()\n"
+    imports = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    after = turned(f"{imports}held = Held()\n{made}")
+    assert "take get_model_state_dict(held.module, " in after
