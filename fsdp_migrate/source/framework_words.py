@@ -108,7 +108,9 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
     if (own := _by_place(source, model)) is not None:
         return f"{own}, on every rank"
     # Without these options rank 0 would save its own shards, without an error.
-    return _STATES.get(by, _WHOLE.format(_itself(source, model)) + ", where the state is to be whole (rank 0 has it)")
+    return _STATES.get(
+        by, _WHOLE.format(_itself(source, model)) + ", where the state is to be whole (rank 0 has it)"
+    )
 
 
 def given(source: Source, model: cst.BaseExpression) -> str:
