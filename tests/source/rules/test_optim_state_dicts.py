@@ -99,3 +99,11 @@ def test_a_state_that_a_folder_is_read_into_names_what_reads_the_moments_too(kin
     said = "call load_checkpoint(FOLDER, model, optimizer)"
     assert said not in turned(f"{body}    dcp.save(state, folder)\n")
     assert said in turned(f"{body}    dcp.load(state, checkpoint_id=folder)\n")
+
+
+@pytest.mark.parametrize("group", ["dist.GroupMember.WORLD", "torch.distributed.group.WORLD"])
+def test_another_world_around_a_state_is_told(group: str) -> None:
+    asks = "state = FSDP.full_optim_state_dict(model, optimizer)\n"
+    swap = f"{MODEL}world = {group}\n{group} = data_parallel\n{asks}{group} = world\n"
+    assert turned(swap).count("# fsdp-migrate: FM309 functions of fsdp_migrate.runtime ask") == 2
+    assert "ask torch.distributed" not in turned(swap.replace(asks, "dist.barrier()\n"))
