@@ -37,7 +37,8 @@ PATHS = {
     # In one file.
     "a branch without its wrapper": {
         "main": (
-            "class T:\n    def __init__(self, model, parts, on):\n        self.model = model\n        if on:\n            for name in parts:\n"
+            "class T:\n    def __init__(self, model, parts, on):\n        self.model = model\n"
+            "        if on:\n            for name in parts:\n"
             "                setattr(self.model, name, FSDP(getattr(self.model, name)))\n"
             "        else:\n            self.model = torch.nn.parallel.DistributedDataParallel(self.model)\n"
             "    def step(self):\n        if hasattr(self.model, 'module'):\n            pass\n"

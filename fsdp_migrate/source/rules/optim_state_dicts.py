@@ -66,7 +66,7 @@ _SHARDED_LOAD = (
 )
 _SWAPPED = (
     "functions of fsdp_migrate.runtime ask torch.distributed for this rank's number, and give a state to "
-    "rank 0 of all: with another group as its world others save nothing. They need no other world: take this out."
+    "rank 0 of all: with another group as its world others save nothing. They need no other: take this out."
 )
 _ODD = "these arguments have no equivalent in fsdp_migrate.runtime."
 
