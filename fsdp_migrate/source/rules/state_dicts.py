@@ -477,7 +477,8 @@ def settings_of_call(source: Source, call: cst.Call, model: cst.BaseExpression) 
     context = source.contexts.around(call)
     if context is not None:
         same = context.model is not None and text_of(context.model) == text_of(model)
-        return context.settings if context.problem is None and same else None
+        # What else stands in the context leaves the type what it is.
+        return context.settings if same else None
     settings = source.contexts.settings_at(call)
     if settings is DEFAULT and source.models.certainty(model) is None:
         return DEFAULT if source.models.is_guarded(model) else None
