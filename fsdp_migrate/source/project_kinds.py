@@ -365,7 +365,9 @@ class ProjectKinds:
         """Yield the functions and classes of the project that an expression names."""
         text = dotted(func)
         if text is None:
-            yield from self._methods_of(func, place)
+            # What a name is bound to may be made of that name: `model = model.to(device)`.
+            is_bound = isinstance(func, ast.Call) and depth > 0
+            yield from () if is_bound else self._methods_of(func, place)
             return
         root, _, rest = text.partition(".")
         if root == "super()":

@@ -182,6 +182,9 @@ PATHS = {
             "        for m in self.models:\n            USE m\n"
         ),
     },
+    "beside a name that is made of itself": {
+        "main": "model = FSDP(net)\nfor x in loader:\n    x = x.to(device)\n    model(x)\nUSE model\n"
+    },
     "a call of an object": {
         "main": "from a import T\nT()(FSDP(net))\n",
         "a": "class T:\n    def __call__(self, model):\n        USE model\n",
