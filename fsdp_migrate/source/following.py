@@ -212,6 +212,8 @@ class _Following(ProjectFacts):
         is_whole = (scope, dotted(value)) in self.wholes
         is_whole = is_whole or is_found(self.project, node, value, place)
         kinds |= {"fsdp", "other"} if is_whole else set()
+        if self.made.get((scope, dotted(value) or "")):
+            kinds |= self.kinds(value, place) & {"fsdp"}  # made here, whatever else it is given with
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)

@@ -128,7 +128,9 @@ class ProjectFacts(ProjectKinds):
     def _note_wholes(self, target: ast.expr, value: ast.expr, place: Place) -> None:
         """Note the model of which an assignment wraps a part: ``model.layers[i] = FSDP(layer)``."""
         text = whole_of_target(target, value) if has_model(self.kinds(value, place)) else None
-        if text is not None:
+        fact = f"{place.module.path}:{place.scope}", text or ""
+        is_one = fact not in self.wholes and "fsdp" in self.facts.get(fact, ())
+        if text is not None and not is_one:
             self._note_whole(text, place)
 
     def _note_whole(self, text: str, place: Place) -> None:

@@ -111,3 +111,28 @@ def test_what_an_object_holds_and_clips(tmp_path: Path, body: str, made: str, *,
     files = {"a.py": STEPPER.format(body=body), "b.py": HOOK, "main.py": RUN.format(made=made)}
     found = [text for code, text in _codes(tmp_path, files) if code == "FM326"]
     assert len(found) == (2 if is_said else 0)
+
+
+def test_the_state_of_an_optimizer_that_an_object_holds_is_still_looked_at(tmp_path: Path) -> None:
+    holds = (
+        "class Hybrid:\n    def __init__(self, o):\n        self.muon_opt = o\n    def state_dict(self):\n"
+        "        return {'muon': self.muon_opt.state_dict()}\ndef build(model):\n    kept = []\n"
+        "    for name, p in model.named_parameters():\n        kept.append(p)\n"
+        "    return Hybrid(torch.optim.AdamW(kept))\n"
+    )
+    main = MAIN.partition("def main")[0] + "from a import build\nmodel = FSDP(net)\nopt = build(model)\n"
+    (tmp_path / "a.py").write_text(f"import torch\n{holds}")
+    (tmp_path / "main.py").write_text(main)
+    found = {(use.code, use.text) for use in scan_paths([tmp_path]).uses}
+    assert {"FM425", "FM450"} & {code for code, text in found if text == "self.muon_opt.state_dict()"}
+
+
+def test_a_model_that_is_sharded_itself_is_so_whatever_its_parts_are(tmp_path: Path) -> None:
+    wrap = (
+        "def wrap(model):\n    model = FSDP(model)\n    model.layers = FSDP(model.layers)\n    return model\n"
+    )
+    start = MAIN.partition("def main")[0]
+    (tmp_path / "a.py").write_text(f"{start}{wrap}")
+    (tmp_path / "main.py").write_text("from a import wrap\nmodel = wrap(net)\nmodel.state_dict()\n")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.text == "model.state_dict()"}
+    assert found == {"FM308"}

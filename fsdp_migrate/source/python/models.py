@@ -129,7 +129,7 @@ class Models(ModelKinds):
                 kinds = self.kinds(value)
                 self._assign(target, kinds)
                 whole, part = replaced_part(target, value)
-                if whole is not None and has_model(kinds):
+                if whole is not None and has_model(kinds) and not self._is_whole_one(whole):
                     self._note_whole(whole, part)
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
             self._assign(node.target, self.kinds(node.value))
@@ -195,6 +195,8 @@ class Models(ModelKinds):
             kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
             is_whole = self.key_of(value) in self.wholes  # whose parts this function wraps
             kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
+            if (key := self.key_of(value)) is not None and self.made.get(key):
+                kinds |= self.kinds(value) & {"fsdp"}  # made here, whatever else it is given with
             kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
@@ -207,6 +209,11 @@ class Models(ModelKinds):
         if not isinstance(node, cst.Name) or node not in self.index.scopes or not self.is_guarded(node):
             return False
         return all(binding.kind != "param" for binding in self.index.scopes[node].lookup(node.value))
+
+    def _is_whole_one(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a model is one itself, whatever its parts are."""
+        key = self.key_of(node)
+        return key is not None and key not in self.wholes and "fsdp" in self.facts.get(key, ())
 
     def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
