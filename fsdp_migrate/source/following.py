@@ -369,9 +369,9 @@ class _Following(ProjectFacts):
         """Return how a file writes the name of a thing of another file, its imports taken in."""
         text = dotted(func)
         if text is None:  # `Strategy().prepare(net)`
-            is_made = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call)
-            start = self._written(func.value.func, place) if is_made else ""
-            return f"{start}().{func.attr}" if start else ""
+            made = func.value if isinstance(func, ast.Attribute) else None
+            start = self._written(made.func, place) if isinstance(made, ast.Call) else ""
+            return f"{start}().{func.attr}" if start and isinstance(func, ast.Attribute) else ""
         root, _, rest = text.partition(".")
         if root in {"self", "cls"}:
             owner = self.project.class_of(place)
