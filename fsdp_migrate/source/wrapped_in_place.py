@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, dotted
+from fsdp_migrate.source.python.makers import PUTS_BY_NAME
 
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def whole_of_target(target: ast.expr, value: ast.expr) -> str | None:
 
 def put_into(call: ast.Call) -> tuple[str | None, ast.expr | None]:
     """Return the model that a call puts a part into, and the part: ``setattr(model, name, part)``."""
-    if dotted(call.func) == "setattr" and len(call.args) == 3:
+    is_function = isinstance(call.func, ast.Name) and PUTS_BY_NAME.search(call.func.id) is not None
+    if is_function and len(call.args) == 3:
         return dotted(call.args[0]), call.args[2]
     if isinstance(call.func, ast.Attribute) and call.func.attr in _PUTS and len(call.args) == 2:
         return dotted(call.func.value), call.args[1]

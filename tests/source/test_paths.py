@@ -84,6 +84,9 @@ PATHS = {
     "submodule": {"main": "model = FSDP(net)\npart = model.get_submodule('encoder')\nUSE part\n"},
     "children": {"main": "model = FSDP(net)\nfor name, part in model.named_children():\n    USE part\n"},
     "a replaced part": {"main": "net = Net()\nnet.encoder = FSDP(net.encoder)\nUSE net\n"},
+    "a part by a function that puts it": {
+        "main": "net = Net()\nset_module(net, name, FSDP(get_module(net, name)))\nUSE net\n"
+    },
     "parts by a function": {"main": f"{LAYERS}net = Net()\nshard(net)\nUSE net\n"},
     "a module list": {"main": f"{LISTED}for m in models:\n    USE m\n"},
     "match": {"main": "model = FSDP(net)\nmatch model:\n    case torch.nn.Module() as m:\n        USE m\n"},
