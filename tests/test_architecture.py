@@ -89,6 +89,7 @@ HOUSE: House = (
                 "source.framework_words",
                 "source.kept_in_classes",
                 "source.plain_tensors",
+                "source.waiting_gradients",
             ],
             "source.rules",
             "source",

@@ -31,6 +31,7 @@ from fsdp_migrate.source.project import (
     is_seen_alone,
 )
 from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of
+from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_facts import ProjectFacts
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
@@ -89,6 +90,8 @@ class _Following(ProjectFacts):
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
+    _subclasses: set[str] = field(default_factory=set, repr=False)
+    """What the subclasses of FSDP1's class are called."""
     _of_modules: set[Fact] = field(default_factory=set, repr=False)
     """The names of files' top levels that are known to be models, and whose users were looked for."""
     _picked: PickedFunctions = field(init=False, repr=False)
@@ -130,7 +133,8 @@ class _Following(ProjectFacts):
             for (key, text), kinds in self.facts.items()
             if text.startswith("self.") and is_about(kinds)
         }
-        return {name.split(".")[-1] for name in gives | holds} - {"", "__init__", "main", "forward"}
+        wraps = {key.rpartition(":")[2] for key, _ in self.wholes} | self._subclasses
+        return {name.split(".")[-1] for name in gives | holds | wraps} - {"", "__init__", "main", "forward"}
 
     def _importers(self) -> Iterator[Path]:
         """Yield the files that use models of other files' top levels: ``state.model``."""
@@ -151,6 +155,8 @@ class _Following(ProjectFacts):
             self._scopes[module] = scopes_of(module)
             self._news.update(self._scopes[module])
             self._note_derived(module)
+            classes = (each for each in module.definitions.values() if isinstance(each.node, ast.ClassDef))
+            self._subclasses |= {each.name for each in classes if self.project.is_subclass(each)}
         for scope in self._scopes[module]:
             if scope not in self._news:
                 continue
@@ -181,10 +187,10 @@ class _Following(ProjectFacts):
             self._adds(call, place)
         self._block(node, place)
         if isinstance(node, ast.Assign):
-            kinds = self.kinds(node.value, place)
-            here = replace(place, asked=(*place.asked, *chosen(node.value)))
-            for target in node.targets:
-                self._assign(target, kinds, here)
+            for target, value in ((t, v) for each in node.targets for t, v in pairs(each, node.value)):
+                here = replace(place, asked=(*place.asked, *chosen(value)))
+                self._assign(target, self.kinds(value, place), here)
+                self._note_wholes(target, value, here)
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
                     self._note_gives(node.value, place, definition)
@@ -203,7 +209,11 @@ class _Following(ProjectFacts):
             self.ask((scope, name))
         given = {kind for name in names for kind in self.facts.get((scope, name), ())}
         kinds = self.kinds(value, place) - inside_of(given)
-        kinds |= {"fsdp", "other"} if is_found(self.project, node, value, place) else set()
+        is_whole = (scope, dotted(value)) in self.wholes
+        is_whole = is_whole or is_found(self.project, node, value, place)
+        kinds |= {"fsdp", "other"} if is_whole else set()
+        if self.made.get((scope, dotted(value) or "")):
+            kinds |= self.kinds(value, place) & {"fsdp"}  # made here, whatever else it is given with
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)
@@ -233,8 +243,9 @@ class _Following(ProjectFacts):
             self.look_at([owner.module.path for owner, _ in objects])
             self.look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
-            if definition.module is not place.module:
+            if definition.module is not place.module or self._is_of_an_object(call.func, place):
                 self._note_gives(call.func, place, definition)
+            self._follow_wrapping(call, place, definition, self._written(call.func, place))
             if is_about:
                 self.look_at([definition.module.path])
                 if place.is_typed and definition.module is not place.module:
@@ -357,15 +368,26 @@ class _Following(ProjectFacts):
     def _written(self, func: ast.expr, place: Place) -> str:
         """Return how a file writes the name of a thing of another file, its imports taken in."""
         text = dotted(func)
-        if text is None:
-            return ""
+        if text is None:  # `Strategy().prepare(net)`
+            made = func.value if isinstance(func, ast.Attribute) else None
+            start = self._written(made.func, place) if isinstance(made, ast.Call) else ""
+            return f"{start}().{func.attr}" if start and isinstance(func, ast.Attribute) else ""
         root, _, rest = text.partition(".")
         if root in {"self", "cls"}:
             owner = self.project.class_of(place)
             return f"{owner.name}:{text}" if owner is not None else ""
         if root in place.module.imports:
             return self.project.qualified(text, place)
+        if self._is_of_an_object(func, place):
+            return f"{place.scope}:{text}"
         return text if not rest else ""  # by `from module import *`
+
+    @staticmethod
+    def _is_of_an_object(func: ast.expr, place: Place) -> bool:
+        """Tell whether a method is called of an object that a function has: ``solver.parameters_of()``."""
+        root, _, rest = (dotted(func) or "").partition(".")
+        is_known = root in {"cls", "self", "super()"} or root in place.module.imports
+        return bool(rest) and not is_known and root not in place.module.definitions
 
     def _note_gives(
         self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
@@ -376,5 +398,6 @@ class _Following(ProjectFacts):
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
+            found |= self.delegated(definition, {f"{ANY}{definition.key}"})
         if found and written:
             self.gives.setdefault((place.module.path, written), set()).update(found)

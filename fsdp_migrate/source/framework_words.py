@@ -108,19 +108,26 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
     if (own := _by_place(source, model)) is not None:
         return f"{own}, on every rank"
     # Without these options rank 0 would save its own shards, without an error.
-    return _STATES.get(by, _WHOLE.format(_itself(model)) + ", where the state is to be whole (rank 0 has it)")
+    return _STATES.get(
+        by, _WHOLE.format(_itself(source, model)) + ", where the state is to be whole (rank 0 has it)"
+    )
 
 
 def given(source: Source, model: cst.BaseExpression) -> str:
     """Return what gives the whole state to a function that would ask the model itself."""
     if (own := _by_place(source, model)) is not None:
         return own
-    return _ASKED.get(source.models.sharded_by(model), _WHOLE.format(_itself(model)))
+    return _ASKED.get(source.models.sharded_by(model), _WHOLE.format(_itself(source, model)))
 
 
-def _itself(model: cst.BaseExpression) -> str:
-    """Return what a sharded model is called that FSDP1's wrapper held: FSDP2's has no ``.module``."""
-    return short(model, 30).removesuffix(".module")
+def _itself(source: Source, model: cst.BaseExpression) -> str:
+    """Return what a sharded model is called that FSDP1's wrapper held: FSDP2's has no ``.module``.
+
+    Where an object calls its model so, ``self.module = FSDP(net)``, that is its name.
+    """
+    is_held = isinstance(model, cst.Attribute) and "fsdp" in source.models.kinds(model)
+    is_name = is_held and isinstance(model, cst.Attribute) and "fsdp" not in source.models.kinds(model.value)
+    return short(model, 30) if is_name else short(model, 30).removesuffix(".module")
 
 
 def _by_place(source: Source, model: cst.BaseExpression) -> str | None:

@@ -73,7 +73,7 @@ class Made:
     classes: dict[Path, set[str]] = field(default_factory=dict)
     """Their names by their file, and of those that they derive from."""
     names: dict[Path, set[str]] = field(default_factory=dict)
-    """What other files call them, as imports write it."""
+    """What other files call them, and classes of the project that hold one at most, as imports write it."""
     of_parts: dict[Path, set[str]] = field(default_factory=dict)
     """Those of the classes that may be made of a model that is sharded already."""
     with_states: set[str] = field(default_factory=set)
@@ -117,16 +117,29 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
                 for definition in called(node.func, Place(module, "")):
-                    is_class = isinstance(definition.node, ast.ClassDef)
-                    if is_class and _note(definition, called, made.classes):
-                        if id(node) not in prepared:
-                            _note(definition, called, made.of_parts)
-                        if any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
-                            made.with_states.add(definition.name.split(".")[-1])
-                        made.names.setdefault(module.path, set()).add(
-                            _written(module, dotted(node.func) or "")
-                        )
+                    if not isinstance(definition.node, ast.ClassDef):
+                        continue
+                    is_one = _note(definition, called, made.classes)
+                    if is_one and id(node) not in prepared:
+                        _note(definition, called, made.of_parts)
+                    if is_one and any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
+                        made.with_states.add(definition.name.split(".")[-1])
+                    if is_one or _derives_from_nothing(definition, called):
+                        written = _written(module, dotted(node.func) or "")
+                        made.names.setdefault(module.path, set()).add(written)
     return made
+
+
+def _derives_from_nothing(definition: Definition, called: Called) -> bool:
+    """Tell whether a class of the project holds an optimizer at most: it derives from none, nor its bases."""
+    bases = {
+        dotted(base) or "?"
+        for each in _line(definition, called, 0)
+        if isinstance(each.node, ast.ClassDef)
+        for base in each.node.bases
+        if not any(called(base, Place(each.module, "")))
+    }
+    return bases <= {"ABC", "abc.ABC", "object"}
 
 
 def _prepared_below(module: Module) -> Iterator[ast.Call]:

@@ -93,7 +93,10 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
     if isinstance(node, cst.Call):
         known = source.index.qualified(node.func)
         # One number without a dimension may stand beside a DTensor.
-        is_list = bool(node.args) and isinstance(node.args[0].value, (cst.List, cst.Tuple))
+        first = node.args[0].value if node.args else None
+        is_list = isinstance(first, (cst.List, cst.Tuple))
+        if isinstance(first, (cst.List, cst.Tuple)) and not first.elements:
+            return False  # `torch.zeros(())`
         if known & _MAKERS or (is_list and "torch.tensor" in known):
             return True
         func = node.func

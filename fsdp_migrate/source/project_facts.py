@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
-from fsdp_migrate.source.project_containers import step_of, targets_of
+from fsdp_migrate.source.project_containers import bound_by_match, rooted, targets_of, text_of
 from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute
 from fsdp_migrate.source.project_names import set_by_name
 from fsdp_migrate.source.project_switches import Mark
-from fsdp_migrate.source.python.held import EACH, ITEM, attribute, entered, held, item, put, taken
+from fsdp_migrate.source.python.held import (
+    EACH,
+    attribute,
+    entered,
+    has_model,
+    held,
+    item,
+    put,
+    taken,
+)
+from fsdp_migrate.source.wrapped_in_place import given_for, put_into, whole_of_target, wrapped_parameters
 
 
 if TYPE_CHECKING:
@@ -26,6 +36,8 @@ if TYPE_CHECKING:
     _Key = TypeVar("_Key", str, Fact)
 
 
+_WRAPS = "wraps:"
+"""Before the key of a function: the scopes that ask whether it wraps parts of what it is given."""
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
@@ -36,6 +48,10 @@ class ProjectFacts(ProjectKinds):
     looked_at: list[Module] = field(default_factory=list)
     holders: set[str] = field(default_factory=set)
     """The classes whose objects hold models, by their keys."""
+    wholes: set[Fact] = field(default_factory=set)
+    """The names of models of which a scope wraps parts."""
+    wraps_told: dict[Path, dict[str, set[tuple[int, str]]]] = field(default_factory=dict)
+    """What each file is told of functions that wrap parts of what they are given, by their names there."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
     _asked_paths: set[Path] = field(default_factory=set, repr=False)
@@ -67,9 +83,12 @@ class ProjectFacts(ProjectKinds):
         for part, held_here in targets_of(target, kinds) if kinds else ():
             if isinstance(part, ast.Subscript):
                 # `models[name] = FSDP(net)`
-                step = step_of(part)
-                inside = put(ITEM if step.isdigit() else step, held_here)
-                self._assign_name(dotted(part.value), inside, place, is_part=True)
+                root, inside = rooted(part, held_here)
+                start, name = dotted(part.value) or "", text_of(part.slice)
+                if start.endswith(".__dict__") and name is not None:
+                    self._assign_name(f"{start.removesuffix('.__dict__')}.{name}", held_here, place)
+                else:
+                    self._assign_name(dotted(root), inside, place, is_part=True)
             else:
                 self._assign_name(dotted(part), held_here, place)
 
@@ -105,6 +124,35 @@ class ProjectFacts(ProjectKinds):
             self._update(self.facts, fact, kinds)
             if from_others:
                 self._update(self.from_others, fact, kinds)
+
+    def _note_wholes(self, target: ast.expr, value: ast.expr, place: Place) -> None:
+        """Note the model of which an assignment wraps a part: ``model.layers[i] = FSDP(layer)``."""
+        text = whole_of_target(target, value) if has_model(self.kinds(value, place)) else None
+        fact = f"{place.module.path}:{place.scope}", text or ""
+        is_one = fact not in self.wholes and "fsdp" in self.facts.get(fact, ())
+        if text is not None and not is_one:
+            self._note_whole(text, place)
+
+    def _note_whole(self, text: str, place: Place) -> None:
+        if text in {"cls", "self"}:
+            return
+        scope = f"{place.module.path}:{place.scope}"
+        self._assign_name(text, {"fsdp", "other"}, place)
+        if (scope, text) not in self.wholes:
+            self.wholes.add((scope, text))
+            self._found_more(f"{_WRAPS}{scope}")
+
+    def _follow_wrapping(self, call: ast.Call, place: Place, definition: Definition, written: str) -> None:
+        """Note what a call gives to a function that wraps parts of it, in place: ``wrap_blocks(net)``."""
+        self.ask(f"{_WRAPS}{definition.key}")
+        if definition.key == f"{place.module.path}:{place.scope}":
+            return
+        for number, name in wrapped_parameters(definition, self.wholes, self.made):
+            if definition.module is not place.module and written:
+                told = self.wraps_told.setdefault(place.module.path, {})
+                told.setdefault(written, set()).add((number, name))
+            if (text := given_for(call, number, name)) is not None:
+                self._note_whole(text, place)
 
     def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
         """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""
@@ -162,19 +210,37 @@ class ProjectFacts(ProjectKinds):
         named = set_by_name(call)
         if named is not None and named.value is not None:
             self._assign_name(named.text, self.kinds(named.value, place), place)
-        where = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else None
-        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if where is None:
+        whole, part = put_into(call)
+        if named is None and whole is not None and part is not None and "fsdp" in self.kinds(part, place):
+            self._note_whole(whole, place)
+        if not isinstance(call.func, ast.Attribute):
             return
+        name = call.func.attr
         kinds: set[str] = set()
         if name in _ADDS and len(call.args) == _ADDS[name] + 1:
-            kinds = put(EACH, self.kinds(call.args[-1], place))
+            value = call.args[-1]
+            kinds = put(EACH, self.kinds(value, place))
+            kinds = kinds or ({"params"} if self._is_a_parameter(value, place) else set())
         elif name in {"extend", "update"}:
             kinds = held(self.kinds(call.args[0], place)) if call.args else set()
             for each in call.keywords:
                 kinds |= put(item(each.arg), self.kinds(each.value, place)) if each.arg else set()
-        if kinds:
-            self._add(self._key(where, place, is_part=True), kinds)
+        root, kinds = rooted(call.func.value, kinds)
+        where = dotted(root)
+        if kinds and where is not None:
+            self._set_on_object(where, kinds, place)
+            key = self._key(where, place, is_part=True)
+            self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))
+
+    def _is_a_parameter(self, value: ast.expr, place: Place) -> bool:
+        """Tell whether a loop goes through parameters of a model, and this is each of them, not its name."""
+        for loop in reversed(place.loops) if isinstance(value, ast.Name) else ():
+            if isinstance(loop, (ast.For, ast.AsyncFor)):
+                target = loop.target
+                last = target.elts[-1] if isinstance(target, ast.Tuple) else target
+                if dotted(last) == dotted(value):
+                    return "params" in self.kinds(loop.iter, place)
+        return False
 
     def _is_about(self, kinds: set[str]) -> bool:
         """Tell whether FSDP1's models, or objects that hold some, are among what an expression may be."""
@@ -191,6 +257,9 @@ class ProjectFacts(ProjectKinds):
         """Note what a loop goes through, and what ``with unwrapped(model) as inner`` gives."""
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self._loop(node, place)
+        if isinstance(node, ast.Match):
+            for text, kinds in bound_by_match(node, self.kinds(node.subject, place)):
+                self._assign_name(text, kinds, place)
         for each in node.items if isinstance(node, (ast.With, ast.AsyncWith)) else ():
             if each.optional_vars is not None:
                 self._assign(each.optional_vars, entered(self.kinds(each.context_expr, place)), place)

@@ -36,3 +36,18 @@ def fields_of(project: Project, owner: Definition, depth: int = 0) -> Fields:
 def _is_decorator(node: ast.expr) -> bool:
     made = node.func if isinstance(node, ast.Call) else node
     return (dotted(made) or "").split(".")[-1] in DECORATORS
+
+
+def stands_for_attribute(owner: Definition) -> str | None:
+    """Return the attribute that ``__getattr__`` asks for the rest, of a class that is no module itself."""
+    node = owner.module.definitions.get(f"{owner.name}.__getattr__")
+    bases = owner.node.bases if isinstance(owner.node, ast.ClassDef) else []
+    if node is None or any((dotted(base) or "").split(".")[-1] not in {"ABC", "object"} for base in bases):
+        return None
+    for each in ast.walk(node.node):
+        call = each.value if isinstance(each, ast.Return) else None
+        if isinstance(call, ast.Call) and dotted(call.func) == "getattr" and len(call.args) > 1:
+            start, _, name = (dotted(call.args[0]) or "").partition(".")
+            if start == "self" and name.isidentifier():
+                return name
+    return None

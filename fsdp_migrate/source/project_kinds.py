@@ -16,7 +16,7 @@ from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
-from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.project_switches import Mark, comes_to
@@ -185,6 +185,12 @@ class ProjectKinds:
                 found |= without_models(kinds_here) if is_plain else kinds_here
         return found
 
+    def delegated(self, owner: Definition, kinds: Collection[str]) -> set[str]:
+        """Return what an object of a class stands for, which hands on what it is asked: a model's wrapper."""
+        inner = stands_for_attribute(owner)
+        within = self.attribute_kinds(kinds, inner) if inner is not None else set()
+        return {*whole(within), "other"} if "fsdp" in within else set()
+
     def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, str]]:
         """Yield the classes that something is an object of, and how it is made."""
         for kind in kinds:
@@ -300,6 +306,7 @@ class ProjectKinds:
                 if not self.project.is_subclass(definition):
                     start = BARE if is_bare(self, definition, call) else IS
                     found |= {f"{start}{definition.key}"} | self._fields(definition, call, place)
+                    found |= self.delegated(definition, found) if start == IS else set()
             found |= self._returned_to(call, definition, place)
         for definition in self.overriding(call.func, place):
             returned = self.returned(definition)
@@ -358,7 +365,9 @@ class ProjectKinds:
         """Yield the functions and classes of the project that an expression names."""
         text = dotted(func)
         if text is None:
-            yield from self._methods_of(func, place)
+            # What a name is bound to may be made of that name: `model = model.to(device)`.
+            is_bound = isinstance(func, ast.Call) and depth > 0
+            yield from () if is_bound else self._methods_of(func, place)
             return
         root, _, rest = text.partition(".")
         if root == "super()":
@@ -392,9 +401,11 @@ class ProjectKinds:
 
     def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
         """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
-        if isinstance(func, ast.Attribute):
-            for owner, _ in tuple(self.objects_in(self.kinds(func.value, place))):
-                method = self.project.method(owner, func.attr)
+        is_made = isinstance(func, ast.Call) and read_by_name(func) is None
+        if isinstance(func, ast.Attribute) or is_made:
+            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
+            for owner, _ in tuple(self.objects_in(self.kinds(node, place))):
+                method = self.project.method(owner, name)
                 yield from () if method is None else (method,)
 
     def _above(self, name: str, place: Place) -> Iterator[Definition]:

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.by_name import PROPERTIES
+from fsdp_migrate.source.python.by_name import PROPERTIES, SETS
 
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def read_by_name(call: ast.Call) -> Named | None:
 
 def set_by_name(call: ast.Call) -> Named | None:
     """Return what ``setattr(self, "model", model)`` sets."""
-    is_set = isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3
+    is_set = len(call.args) == 3 and dotted(call.func) in SETS
     return _named(call) if is_set else None
 
 

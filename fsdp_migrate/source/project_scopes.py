@@ -63,8 +63,8 @@ def _collect(body: Iterable[ast.stmt], place: Place, scope: Scope | None, found:
             _collect(getattr(node, inner, ()), _chosen(here, node, inner), scope, found)
         if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], _LEAVES):
             place = _chosen(place, node, "orelse")
-        for handler in getattr(node, "handlers", ()):
-            _collect(handler.body, here, scope, found)
+        for inner_body in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            _collect(inner_body.body, here, scope, found)
 
 
 def _chosen(place: Place, node: ast.stmt, inner: str) -> Place:

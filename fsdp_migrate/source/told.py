@@ -72,6 +72,9 @@ class Told:
                 whole_project,
                 gives=gives.get(p, {}),
                 is_given=given.get(p, {}),
+                wraps_given={
+                    name: frozenset(told) for name, told in self.known.wraps_told.get(p, {}).items()
+                },
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),

@@ -27,8 +27,24 @@ REGISTRY = (
     "    return deco\n"
 )
 OWN = "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+LAYERS = "def shard(m):\n    for i, layer in enumerate(m.layers):\n        m.layers[i] = FSDP(layer)\n"
+LISTED = "models = torch.nn.ModuleList()\nmodels.append(FSDP(net))\n"
+STANDS = (
+    "class W:\n    def __init__(self, inner):\n        self.inner = inner\n"
+    "    def __getattr__(self, name):\n        return getattr(self.inner, name)\n"
+)
 PATHS = {
     # In one file.
+    "a branch without its wrapper": {
+        "main": (
+            "class T:\n    def __init__(self, model, parts, on):\n        self.model = model\n"
+            "        if on:\n            for name in parts:\n"
+            "                setattr(self.model, name, FSDP(getattr(self.model, name)))\n"
+            "        else:\n            self.model = torch.nn.parallel.DistributedDataParallel(self.model)\n"
+            "    def step(self):\n        if hasattr(self.model, 'module'):\n            pass\n"
+            "        else:\n            USE self.model\n"
+        )
+    },
     "getattr": {
         "main": f"{OWN}    def step(self):\n        model = getattr(self, 'net')\n        USE model\n"
     },
@@ -67,7 +83,126 @@ PATHS = {
     "part by its name": {"main": "model = FSDP(net)\nhead = getattr(model, name)\nUSE head\n"},
     "submodule": {"main": "model = FSDP(net)\npart = model.get_submodule('encoder')\nUSE part\n"},
     "children": {"main": "model = FSDP(net)\nfor name, part in model.named_children():\n    USE part\n"},
+    "a replaced part": {"main": "net = Net()\nnet.encoder = FSDP(net.encoder)\nUSE net\n"},
+    "a part by a function that puts it": {
+        "main": "net = Net()\nset_module(net, name, FSDP(get_module(net, name)))\nUSE net\n"
+    },
+    "parts by a function": {"main": f"{LAYERS}net = Net()\nshard(net)\nUSE net\n"},
+    "a module list": {"main": f"{LISTED}for m in models:\n    USE m\n"},
+    "match": {"main": "model = FSDP(net)\nmatch model:\n    case torch.nn.Module() as m:\n        USE m\n"},
+    "match of a dict": {
+        "main": "state = {'model': FSDP(net)}\nmatch state:\n    case {'model': m}:\n        USE m\n"
+    },
+    "a call of what is made": {
+        "main": "class T:\n    def __call__(self, model):\n        USE model\nT()(FSDP(net))\n"
+    },
+    "an item of an item": {
+        "main": "models = defaultdict(dict)\nmodels['a']['m'] = FSDP(net)\nm = models['a']['m']\nUSE m\n"
+    },
+    "a list in a dict": {
+        "main": (
+            "models = {}\nmodels.setdefault('a', []).append(FSDP(net))\nfor m in models['a']:\n    USE m\n"
+        )
+    },
+    "a queue": {"main": "kept = deque()\nkept.append(FSDP(net))\nm = kept.popleft()\nUSE m\n"},
+    "dicts together": {"main": "state = base | {'model': FSDP(net)}\nUSE state['model']\n"},
+    "no part": {
+        "main": (
+            "class T:\n    def __init__(self, net):\n        object.__setattr__(self, 'model', FSDP(net))\n"
+            "    def step(self):\n        USE self.model\n"
+        )
+    },
+    "no part, in the dict": {
+        "main": (
+            "class T:\n    def __init__(self, net):\n        self.__dict__['model'] = FSDP(net)\n"
+            "    def step(self):\n        USE self.model\n"
+        )
+    },
+    "what stands for it": {"main": f"{STANDS}model = W(FSDP(net))\nUSE model\n"},
     # Over files.
+    "what stands for it, over files": {
+        "main": "from a import W\nmodel = W(FSDP(net))\nUSE model\n",
+        "a": STANDS,
+    },
+    "what stands for it, given on": {
+        "main": "from a import W\nfrom b import train\nmodel = W(FSDP(net))\ntrain(model)\n",
+        "a": STANDS,
+        "b": TRAIN,
+    },
+    "an item of an item, over files": {
+        "main": "from a import run\nmodels = defaultdict(dict)\nmodels['x']['m'] = FSDP(net)\nrun(models)\n",
+        "a": "def run(models):\n    for k, d in models.items():\n        USE d['m']\n",
+    },
+    "parts, given back": {
+        "main": "from a import shard\nmodel = shard(Net())\nUSE model\n",
+        "a": f"{LAYERS}    return m\n",
+    },
+    "parts, in place": {
+        "main": "from a import shard\nnet = Net()\nshard(net)\nUSE net\n",
+        "a": LAYERS,
+    },
+    "parts by their names": {
+        "main": "from a import shard\nnet = Net()\nshard(m=net)\nUSE net\n",
+        "a": "def shard(m):\n    for n, part in m.named_children():\n        m.add_module(n, FSDP(part))\n",
+    },
+    "one part, in place": {
+        "main": "from a import shard\nnet = Net()\nshard(net)\nUSE net\n",
+        "a": "def shard(m):\n    m.encoder = FSDP(m.encoder)\n",
+    },
+    "parts by two functions": {
+        "main": (
+            "from a import build\nclass T:\n    def __init__(self, net):\n        self.net = net\n"
+            "        build(self.net)\n    def step(self):\n        USE self.net\n"
+        ),
+        "a": "from b import shard\ndef build(m):\n    shard(m)\n",
+        "b": LAYERS,
+    },
+    "a subclass": {
+        "main": "from a import Own\nmodel = Own(net)\nUSE model\n",
+        "a": "class Own(FSDP):\n    pass\n",
+    },
+    "a class out of a dict": {
+        "main": "from a import Strategy\nmodel = Strategy().prepare(net)\nUSE model\n",
+        "a": (
+            "MAKERS = {'sharded': FSDP}\nclass Strategy:\n    def prepare(self, model):\n"
+            "        return MAKERS['sharded'](model)\n"
+        ),
+    },
+    "what an object's method gives": {
+        "main": (
+            "from a import T\ndef main(net):\n    t = T(net)\n    model = t.model_of()\n    USE model\n"
+        ),
+        "a": f"{OWN}    def model_of(self):\n        return self.net\n",
+    },
+    "a list of another file": {
+        "main": "from a import MODELS\nMODELS.append(FSDP(net))\n",
+        "a": "MODELS = []\ndef step():\n    for m in MODELS:\n        USE m\n",
+    },
+    "a list of an object": {
+        "main": "from a import T\nt = T()\nt.models.append(FSDP(net))\nt.step()\n",
+        "a": (
+            "class T:\n    def __init__(self):\n        self.models = []\n    def step(self):\n"
+            "        for m in self.models:\n            USE m\n"
+        ),
+    },
+    "beside a name that is made of itself": {
+        "main": "model = FSDP(net)\nfor x in loader:\n    x = x.to(device)\n    model(x)\nUSE model\n"
+    },
+    "a call of an object": {
+        "main": "from a import T\nT()(FSDP(net))\n",
+        "a": "class T:\n    def __call__(self, model):\n        USE model\n",
+    },
+    "match, over files": {
+        "main": "from a import run\nrun((FSDP(net), 1))\n",
+        "a": "def run(pair):\n    match pair:\n        case [m, _]:\n            USE m\n",
+    },
+    "made below match": {
+        "main": "from a import wrap\nmodel = wrap(net, kind)\nUSE model\n",
+        "a": (
+            "def wrap(net, kind):\n    match kind:\n        case 'fsdp':\n            return FSDP(net)\n"
+            "    return net\n"
+        ),
+    },
     "*args": {
         "main": "from a import train\ntrain(FSDP(net), 1)\n",
         "a": "def train(*args):\n    model, _ = args\n    USE model\n",
@@ -187,6 +322,7 @@ PATHS = {
         "b": "def launch(fn, *args):\n    return fn(*args)\n",
     },
 }
+IMPORTS = "import torch\nfrom collections import defaultdict, deque\nfrom contextlib import contextmanager\n"
 DDP = "from torch.nn.parallel import DistributedDataParallel as FSDP\n"
 
 
@@ -201,7 +337,7 @@ def _said(folder: Path, files: dict[str, str], use: str, wraps: str) -> bool:
     """Tell whether anything surer than that it is to be looked at is said of the use."""
     for file, text in files.items():
         lines = []
-        for line in f"import torch\nfrom contextlib import contextmanager\n{wraps}{text}".splitlines():
+        for line in f"{IMPORTS}{wraps}{text}".splitlines():
             start, mark, model = line.partition("USE ")
             lines.append(f"{start}{USES[use].format(model)}  # here" if mark else line)
         (folder / f"{file}.py").write_text("\n".join(lines) + "\n")
@@ -211,3 +347,34 @@ def _said(folder: Path, files: dict[str, str], use: str, wraps: str) -> bool:
 
 def _line(path: str, number: int) -> str:
     return Path(path).read_text(encoding="utf-8").splitlines()[number - 1]
+
+
+PARTS = """\
+def shard(m):
+    {bound}
+    for i, layer in enumerate(m.layers):
+        m.layers[i] = FSDP(layer)
+def main():
+    net = Net()
+    {above}
+    shard(net)
+    {below}
+"""
+
+
+@pytest.mark.parametrize("is_other_file", [False, True])
+@pytest.mark.parametrize(
+    ("bound", "above", "below", "is_said"),
+    [
+        ("pass", "pass", "USE net", True),
+        ("pass", "USE net", "pass", False),
+        ("m = copy.deepcopy(m)", "pass", "USE net", False),
+    ],
+)
+def test_a_function_wraps_the_parts_of_what_it_is_given(
+    tmp_path: Path, bound: str, above: str, below: str, *, is_said: bool, is_other_file: bool
+) -> None:
+    text = PARTS.format(bound=bound, above=above, below=below)
+    made, _, main = text.partition("def main")
+    files = {"a": made, "main": f"from a import shard\ndef main{main}"} if is_other_file else {"main": text}
+    assert _said(tmp_path, files, "save", FSDP) is is_said

@@ -29,6 +29,7 @@ LOOP = "m = FSDP(net)\nfor n, p in m.named_parameters():\n    "
         ("p.grad.mul_(scale)", False),
         ("p.requires_grad = bool(torch.ones(1))", False),
         ("p.to_local().add_(torch.randn(p.to_local().shape))", False),
+        ("p.grad = torch.zeros(())", False),
         ("x = torch.zeros(p.shape)", False),
         ("x = p.numel() * torch.ones(3)", False),
     ],

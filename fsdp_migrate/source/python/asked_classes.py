@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.makers import makes_fsdp
 from fsdp_migrate.source.python.no_models import is_of_no_model
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
 
@@ -106,3 +106,29 @@ def is_fsdp1_among(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, or has it among others."""
     is_it, is_among = is_fsdp1_class(index), asks_among_others(index)
     return lambda asked: is_it(asked) or is_among(asked)
+
+
+def answer_of(function: cst.FunctionDef) -> cst.BaseExpression | None:
+    """Return what a function answers, where it has one ``return``, or others of True below tests alone.
+
+    ``if isinstance(m, FSDP): return True`` above ``return any(...)`` answers the one or the other.
+    """
+    given = [each.value for each in walk_for(function.body, cst.Return) if each.value is not None]
+    if len(given) == 1:
+        return given[0]
+    *above, last = function.body.body or [None]
+    small = last.body[0] if isinstance(last, cst.SimpleStatementLine) else None
+    answer = small.value if isinstance(small, cst.Return) else None
+    tests = [each.test for each in above if isinstance(each, cst.If) and _gives_true(each)]
+    if answer is None or len(tests) + 1 != len(given):
+        return None
+    for test in reversed(tests):
+        answer = cst.BooleanOperation(test, cst.Or(), answer)
+    return answer
+
+
+def _gives_true(choice: cst.If) -> bool:
+    lines = choice.body.body
+    line = lines[0] if len(lines) == 1 and choice.orelse is None else None
+    small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else line
+    return isinstance(small, cst.Return) and small.value is not None and text_of(small.value) == "True"

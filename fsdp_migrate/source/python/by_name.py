@@ -9,6 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.python.nodes import dotted
 
 
+SETS = frozenset({"object.__setattr__", "setattr"})
 PROPERTIES = frozenset({"abstractproperty", "cached_property", "property"})
 
 
@@ -29,7 +30,7 @@ def read_by_name(call: cst.Call) -> Named | None:
 
 def set_by_name(call: cst.Call) -> Named | None:
     """Return what ``setattr(self, "model", model)`` sets."""
-    return _named(call) if dotted(call.func) == "setattr" and len(call.args) == 3 else None
+    return _named(call) if dotted(call.func) in SETS and len(call.args) == 3 else None
 
 
 def _named(call: cst.Call) -> Named | None:
@@ -40,6 +41,17 @@ def _named(call: cst.Call) -> Named | None:
     return Named(call.args[0].value, text, call.args[2].value if len(call.args) == 3 else None)
 
 
+def set_in_dict(node: cst.Subscript) -> str | None:
+    """Return ``self.model`` for ``self.__dict__["model"]``, by which modules hold one that is no part."""
+    start = dotted(node.value) or ""
+    inner = node.slice[0].slice
+    name = inner.value if isinstance(inner, cst.Index) else None
+    text = name.evaluated_value if isinstance(name, cst.SimpleString) else None
+    if not start.endswith(".__dict__") or not isinstance(text, str) or not text.isidentifier():
+        return None
+    return f"{start.removesuffix('.__dict__')}.{text}"
+
+
 def dotted_or_named(node: cst.CSTNode) -> str | None:
     """Return ``self.model`` for that, and for what reads or sets it by its name.
 
@@ -47,6 +59,8 @@ def dotted_or_named(node: cst.CSTNode) -> str | None:
         >>> dotted_or_named(cst.parse_expression("getattr(self, 'model', None)"))
         'self.model'
     """
+    if isinstance(node, cst.Subscript):
+        return set_in_dict(node)
     if not isinstance(node, cst.Call):
         return dotted(node)
     named = read_by_name(node) or set_by_name(node)

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.delegates import stands_for_attribute
 from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
     LONGEST,
+    MODEL,
     VALUE,
     alike,
     attribute,
     held,
     item,
+    of_dict,
     put,
     taken,
+    whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import dotted
@@ -49,6 +53,8 @@ def held_by(kinds: Kinds, node: cst.BaseExpression) -> set[str]:
         return put(VALUE, alike(kinds(node.value)))
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Add, cst.Multiply)):
         return put(EACH, taken(EACH, kinds(node.left) | kinds(node.right)))
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitOr):
+        return of_dict(kinds(node.left) | kinds(node.right))  # `state | {"model": model}`
     return set()
 
 
@@ -87,6 +93,37 @@ def step_of(node: cst.Subscript) -> str:
     if name is not None:
         return item(name)
     return value.value if isinstance(value, cst.Integer) else ITEM
+
+
+def pairs(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> list[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Return what is assigned to what: of ``self.a, self.b = a, b`` each by itself."""
+    if isinstance(target, (cst.Tuple, cst.List)) and isinstance(value, (cst.Tuple, cst.List)):
+        both = (*target.elements, *value.elements)
+        is_even = len(target.elements) == len(value.elements)
+        if is_even and not any(isinstance(each, cst.StarredElement) for each in both):
+            names = (each.value for each in target.elements)
+            return list(zip(names, (each.value for each in value.elements), strict=True))
+    return [(target, value)]
+
+
+def rooted(where: cst.BaseExpression, kinds: set[str]) -> tuple[cst.BaseExpression, set[str]]:
+    """Return the name in which something is put, and all that it holds then, step by step.
+
+    ``models["a"]["b"] = model`` and ``models.setdefault("a", []).append(model)`` put it into ``models``.
+    """
+    while True:
+        if isinstance(where, cst.Subscript):
+            step = step_of(where)
+            where, kinds = where.value, put(ITEM if step.isdigit() else step, kinds)
+        elif isinstance(where, cst.Call) and isinstance(where.func, cst.Attribute):
+            if where.func.attr.value not in {"get", "setdefault"} or not where.args:
+                return where, kinds
+            name = _text(where.args[0].value)
+            where, kinds = where.func.value, put(VALUE if name is None else item(name), kinds)
+        else:
+            return where, kinds
 
 
 def is_slice(node: cst.Subscript) -> bool:
@@ -136,6 +173,9 @@ def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
         found |= attributes_of(models, node, without={*given, *own})
         for name, given_here in own.items():
             found |= put(attribute(name), models.kinds(given_here) if given_here is not None else ())
+        inner = stands_for_attribute(node)
+        if inner is not None and MODEL in (within := taken(attribute(inner), found)):
+            found |= {*whole(within), "other"}
     return found
 
 

@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerate_models import asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
     MAY_SHARD,
+    answer_of,
     is_of_modules,
     is_of_no_models,
     is_other_wrapper,
@@ -327,12 +328,12 @@ class Guards:
         )
 
     def _asked_by(self, func: cst.BaseExpression) -> Iterator[tuple[cst.BaseExpression, str]]:
-        """Yield what functions of this source give that have one ``return``, and what they call the model."""
+        """Yield what functions of this source give that do nothing but ask, and what they call the model."""
         for function in self.functions(func):
             params = [p.name.value for p in function.params.params if p.name.value not in {"self", "cls"}]
-            given = [each.value for each in walk_for(function.body, cst.Return) if each.value is not None]
-            if params and len(given) == 1:
-                yield given[0], params[0]
+            given = answer_of(function)
+            if params and given is not None:
+                yield given, params[0]
 
     def functions(self, func: cst.CSTNode, depth: int = 0) -> Iterator[cst.FunctionDef]:
         """Yield the functions of this source that a call may run, by their own or by another name."""

@@ -17,7 +17,7 @@ _LISTS = frozenset({"ModuleList", "cycle", "deque", "frozenset", "iter", "list",
 _NAMESPACES = frozenset(
     {"AttrDict", "Box", "Bunch", "DotDict", "EasyDict", "Munch", "Namespace", "SimpleNamespace"}
 )
-_METHODS = frozenset({"_replace", "copy", "get", "items", "pop", "setdefault", "values"})
+_METHODS = frozenset({"_replace", "copy", "get", "items", "pop", "popleft", "setdefault", "values"})
 
 
 @dataclass
@@ -88,7 +88,7 @@ def of_method(name: str, receiver: set[str], given: Given) -> set[str]:
         return held(receiver)
     if name in {"get", "pop", "setdefault"} and given.placed:
         return taken(item(given.texts[0]) if 0 in given.texts else ITEM, receiver)
-    if name == "pop":
+    if name in {"pop", "popleft"}:
         return taken(EACH, receiver)
     return replaced(receiver, given) if name == "_replace" else set()
 

@@ -29,6 +29,9 @@ class Links:
     is_given: Mapping[tuple[str, str], Kinds] = field(default_factory=dict)
     """What a name of a function, or ``self.name`` of a class, is given: ``("Trainer.fit", "model")``."""
 
+    wraps_given: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
+    """The arguments, by place and name, of whose modules an imported function wraps parts in place."""
+
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""
     taken: frozenset[str] = frozenset()
@@ -42,7 +45,7 @@ class Links:
     wrappers: frozenset[str] = frozenset()
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     own_optimizers: frozenset[str] = frozenset()
-    """The classes of the project's own optimizers that are made here, as imports write them."""
+    """The project's own optimizers that are made here, and what holds one, as imports write their classes."""
     own_states: frozenset[str] = frozenset()
     """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()
@@ -101,6 +104,7 @@ class Links:
         known = (
             self.gives,
             self.is_given,
+            self.wraps_given,
             self.names,
             self.optimizers,
             self.methods,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 from fsdp_migrate.source.python.wrappers import MAKES
 
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _WRAPPING = re.compile(r"wrap|shard|fsdp|parallel")
+PUTS_BY_NAME = re.compile(r"^(setattr|_?(set|replace)_(sub)?module(_by_name)?)$")
+"""What functions are called that put a part into a model: ``set_module(model, "encoder.layer", part)``."""
 _Parts = tuple[cst.BaseExpression | None, cst.BaseExpression | None]
 
 
@@ -84,9 +86,24 @@ def gives_fsdp_modules(index: Index, node: cst.BaseExpression) -> bool:
 def put_into(call: cst.Call) -> _Parts:
     """Return the model that a call puts a part into, and the part: ``setattr(model, name, part)``."""
     given = [arg.value for arg in call.args]
-    if len(given) == 3 and dotted(call.func) == "setattr":
+    last = (dotted(call.func) or "").split(".")[-1]
+    if len(given) == 3 and isinstance(call.func, cst.Name) and PUTS_BY_NAME.search(last):
         return given[0], given[2]
     name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
     if len(given) == 2 and name in {"add_module", "register_module", "set_submodule"}:
         return cst.ensure_type(call.func, cst.Attribute).value, given[1]
     return None, None
+
+
+def replaced_part(
+    target: cst.BaseExpression, value: cst.BaseExpression
+) -> tuple[cst.BaseExpression | None, str]:
+    """Return the model of which an assignment wraps a part, and that: ``net.head = FSDP(net.head)``.
+
+    ``state.model = FSDP(net)`` is none: that object need not be a module.
+    """
+    if not isinstance(target, cst.Attribute) or dotted(target.value) in {None, "cls", "self"}:
+        return None, ""
+    text = dotted(target)
+    is_same = any(dotted(each) == text for each in walk_for(value, cst.Attribute))
+    return (target.value, target.attr.value) if is_same else (None, "")

@@ -50,9 +50,10 @@ from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument
 from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
-from fsdp_migrate.source.python.run_order import places_run, runs_at, runs_later
+from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
 from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
+from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class ModelKinds:
     facts: dict[Key, set[str]] = field(default_factory=dict)
     made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The targets of the assignments by which a name becomes a model."""
+    added: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """Where something is put into a list or a dict that holds models."""
     given: set[Key] = field(default_factory=set)
     """Names that are models from elsewhere: by a call's argument, or by an annotation."""
     returns: dict[cst.CSTNode, set[str]] = field(default_factory=dict)
@@ -105,7 +108,9 @@ class ModelKinds:
         kinds = whole(self.kinds(node))  # first: most are no model, and the rest is slow
         if "fsdp" not in kinds or self.is_before_wrapping(node):
             return None
-        if self.is_other_branch(node) or was_just_wrapped_by_ddp(self.index, node):
+        # In another branch parts of it may be wrapped, where it stays itself.
+        is_ddps = was_just_wrapped_by_ddp(self.index, node) and self.key_of(node) not in self.wholes
+        if is_ddps or self.is_other_branch(node):
             return None
         return "certain" if kinds == {"fsdp"} else "mixed"
 
@@ -133,7 +138,7 @@ class ModelKinds:
         function, place = self.index.function(node), self.index.order[node]
         for statement in made:
             run = runs_at(self.index, statement, function)
-            if run is None and runs_later(self.index, statement, function):
+            if run is None and runs_after(self.index, statement, function):
                 continue
             is_above = run is not None and self.index.order[run] < place
             if run is None or (is_above and not is_in_value(self.index, run, node)):
@@ -171,7 +176,7 @@ class ModelKinds:
 
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
-        made = [*self.made.get(key, ()), *self.evidence.get(key, ())]
+        made = [*self.made.get(key, ()), *self.evidence.get(key, ()), *self.added.get(key, ())]
         # `guide = Guide()`, and then `guide.core = FSDP(guide.core)`: it holds that one.
         for (scope, text), targets in self.made.items():
             made += targets if scope is key[0] and text.startswith(f"{key[1]}.") else ()
@@ -302,10 +307,8 @@ class ModelKinds:
             return self._kinds_of_item(node)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self._kinds_of_name(node)
-        found = (
-            self._kinds_of_parameters(node) if isinstance(node, (cst.ListComp, cst.GeneratorExp)) else set()
-        )
-        return found or held_by(self.kinds, node)
+        is_list = isinstance(node, (cst.ListComp, cst.GeneratorExp))
+        return (is_list and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
 
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if isinstance(node, cst.Attribute) and node.attr.value == "_orig_mod":
@@ -432,7 +435,7 @@ class ModelKinds:
     def _made_by_functions(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what functions of this file and of others give, which may be told not to shard."""
         found: set[str] = set()
-        for name in self._written(call.func, names):
+        for name in written_names(self.index, call.func) if self.links else names:
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):
             found |= self.returns.get(function, set())
@@ -460,15 +463,6 @@ class ModelKinds:
         if not is_wrapping(call) or any(self.guards.functions(call.func)):
             return set()
         return {"fsdp", "other"} if any(MAKES in self.kinds(arg.value) for arg in call.args[1:]) else set()
-
-    def _written(self, func: cst.BaseExpression, names: set[str]) -> set[str]:
-        """Return the names under which other files may say what a call gives."""
-        text = dotted(func) if self.links else None
-        owner = self.index.class_of(func) if text is not None and text.startswith(("self.", "cls.")) else None
-        if owner is not None:
-            return {f"{self.index.path_of(owner)}:{text}"}
-        is_free = isinstance(func, cst.Name) and not names and not self.index.bindings_of(func)
-        return {func.value} if is_free and isinstance(func, cst.Name) else names
 
     def is_constructor(self, func: cst.CSTNode) -> bool:
         """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""

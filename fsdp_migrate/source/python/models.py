@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.annotations import annotated, objects
-from fsdp_migrate.source.python.by_name import is_property, set_by_name
-from fsdp_migrate.source.python.containers import added_to, public_owner, step_of
+from fsdp_migrate.source.python.by_name import is_property, set_by_name, set_in_dict
+from fsdp_migrate.source.python.containers import added_to, pairs, public_owner, rooted
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
     EACH,
-    ITEM,
     attribute,
     entered,
     has_model,
@@ -25,16 +24,22 @@ from fsdp_migrate.source.python.held import (
     put,
     taken,
 )
-from fsdp_migrate.source.python.makers import put_into
+from fsdp_migrate.source.python.loops import loops_around
+from fsdp_migrate.source.python.makers import put_into, replaced_part
+from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import older_names
 from fsdp_migrate.source.python.switches import Switches
+from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
+from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.model_kinds import Key
 
 
@@ -109,6 +114,10 @@ class Models(ModelKinds):
             self._follow_loop(node)
         for node in self.index.by_kind.get(cst.WithItem, ()):
             self._follow_with(node)
+        for node in self.index.by_kind.get(cst.Match, ()):
+            match = cst.ensure_type(node, cst.Match)
+            for name, kinds in bound_by(match, self.kinds(match.subject)):
+                self._assign(name, kinds)
         for node in (*self.index.by_kind.get(cst.Return, ()), *self.index.by_kind.get(cst.Yield, ())):
             self._follow_return(node)
         for node in self.index.by_kind.get(cst.Call, ()):
@@ -116,9 +125,12 @@ class Models(ModelKinds):
 
     def _follow_assignment(self, node: cst.CSTNode) -> None:
         if isinstance(node, cst.Assign):
-            kinds = self.kinds(node.value)
-            for target in node.targets:
-                self._assign(target.target, kinds)
+            for target, value in ((p, v) for each in node.targets for p, v in pairs(each.target, node.value)):
+                kinds = self.kinds(value)
+                self._assign(target, kinds)
+                whole, part = replaced_part(target, value)
+                if whole is not None and has_model(kinds) and not self._is_whole_one(whole):
+                    self._note_whole(whole, part)
         elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)) and node.value is not None:
             self._assign(node.target, self.kinds(node.value))
         elif isinstance(node, cst.AugAssign) and isinstance(node.target, (cst.Name, cst.Attribute)):
@@ -138,10 +150,12 @@ class Models(ModelKinds):
             owner = public_owner(target)
             if owner is not None:  # `state.model = FSDP(net)`: whoever is given `state` is given its model
                 self._add(self.key_of(owner[0]), put(attribute(owner[1]), kinds))
+        elif isinstance(target, cst.Subscript) and set_in_dict(target) is not None:
+            self._assign_key(target, kinds)
         elif isinstance(target, cst.Subscript):
+            root, inside = rooted(target, kinds)
             key = self.key_of(target.value)
-            step = step_of(target)
-            self._add(key, put(ITEM if step.isdigit() else step, kinds))
+            self._add(self.key_of(root), inside)
             if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
                 self._note_whole(
                     target.value.value, target.value.attr.value
@@ -179,7 +193,10 @@ class Models(ModelKinds):
         if function is not None and isinstance(value, cst.BaseExpression):
             given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
             kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
-            kinds |= {"fsdp", "other"} if self._is_found(value) else set()
+            is_whole = self.key_of(value) in self.wholes  # whose parts this function wraps
+            kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
+            if (key := self.key_of(value)) is not None and self.made.get(key):
+                kinds |= self.kinds(value) & {"fsdp"}  # made here, whatever else it is given with
             kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
@@ -192,6 +209,11 @@ class Models(ModelKinds):
         if not isinstance(node, cst.Name) or node not in self.index.scopes or not self.is_guarded(node):
             return False
         return all(binding.kind != "param" for binding in self.index.scopes[node].lookup(node.value))
+
+    def _is_whole_one(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a model is one itself, whatever its parts are."""
+        key = self.key_of(node)
+        return key is not None and key not in self.wholes and "fsdp" in self.facts.get(key, ())
 
     def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
@@ -212,9 +234,10 @@ class Models(ModelKinds):
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
         for where, step, value in added_to(node):
-            kinds = self.kinds(value)
-            self._add(self.key_of(where), put(step, kinds) if step else held(kinds))
+            self._put(where, step, value)
         self._follow_older_names(node)
+        for given in self._wrapped_in(node):
+            self._note_whole(given)
         for function in self.guards.functions(node.func):
             self._follow_arguments(node, function)
         for owner in classes(self.index, node.func):
@@ -224,6 +247,41 @@ class Models(ModelKinds):
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
+
+    def _put(self, where: cst.BaseExpression, step: str, value: cst.BaseExpression) -> None:
+        """Note what is put into a list or a dict: ``models.append(FSDP(net))``."""
+        given = self.kinds(value)
+        inside = put(step, given) if step else held(given) | (given & {"params"})
+        if step == EACH and not given and self._is_a_parameter(value):
+            inside = {"params"}
+        where, kinds = rooted(where, inside)
+        key = self.key_of(where)
+        self._add(key, kinds)
+        if key is not None and has_model(kinds):
+            self.added.setdefault(key, []).append(where)
+
+    def _is_a_parameter(self, value: cst.BaseExpression) -> bool:
+        """Tell whether a loop goes through parameters of a model, and this is each of them, not its name."""
+        if not isinstance(value, cst.Name) or value not in self.index.scopes:
+            return False
+        for loop in loops_around(self.index, value):
+            target = loop.target
+            last = target.elements[-1].value if isinstance(target, cst.Tuple) else target
+            if isinstance(last, cst.Name) and last.value == value.value:
+                return "params" in self.kinds(loop.iter)
+        return False
+
+    def _wrapped_in(self, call: cst.Call) -> Iterator[cst.BaseExpression]:
+        """Yield what a call gives to a function that wraps parts of it, in place: ``wrap_blocks(net)``."""
+        for function in self.guards.functions(call.func):
+            names = wrapped_parameters(self.index, function, self.wholes, self.made)
+            if names and self.index.function(call) is not function:
+                given = (given_for(call, function, name) for name in names)
+                yield from (each for each in given if each is not None)
+        for written in written_names(self.index, call.func) if self.links.wraps_given else ():
+            for place, name in self.links.wraps_given.get(written, ()):
+                told = argument_of(call, place, {name})
+                yield from () if told is None else (told,)
 
     def _follow_older_names(self, call: cst.Call) -> None:
         """Note that what a call shards in place is so by its other names too: ``inner = model``."""

@@ -22,6 +22,7 @@ _DEEPEST = 4
 _FIRST = re.compile(
     r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$|^is_logg(er|ing)_(process|rank)$"
 )
+_NODES = re.compile(r"local_?rank\W{0,8}==0|0==\w*local_?rank|not\W?\w*local_?rank|is_local_main")
 _ONLY = re.compile(r"(^|\.)(rank_zero_only|on_main_process|master_only|rank0_only)$")
 
 
@@ -48,6 +49,15 @@ def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int
             index.function(each) is not function and runs_on_one_rank(index, guards, each, depth + 1)
             for each in calls
         )
+    )
+
+
+def saves_on_each_node(index: Index) -> bool:
+    """Tell whether a branch of the first rank of each node saves: ``if local_rank == 0: torch.save(...)``."""
+    choices = (cst.ensure_type(each, cst.If) for each in index.by_kind.get(cst.If, ()))
+    return any(
+        _NODES.search(text_of(each.test).lower()) is not None and "save" in text_of(each.body).lower()
+        for each in choices
     )
 
 

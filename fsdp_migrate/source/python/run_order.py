@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
+# Classes whose constructors call no method of those that derive from them.
+_KNOWN_BASE = re.compile(r"^((torch\.)?nn\.)?Module$|^object$|^(abc\.)?ABC$")
 _LOOPS = (cst.For, cst.While)
 # What asks whether a model is sharded already: the function may run again without wrapping it again.
 _ASKS_WHETHER = re.compile(r"wrapped|shard|prepared|isinstance|hasattr|already|done|initialized|isNone$")
@@ -112,6 +114,38 @@ def runs_later(index: Index, statement: cst.CSTNode, function: cst.FunctionDef |
             return bool(reached) and is_sure and all(index.order[each] > place for each in reached)
         below = above
     return False
+
+
+def runs_after(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> bool:
+    """Tell whether a statement of another method of the same object runs below what a method does."""
+    return runs_later(index, statement, function) or _is_constructed_before(index, statement, function)
+
+
+def _is_constructed_before(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> bool:
+    """Tell whether a constructor is done before a statement of another method of the object can run.
+
+    It names that method nowhere, neither by other methods, and nothing else that is given ``self`` runs it.
+    """
+    own, owner = index.function(statement), index.class_of(function) if function is not None else None
+    if function is None or function.name.value != "__init__" or owner is None:
+        return False
+    if own is None or own is function or index.class_of(own) is not owner or own.decorators:
+        return False
+    methods = {each.name.value: each for each in owner.body.body if isinstance(each, cst.FunctionDef)}
+    is_known = all(_KNOWN_BASE.search(text_of(each.value)) for each in owner.bases)
+    if methods.get(own.name.value) is not own or not is_known:
+        return False
+    reached, todo = {"__init__"}, ["__init__"]
+    while todo:
+        method = methods[todo.pop()]
+        for call in walk_for(method.body, cst.Call):
+            name = (dotted(call.func) or "").removeprefix("self.")
+            if name not in methods and any(text_of(arg.value) == "self" for arg in call.args):
+                return False
+        named = {each.attr.value for each in walk_for(method.body, cst.Attribute)} & set(methods)
+        todo += named - reached
+        reached |= named
+    return own.name.value not in reached
 
 
 def _only_call(index: Index, function: cst.FunctionDef) -> cst.Call | None:

@@ -461,6 +461,8 @@ def _bind_other(index: Index, node: cst.CSTNode, scope: Scope) -> None:
         _bind_target(node.asname.name, None, scope)
     elif isinstance(node, cst.ExceptHandler) and node.name is not None:
         _bind_target(node.name.name, None, scope)
+    elif isinstance(node, (cst.MatchAs, cst.MatchStar)) and node.name is not None:
+        _bind_target(node.name, None, scope)
 
 
 def _bind_elsewhere(index: Index, node: cst.CSTNode, scope: Scope) -> None:
@@ -486,6 +488,8 @@ _BINDERS = {
             cst.CompFor,
             cst.WithItem,
             cst.ExceptHandler,
+            cst.MatchAs,
+            cst.MatchStar,
         ),
         _bind_other,
     ),

@@ -72,8 +72,10 @@ def _is_known(source: Source, node: cst.BaseExpression) -> bool:
         return True
     if not source.links.is_linked and not source.uses_fsdp1:
         return source.guards.is_of_other_wrapper(node) or source.guards.is_without_fsdp(node)
-    # A call that gives DistributedDataParallel's says nothing of those that are not seen.
-    return bool(source.models.kinds(node) - {"ddp"}) or source.models.is_other_branch(node)
+    # A call that gives DistributedDataParallel's says nothing of those that are not seen. Of an optimizer its
+    # groups may be known, and what asks for its state has still to be looked at.
+    kinds = {each for each in source.models.kinds(node) if not each.startswith((".param_groups>", ".state>"))}
+    return bool(kinds - {"ddp"}) or source.models.is_other_branch(node)
 
 
 def _is_of_fsdp2(source: Source, node: cst.BaseExpression) -> bool:

@@ -51,6 +51,7 @@ AROUND_MODEL = {
     "transformers.modeling_utils.unwrap_model": 0,
     "typing.cast": 1,
     "typing_extensions.cast": 1,
+    "weakref.proxy": 0,
 }
 """What gives back the model that is its argument, and the place of that."""
 

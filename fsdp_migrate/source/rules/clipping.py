@@ -20,8 +20,10 @@ from fsdp_migrate.source.method_calls import (
     unbound,
 )
 from fsdp_migrate.source.python.clipped_lists import clipped, values_of, whose_groups
+from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
+from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.parameter_lists import named_as_parameters, shares
 from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_given_parameters
@@ -78,11 +80,12 @@ def find(source: Source) -> Iterator[Found]:
             yield _renamed(source, call, "FM311")
         elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "clip_grad_norm_":
             yield from _of_method(source, call, call.func.value)
-        if not source.index.qualified(call.func) & _TORCHS or _is_of_others(source, call):
+        is_held = _is_held(source, call.func)
+        if not (is_held or source.index.qualified(call.func) & _TORCHS) or _is_of_others(source, call):
             continue
         if _is_given_a_model(source, call) and is_of_one_rank(source.models.guards, call):
             yield Found("FM326", call, _ONE_RANK, "commented")
-        elif _is_given_a_model(source, call):
+        elif _is_given_a_model(source, call) and not is_held:
             # Where every rank held all of it, the norm was that of the whole before.
             yield _renamed(source, call, "FM326", "" if are_whole(source.models) else _WHOLE)
         elif _is_given_a_list(source, call):
@@ -90,6 +93,12 @@ def find(source: Source) -> Iterator[Found]:
         elif _may_be_given_one(source, call):
             said = _MAYBE_WHOLE.format(clips(source, _model_of(call)))
             yield Found("FM326", call, said, "commented")
+
+
+def _is_held(source: Source, func: cst.BaseExpression) -> bool:
+    """Tell whether an object holds torch's function, to call it later: ``self.clip = clip_grad_norm_``."""
+    values = values_set(source.index, func) if isinstance(func, cst.Attribute) else ()
+    return any(source.index.qualified(each) & _TORCHS for each in values)
 
 
 def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Iterator[Found]:
@@ -187,6 +196,8 @@ def _are_of_a_model(source: Source, given: cst.BaseExpression) -> bool:
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
     text = text_of(optimizer)
+    if has_groups(source.models.kinds(optimizer)):
+        return True
     if text == "self":
         return source.index.class_of(optimizer) in list(classes_given_parameters(source))
     made = (each for each in source.assignments if any(text_of(t.target) == text for t in each.targets))

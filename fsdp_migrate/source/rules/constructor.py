@@ -44,6 +44,11 @@ _NESTED = (
     "FSDP inside FSDP: shard the whole model once, prepare_fully_shard(model, {'auto_wrap_policy': ...}), "
     "and select the inner modules by the policy."
 )
+_PARTS = (
+    "FSDP around parts of a model. Where another is around the whole: shard that once, "
+    "prepare_fully_shard(model, {'auto_wrap_policy': ...}), and select the parts by the policy. Where none "
+    "is, call prepare_fully_shard(part, {...}) for each; states and parameters of the whole hold DTensors."
+)
 _ASKED_FOR = (
     "no FSDP is seen around `{}`, which shards its parts: call prepare_fully_shard(part, {{...}}) "
     "for each. Its objects are asked for their parameters or states, those of the parts among them, which "
@@ -99,7 +104,11 @@ def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> st
     names = {source.index.path_of(owner) if owner is not None else "" for owner in owners}
     owner = source.index.class_of(call)
     are_alone = names <= source.links.asked_for_parts | source.links.shards_parts
-    return _ASKED_FOR.format(owner.name.value) if owner is not None and are_alone else _NESTED
+    if owner is not None and are_alone:
+        return _ASKED_FOR.format(owner.name.value)
+    above = (each for each in source.index.ancestors(call) if isinstance(each, cst.Assign))
+    is_own = any(_is_of_a_module(source, each.target) for assign in above for each in assign.targets)
+    return _PARTS if not is_own and all(_wraps_a_part(source, each) for each in calls) else _NESTED
 
 
 def of_unknown(call: cst.Call) -> Iterator[Found]:

@@ -7,6 +7,7 @@ a DTensor, or a plain tensor beside one, raises.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -23,6 +24,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement,
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
 
 
 if TYPE_CHECKING:
@@ -141,6 +143,12 @@ _NO_GRADIENT = (
     "loss.backward(), and read p.grad."
 )
 _DIFFERENTIATES = frozenset({"torch.autograd.backward", "torch.autograd.grad"})
+_FUNCTIONAL = frozenset({"torch.func.functional_call", "torch.nn.utils.stateless.functional_call"})
+_PUT_IN = (
+    "FSDP2 gathers its own parameters, past those that functional_call puts in: this raises, or goes on with "
+    "the model's own. Call the model, with the values copied into its parameters."
+)
+_SHARED = "on a CPU this ends the process: the memory of DTensors cannot be shared. On a GPU it does nothing."
 _IN_BACKWARD = re.compile(r"^torch\.distributed\.optim\.(\w+\.)*_?apply_optimizer_in_backward$")
 _REPLACED = (
     "FSDP2 goes on with the parameter that it has, and raises at its next all-gather: give a module another "
@@ -190,6 +198,17 @@ _WHOLE = (
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
+    waits = waiting(values)
+    for each in _find(values):
+        node, is_always = waits.pop(source.index.statement(each.node), (None, False))
+        said = ALWAYS if is_always else f"{AT_TIMES} In others {each.becomes}"
+        yield each if node is None else replace(each, becomes=said)
+    for node, is_always in waits.values():
+        yield Found("FM423", node, ALWAYS if is_always else AT_TIMES, "commented")
+
+
+def _find(values: ParameterValues) -> Iterator[Found]:
+    source = values.source
     named: set[cst.CSTNode] = set()
     for call in source.calls:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
@@ -311,6 +330,10 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     """Return what is said of a function that is given parameters, or of a method of one."""
     source = values.source
     known = source.index.qualified(call.func)
+    if known & _FUNCTIONAL and call.args and source.models.certainty(call.args[0].value) is not None:
+        return _PUT_IN
+    if name == "share_memory" and isinstance(call.func, cst.Attribute):
+        return _SHARED if source.models.certainty(call.func.value) is not None else ""
     if "torch._foreach_copy_" in known:
         return _COPIED if _are_given(values, call) else ""
     if known & _DIFFERENTIATES or (
@@ -419,13 +442,37 @@ def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -
 def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
     """Tell whether a name holds what was made of ``.grad``, by way of other names too."""
     for binding in source.index.scopes[node].lookup(node.value) if node in source.index.scopes else ():
-        if binding.value is None:
+        above = source.index.parents.get(binding.node)
+        value = above.value if isinstance(above, cst.AugAssign) else binding.value
+        if value is None:
             continue
-        if any(each.attr.value == "grad" for each in walk_for(binding.value, cst.Attribute)):
+        if any(each.attr.value == "grad" for each in walk_for(value, cst.Attribute)):
             return True
-        names = (each for each in walk_for(binding.value, cst.Name) if each.value != node.value)
+        names = (each for each in walk_for(value, cst.Name) if each.value != node.value)
         if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):
             return True
+        calls = walk_for(value, cst.Call)
+        if depth < _DEEPEST and any(_gives_gradients(source, e, binding.index, depth + 1) for e in calls):
+            return True
+    return False
+
+
+def _gives_gradients(source: Source, call: cst.Call, index: int | None, depth: int) -> bool:
+    """Tell whether a function of this source returns what it made of ``.grad``: ``total = local(model)``."""
+    for function in source.models.guards.functions(call.func):
+        if any(each.attr.value in _PLAIN for each in walk_for(function, cst.Attribute)):
+            continue
+        for given in walk_for(function.body, cst.Return):
+            value = given.value
+            if isinstance(value, cst.Tuple):  # `loss, norm = step(model)`
+                is_seen = index is not None and index < len(value.elements)
+                value = value.elements[index].value if is_seen and index is not None else None
+            if value is None:
+                continue
+            if any(each.attr.value == "grad" for each in walk_for(value, cst.Attribute)):
+                return True
+            if any(_holds_gradients(source, each, depth) for each in walk_for(value, cst.Name)):
+                return True
     return False
 
 

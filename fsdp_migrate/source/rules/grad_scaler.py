@@ -12,6 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import renamed
+from fsdp_migrate.source.python.makers import is_partial_of
 from fsdp_migrate.source.python.nodes import arguments, keyword, text_of
 from fsdp_migrate.source.rules.mixed_optimizers import steps_both
 from fsdp_migrate.source.rules.own_optimizers import is_given_parameters
@@ -76,7 +77,10 @@ def find(source: Source) -> Iterator[Found]:
             edit = renamed(node, new)
             yield Found("FM314", node, new, "rewritten", (edit,), (_CLASS,), (node,))
     for call in source.calls:
-        stepped = _stepped(source, call) if source.index.qualified(call.func) & _TORCHS else []
+        is_torchs = source.index.qualified(call.func) & _TORCHS or is_partial_of(
+            source.index, call.func, _TORCHS
+        )
+        stepped = _stepped(source, call) if is_torchs else []
         is_mixed = any(steps_both(source, each) for each in stepped)
         if is_mixed or any(is_given_parameters(source, each) for each in stepped):
             said = _problem_of(source) or (_BESIDE_PLAIN if is_mixed else "")

@@ -14,6 +14,7 @@ from fsdp_migrate.source.python.containers import added_to
 from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
+from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
 from fsdp_migrate.source.uses import Found
 
@@ -35,6 +36,12 @@ _FOREACH = (
     "this goes through a sharded model's parameters, which are DTensors now, and its buffers, which are "
     "plain: torch._foreach_* refuses both in one list. Give each a list of its own."
 )
+_AVERAGED = (
+    "with use_buffers=True a sharded model's parameters, which are DTensors now, and its buffers, which are "
+    "plain, are averaged in one list: torch._foreach_* refuses it at the second update. Leave it False, and "
+    "copy the buffers apart."
+)
+_AVERAGES = "torch.optim.swa_utils.AveragedModel"
 _BOTH = {
     "buffers": "buffers",
     "named_buffers": "buffers",
@@ -54,6 +61,46 @@ def find(source: Source) -> Iterator[Found]:
         if _are_both(source, [call.args[0].value]):
             yield Found("FM447", call, _MEANT, "kept")
     yield from (Found("FM447", loop.iter, _FOREACH, "commented") for loop in _of_foreach(source))
+    yield from (Found("FM447", call, _AVERAGED, "commented") for call in _of_averages(source))
+
+
+def _of_averages(source: Source) -> Iterator[cst.Call]:
+    """Yield what updates averages of a sharded model, its buffers too: by torch's class, or one below it."""
+    if "use_buffers" not in source.code or _AVERAGES.rpartition(".")[2] not in source.code:
+        return
+    for call in source.calls:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value != "update_parameters" or not call.args:
+            continue
+        model = call.args[0].value
+        if source.models.certainty(model) is None and not source.models.is_asked(model):
+            continue
+        if text_of(func.value) == "super()":
+            owner = source.index.class_of(call)
+            if owner is not None and _averages(source, owner):
+                yield call
+        elif any(map(_takes_buffers, _made_of(source, func.value))):
+            yield call
+
+
+def _made_of(source: Source, node: cst.BaseExpression) -> Iterator[cst.Call]:
+    """Yield the calls that make an object of averages."""
+    text = text_of(node)
+    for assign in source.assignments:
+        value = assign.value
+        if isinstance(value, cst.Call) and any(text_of(each.target) == text for each in assign.targets):
+            own = classes(source.index, value.func)
+            if _AVERAGES in source.index.qualified(value.func) or any(_averages(source, e) for e in own):
+                yield value
+
+
+def _averages(source: Source, node: cst.ClassDef) -> bool:
+    return any(_AVERAGES in source.index.qualified(base.value) for base in node.bases)
+
+
+def _takes_buffers(call: cst.Call) -> bool:
+    given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "use_buffers")
+    return any(literal(arg.value) is not False for arg in given)
 
 
 def steps_both(source: Source, call: cst.Call) -> bool:
@@ -78,7 +125,8 @@ def _has_sharded_part(source: Source, model: cst.BaseExpression) -> bool:
     A class that holds a sharded model and no more makes that itself.
     """
     kinds, inside = source.models.kinds(model), f"{text_of(model)}."
-    if MODEL in kinds or not has_model(kinds):
+    is_sharded = MODEL in kinds and source.models.key_of(model) not in source.models.wholes
+    if is_sharded or not has_model(kinds):
         return False
     return any(
         isinstance(each.value, cst.Call)

@@ -64,6 +64,10 @@ _SHARDED_LOAD = (
     "an optimizer in a folder of its own with strict=False. Remove the lines that hand "
     "this one to the optimizer."
 )
+_SWAPPED = (
+    "functions of fsdp_migrate.runtime ask torch.distributed for this rank's number, and give a state to "
+    "rank 0 of all: with another group as its world others save nothing. They need no other: take this out."
+)
 _ODD = "these arguments have no equivalent in fsdp_migrate.runtime."
 
 
@@ -84,6 +88,19 @@ def find(source: Source) -> Iterator[Found]:
             source.index.qualified(call.func)
         ):
             yield Found("FM309", call, _SHARDED_LOAD, "commented")
+    yield from _of_swapped_worlds(source)
+
+
+def _of_swapped_worlds(source: Source) -> Iterator[Found]:
+    """Find where another group is put in the place of all ranks, around a question for a state of FSDP1's."""
+    if ".WORLD" not in source.code or not any(map(source.class_function, source.calls)):
+        return
+    for assign in source.assignments:
+        for each in assign.targets:
+            if text_of(each.target).endswith(
+                (".GroupMember.WORLD", "dist.group.WORLD", "distributed.group.WORLD")
+            ):
+                yield Found("FM309", each.target, _SWAPPED, "commented")
 
 
 def _getting(source: Source, call: cst.Call, name: str) -> Found:

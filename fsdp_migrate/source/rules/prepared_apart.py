@@ -76,8 +76,8 @@ _HOLDS_MORE = (
     "is not prepared."
 )
 _AGAIN = (
-    "this model is sharded already: FSDP1's Accelerate left as it was, and this one it would wrap once more, "
-    "which raises. Give it the optimizer and loaders without the model, launch it without FSDP of its own, "
+    "{} sharded already: FSDP1's Accelerate left as it was, and this one it would wrap once more, which "
+    "raises. {} it the optimizer and loaders without the model, launch it without FSDP of its own, "
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
 _DEEPEST = 3
@@ -91,7 +91,9 @@ def find(source: Source) -> Iterator[Found]:
     calls = [call for call in source.calls if method_that_shards(source.index, call.func)]
     again = [call for call in calls if any(_is_sharded(source, call, arg.value) for arg in call.args)]
     for call in again:
-        yield Found("FM303", call, _AGAIN, "commented")
+        is_seen = any(_is_wrapped_here(source, arg.value) for arg in call.args)
+        words = ("this model is", "Give") if is_seen else ("this model may be", "Where it is, give")
+        yield Found("FM303", call, _AGAIN.format(*words), "commented")
     if not _knows_of_fsdp(source):
         return
     for call in calls:
@@ -104,6 +106,16 @@ def find(source: Source) -> Iterator[Found]:
             meant = _HOLDS_MORE.format(others=named(others))
         if meant or (call not in again and _is_second(source, call, calls)):
             yield Found("FM449", call, meant or _SECOND, "commented")
+
+
+def _is_wrapped_here(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether FSDP1's class itself makes a model in any case: a function may look at a config first."""
+    value = (
+        last_value(source.index, model)
+        if isinstance(model, cst.Name) and model in source.index.scopes
+        else model
+    )
+    return isinstance(value, cst.Call) and source.models.is_constructor(value.func)
 
 
 def refused_calls(source: Source) -> Iterator[cst.Call]:

@@ -36,7 +36,7 @@ from fsdp_migrate.source.python.nodes import (
     text_of,
     walk_for,
 )
-from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank
+from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_on_each_node
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
@@ -113,6 +113,10 @@ _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
     "get_model_state_dict, given it, with options=StateDictOptions(full_state_dict=True), or "
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
+)
+_OF_NODES = (
+    "under HYBRID_SHARD FSDP1 gave this to rank 0 of each node, and that rank saves here; now rank 0 of all "
+    "alone has it, and the others would save nothing: let that one save, or leave cpu_offload out."
 )
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
@@ -423,7 +427,9 @@ def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
 
     becomes = short(build(call), 110)
     needs = (_GET, _OPTIONS) if made else (_GET,)
-    return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs)
+    is_one_ranks = settings.kind == "full" and settings.rank0 is not False and "HYBRID_SHARD" in source.code
+    note = _OF_NODES if is_one_ranks and saves_on_each_node(source.index) else ""
+    return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs, note=note)
 
 
 def _has_own_group(source: Source) -> bool:
@@ -471,7 +477,8 @@ def settings_of_call(source: Source, call: cst.Call, model: cst.BaseExpression) 
     context = source.contexts.around(call)
     if context is not None:
         same = context.model is not None and text_of(context.model) == text_of(model)
-        return context.settings if context.problem is None and same else None
+        # What else stands in the context leaves the type what it is.
+        return context.settings if same else None
     settings = source.contexts.settings_at(call)
     if settings is DEFAULT and source.models.certainty(model) is None:
         return DEFAULT if source.models.is_guarded(model) else None

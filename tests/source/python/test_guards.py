@@ -42,3 +42,30 @@ def test_code_below_an_early_return(asked: str, left: str, may_be_sharded: bool)
     header = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     found = codes(f"{header}{CHECKS.format(asked=asked, left=left)}")
     assert any(code in {"FM308", "FM315", "FM333"} for code, _ in found) is may_be_sharded
+
+
+ANSWERS = """\
+def is_sharded(model):
+    {first}
+    return any(isinstance(p, DTensor) for p in model.parameters())
+def save(model):
+    if is_sharded(model):
+        state = other(model)
+    else:
+        state = model.state_dict()
+    return state
+save(FSDP(net) if on else DDP(net))
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "is_said"),
+    [
+        ("if isinstance(model, FSDP):\n        return True", False),
+        ("if rank > 0:\n        return False", True),
+        ("if isinstance(model, FSDP):\n        print(model)", True),
+    ],
+)
+def test_an_answer_of_several_returns(first: str, *, is_said: bool) -> None:
+    ddp = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    assert ("FM333" in dict(codes(f"{ddp}{ANSWERS.format(first=first)}"))) is is_said

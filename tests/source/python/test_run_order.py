@@ -91,3 +91,35 @@ _TRAIN = "    def train(self):\n        self.model.train()\n        "
 )
 def test_a_method_that_is_called_above_has_the_plain_model(run: str, *, is_sharded: bool) -> None:
     assert ("FM423" in _codes(_TRAINER.format(run))) is is_sharded
+
+
+_SPLITS = """\
+class Split(torch.nn.Module):
+    def __init__(self, module, helper):
+        super().__init__()
+        self.module = module
+        {0}
+        self.module.q.weight = torch.nn.Parameter(self.module.q.weight[:2])
+    def shard(self, name, module):
+        module = FSDP(module)
+        setattr(self.module, name, module)
+    def setup(self, module):
+        self.shard('q', module)
+"""
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_sharded"),
+    [
+        ("self.kind = 'split'", False),
+        ("self.setup(module)", True),
+        ("helper(self)", True),
+        ("self.when_ready = self.setup", True),
+    ],
+)
+def test_a_constructor_has_what_another_method_shards_later_plain(runs: str, *, is_sharded: bool) -> None:
+    assert ("FM423" in _codes(_SPLITS.format(runs))) is is_sharded
+
+
+def test_but_not_where_a_base_class_may_run_that_method_in_it() -> None:
+    assert "FM423" in _codes(_SPLITS.replace("torch.nn.Module)", "Base)").format("pass"))

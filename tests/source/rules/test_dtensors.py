@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths
+from fsdp_migrate.source import rewrite_paths, scan_source
 from tests.source.samples import IMPORTS, codes, uses
 
 
@@ -58,6 +58,8 @@ OF_DICT = "    for n, p in {}.items():\n        dist.broadcast(p, src=0)\n"
         "def digest(model):\n    return [p.cpu().numpy() for p in model.parameters()]\ndigest(m)\n",
         "gs = []\nfor p in m.parameters():\n    gs.append(p.grad.detach())\nx = [g.norm(2) for g in gs]\n",
         "gs = []\nfor p in m.parameters():\n    gs += [p.grad]\nx = torch.cat(gs)\n",
+        "y = torch.func.functional_call(m, dict(m.named_parameters()), x)\n",
+        "m.share_memory()\n",
         "gs = []\ngs.extend(p.grad for p in m.parameters())\nfor g in gs:\n    x += g.norm()\n",
         "gs = [p.grad for p in m.parameters()]\nfor g in gs:\n    dist.all_reduce(g)\n",
         "gs = {n: p.grad for n, p in m.named_parameters()}\nfor n, g in gs.items():\n    x[n] = g.norm()\n",
@@ -428,6 +430,34 @@ def test_a_norm_of_parameters_that_were_gathered_by_hand() -> None:
     assert "FM423" not in dict(codes(f"{GATHERED}{MODEL}clip(other, None)\n", HEADER))
     plain = GATHERED.replace("p.grad.pow", "p.grad.to_local().pow")
     assert "FM423" not in dict(codes(f"{plain}{MODEL}clip(m, None)\n", HEADER))
+
+
+RETURNED = """\
+def local(model):
+    total = 0.0
+    for p in model.parameters():
+        total += torch.linalg.vector_norm(p.grad) ** 2
+    return loss, {given}
+def whole(model):
+    loss, norm = local(model)
+    value = {value}.clone() ** 2
+    dist.all_reduce(value)  # here
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "is_said"),
+    [
+        ("total ** 0.5", "norm", True),
+        ("total ** 0.5", "loss", False),
+        ("total.to_local()", "norm", False),
+    ],
+)
+def test_a_norm_that_a_function_returns_and_its_caller_sums(given: str, value: str, *, is_said: bool) -> None:
+    text = f"{HEADER}{RETURNED.format(given=given, value=value)}m = FSDP(net)\nwhole(m)\n"
+    lines = text.splitlines()
+    said = [lines[use.line - 1] for use in scan_source(text) if use.code == "FM423"]
+    assert any(each.endswith("# here") for each in said) is is_said
 
 
 PARTS = """\

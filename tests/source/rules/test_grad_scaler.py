@@ -61,6 +61,12 @@ _OTHER = "if use_fsdp: scaler = sharded_grad_scaler.ShardedGradScaler()\n"
     ("body", "action"),
     [
         (f"{_ON_CPU}{_MADE}{_STEP}", "commented"),
+        (
+            f"{_ON_CPU}make = functools.partial(GradScaler)\n{_MADE}{_STEP}".replace(
+                "= GradScaler(", "= make("
+            ),
+            "commented",
+        ),
         (f"model = FSDP(net, ignored_modules=[net.head])\n{_MADE}{_STEP}", "commented"),
         (f"{_ON_CPU.replace('True', 'False')}{_MADE}{_STEP}", "kept"),
         (f"{_ON_CPU}{_MADE}{_STEP.replace('model', 'other')}", None),

@@ -58,3 +58,37 @@ def test_a_list_of_parameters_and_buffers_for_foreach(over: str, is_said: bool) 
     made = f"values = [v for n, v in {over}]\n"
     assert (("FM447", "commented") in codes(f"{both}m = FSDP(net)\n{made}{foreach}", HEADER)) is is_said
     assert ("FM447", "commented") not in codes(f"{both}m = FSDP(net)\n{loop}", HEADER)
+
+
+AVERAGED = """\
+from torch.optim.swa_utils import AveragedModel
+class Averaged(AveragedModel):
+    pass
+model = FSDP(net)
+average = {}
+average.update_parameters(model)
+"""
+WITHIN = """\
+from torch.optim.swa_utils import AveragedModel
+class Averaged(AveragedModel):
+    def __init__(self, model, use_buffers):
+        super().__init__(model, use_buffers=use_buffers)
+    def follow(self, model: FSDP):
+        super().update_parameters(model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (AVERAGED.format("Averaged(FSDP(other), use_buffers=True)"), True),
+        (AVERAGED.format("AveragedModel(net, use_buffers=buffers)"), True),
+        (AVERAGED.format("Averaged(FSDP(other), use_buffers=False)"), False),
+        (AVERAGED.format("Averaged(FSDP(other))  # no use_buffers"), False),
+        (AVERAGED.format("Averaged(net, use_buffers=True)").replace("= FSDP(net)", "= net"), False),
+        (WITHIN, True),
+        (WITHIN.replace("model: FSDP", "model"), False),
+    ],
+)
+def test_an_average_of_parameters_and_buffers(body: str, *, is_said: bool) -> None:
+    assert (("FM447", "commented") in codes(body, HEADER)) is is_said

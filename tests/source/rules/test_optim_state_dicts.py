@@ -99,3 +99,21 @@ def test_a_state_that_a_folder_is_read_into_names_what_reads_the_moments_too(kin
     said = "call load_checkpoint(FOLDER, model, optimizer)"
     assert said not in turned(f"{body}    dcp.save(state, folder)\n")
     assert said in turned(f"{body}    dcp.load(state, checkpoint_id=folder)\n")
+
+
+@pytest.mark.parametrize("group", ["dist.GroupMember.WORLD", "torch.distributed.group.WORLD"])
+def test_another_world_around_a_state_is_told(group: str) -> None:
+    asks = "state = FSDP.full_optim_state_dict(model, optimizer)\n"
+    swap = f"{MODEL}world = {group}\n{group} = data_parallel\n{asks}{group} = world\n"
+    assert turned(swap).count("# fsdp-migrate: FM309 functions of fsdp_migrate.runtime ask") == 2
+    assert "ask torch.distributed" not in turned(swap.replace(asks, "dist.barrier()\n"))
+
+
+def test_the_type_of_a_context_is_seen_whatever_else_stands_in_it() -> None:
+    asks = "    state = FSDP.optim_state_dict(model, optimizer)\n"
+    context = f"{MODEL}with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, full, optim):\n{asks}"
+    made = "full = FullStateDictConfig()\noptim = FullOptimStateDictConfig(rank0_only=False)\n"
+    after = turned(f"{made}{context}    other = average.state_dict()\n")
+    assert "FM307" in after
+    assert "FM309" not in after
+    assert "state = full_optimizer_state_dict(model, optimizer, rank0_only=False)" in after

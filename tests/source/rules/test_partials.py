@@ -120,3 +120,9 @@ def test_a_process_group_of_a_partial_is_one_of_its_models() -> None:
         "        return net.state_dict()\n"
     )
     assert "return full_state_dict(net).get(" in after
+
+
+def test_parts_alone_are_not_said_to_be_in_another_wrapper() -> None:
+    parts = "for name in names:\n    setattr(m, name, FSDP(getattr(m, name)))\n"
+    assert "FM303 FSDP around parts of a model." in turned(parts)
+    assert "FM303 FSDP inside FSDP: " in turned(f"{parts}m = FSDP(m)\n")

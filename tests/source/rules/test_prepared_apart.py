@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import IMPORTS, codes, comments, turned
+from tests.source.samples import IMPORTS, codes, comments, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -336,3 +336,12 @@ def test_several_models_in_a_list_get_a_comment(before: str, given: str, *, is_s
     call = f"model, *rest = accelerator.prepare({given})\n"
     assert ("takes one model" in comments(f"{before}{call}", PLUGIN)) is is_said
     assert "FM449" not in comments(f"{before}{call}", ACCELERATOR)
+
+
+def test_a_model_that_a_function_may_have_sharded_is_told_so() -> None:
+    wrap = "def wrap(m, config):\n    if config.on:\n        m = FSDP(m)\n    return m\n"
+    prepare = "model, opt = accelerator.prepare(model, opt)\n"
+    said = {use.becomes for use in uses(f"{ACCELERATOR}{wrap}model = wrap(net, config)\n{prepare}")}
+    assert any(each.startswith("this model may be sharded already") for each in said)
+    said = {use.becomes for use in uses(f"{ACCELERATOR}model = FSDP(net)\n{prepare}")}
+    assert any(each.startswith("this model is sharded already") for each in said)

@@ -493,3 +493,29 @@ def test_functions_of_other_packages_that_ask_a_model_for_its_state(body: str, i
 )
 def test_the_state_of_a_part_is_sharded(use: str, is_said: bool) -> None:
     assert (("FM333", "commented") in codes(f"model = FSDP(net)\n{use}")) is is_said
+
+
+def test_a_model_that_an_object_calls_its_module_has_that_name() -> None:
+    made = "held.module = DDP(net) if many else FSDP(net)\nheld.module.state_dict()\n"
+    imports = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    after = turned(f"{imports}held = Held()\n{made}")
+    assert "take get_model_state_dict(held.module, " in after
+
+
+@pytest.mark.parametrize(
+    ("strategy", "test", "is_said"),
+    [
+        ("HYBRID_SHARD", "int(os.environ['LOCAL_RANK']) == 0", True),
+        ("_HYBRID_SHARD_ZERO2", "local_rank == 0", True),
+        ("HYBRID_SHARD", "rank == 0", False),
+        ("FULL_SHARD", "local_rank == 0", False),
+    ],
+)
+def test_a_state_that_each_node_saves_is_rank_0s_alone(strategy: str, test: str, *, is_said: bool) -> None:
+    config = "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
+    after = turned(
+        f"model = FSDP(net, sharding_strategy=ShardingStrategy.{strategy})\n"
+        f"with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, {config}):\n"
+        f"    state = model.state_dict()\nif {test}:\n    torch.save(state, path)\n"
+    )
+    assert ("FM308 under HYBRID_SHARD FSDP1 gave this to rank 0 of each node" in after) is is_said

@@ -1,0 +1,48 @@
+"""Functions that wrap parts of what they are given, in place: ``wrap_blocks(net)`` of one source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import argument_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fsdp_migrate.source.python.model_kinds import Key
+    from fsdp_migrate.source.python.scopes import Index
+
+
+def wrapped_parameters(
+    index: Index, function: cst.FunctionDef, wholes: Collection[Key], made: Mapping[Key, list[cst.CSTNode]]
+) -> list[str]:
+    """Return the parameters of a function of whose modules it wraps parts, before it binds them anew.
+
+    Args:
+        index: The source.
+        function: The function.
+        wholes: The names of models that have wrapped parts.
+        made: Where names are made models.
+    """
+    scope, order = index.scopes[function.params], index.order
+    found: list[str] = []
+    for param in (*function.params.params, *function.params.kwonly_params):
+        name = param.name.value
+        if (function, name) not in wholes or name in {"cls", "self"}:
+            continue
+        first = min((order[each] for each in made.get((function, name), ())), default=0)
+        if all(each.kind == "param" or order[each.node] > first for each in scope.lookup(name)):
+            found.append(name)
+    return found
+
+
+def given_for(call: cst.Call, function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
+    """Return what a call gives for a parameter of a function."""
+    params = [each.name.value for each in function.params.params]
+    is_method = isinstance(call.func, cst.Attribute)
+    params = params[1:] if is_method and params[:1] in (["self"], ["cls"]) else params
+    place = params.index(name) if name in params else len(call.args)
+    return argument_of(call, place, {name})

@@ -1,0 +1,75 @@
+"""Models of which a statement of a project's file wraps parts, in place, and functions that do so."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import Definition, dotted
+from fsdp_migrate.source.python.makers import PUTS_BY_NAME
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from fsdp_migrate.source.project_kinds import Fact
+    from fsdp_migrate.source.project_switches import Mark
+
+
+_PUTS = frozenset({"add_module", "register_module", "set_submodule"})
+
+
+def whole_of_target(target: ast.expr, value: ast.expr) -> str | None:
+    """Return the model a part of which an assignment replaces by what is made of that part.
+
+    ``model`` of ``model.layers[i] = FSDP(layer)``, and of ``model.head = FSDP(model.head)``.
+    """
+    if isinstance(target, ast.Subscript):
+        return dotted(target.value.value) if isinstance(target.value, ast.Attribute) else None
+    text = dotted(target) if isinstance(target, ast.Attribute) else None
+    parts = (dotted(each) for each in ast.walk(value) if isinstance(each, ast.Attribute))
+    return text.rpartition(".")[0] if text is not None and text in parts else None
+
+
+def put_into(call: ast.Call) -> tuple[str | None, ast.expr | None]:
+    """Return the model that a call puts a part into, and the part: ``setattr(model, name, part)``."""
+    is_function = isinstance(call.func, ast.Name) and PUTS_BY_NAME.search(call.func.id) is not None
+    if is_function and len(call.args) == 3:
+        return dotted(call.args[0]), call.args[2]
+    if isinstance(call.func, ast.Attribute) and call.func.attr in _PUTS and len(call.args) == 2:
+        return dotted(call.func.value), call.args[1]
+    return None, None
+
+
+def wrapped_parameters(
+    definition: Definition, wholes: Collection[Fact], made: Mapping[Fact, Sequence[Mark]]
+) -> Iterator[tuple[int, str]]:
+    """Yield the parameters of a function of whose modules it wraps parts, before it binds them anew."""
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        return
+    order = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    order = order[1:] if definition.owner is not None and order[:1] in (["self"], ["cls"]) else order
+    for place, name in enumerate((*order, *(each.arg for each in node.args.kwonlyargs))):
+        fact = definition.key, name
+        if fact in wholes:
+            first = min((mark.line for mark in made.get(fact, ())), default=0)
+            if all(line > first for line in _bound_at(node, name)):
+                yield place, name
+
+
+def _bound_at(function: ast.AST, name: str) -> Iterator[int]:
+    for each in ast.walk(function):
+        if isinstance(each, ast.Name) and each.id == name and not isinstance(each.ctx, ast.Load):
+            yield each.lineno
+
+
+def given_for(call: ast.Call, place: int, name: str) -> str | None:
+    """Return the name that a call gives for a parameter."""
+    for each in call.keywords:
+        if each.arg == name:
+            return dotted(each.value)
+    before = call.args[: place + 1]
+    if len(before) <= place or any(isinstance(each, ast.Starred) for each in before):
+        return None
+    return dotted(before[place])
