@@ -39,7 +39,7 @@ _NORM = (
 )
 _TEXT = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which takes no format and stands in no list for "
-    "torch.tensor: take .item() of it, on every rank."
+    "torch.tensor: take .full_tensor() of it, on every rank."
 )
 _FORMAT = re.compile(r"\{[^{}]*:[^{}]+\}")
 _ARRAYS = frozenset({"numpy", "tolist"})
