@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerators import method_that_shards
+from fsdp_migrate.source.python.evidence import imports_fsdp1
+from fsdp_migrate.source.python.fabric_models import set_up
 from fsdp_migrate.source.python.last_values import stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import FSDP2
@@ -97,6 +100,8 @@ def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bo
     if owner is None or any(_IS_MODULE.search(dotted(base.value) or "") for base in owner.bases):
         return False
     values = [*values_set(source.index, node), *_values_taken_apart(owner, text_of(node))]
+    if any(_is_prepared(source, each, node) for each in values):
+        return True
     return all(_comes_from_elsewhere(source, each, depth) for each in values if text_of(each) != "None")
 
 
@@ -120,11 +125,25 @@ def _part_of(value: cst.BaseExpression, place: int, count: int) -> cst.BaseExpre
 def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:
     bindings = source.index.scopes[node].lookup(node.value) if node in source.index.scopes else []
     given = [each for each in bindings if each.value is None or text_of(each.value) != "None"]
+    if any(_is_prepared(source, each.value, node) for each in given):
+        return True
     return bool(given) and all(
         each.kind in {"param", "other"}
         or (each.value is not None and _comes_from_elsewhere(source, each.value, depth))
         for each in given
     )
+
+
+def _is_prepared(source: Source, value: cst.BaseExpression | None, node: cst.CSTNode) -> bool:
+    """Tell whether a framework gave a model above a place, in a source that imports FSDP1: it may be asked.
+
+    How it is launched may stand in no file of the project.
+    """
+    if not isinstance(value, cst.Call) or not (method_that_shards(source.index, value.func) or set_up(value)):
+        return False
+    is_above = source.index.order[value] < source.index.order[node]
+    is_here = source.index.function(value) is source.index.function(node)
+    return (is_above or not is_here) and imports_fsdp1(source.index)
 
 
 def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int) -> bool:
