@@ -100,7 +100,9 @@ def method_that_shards(index: Index, func: cst.BaseExpression) -> str:
     # By the method's name first: whose it is takes the text of the source.
     if found is None or found.attr.value not in PREPARES:
         return ""
-    return found.attr.value if is_accelerator(dotted(found.value) or "", index) else ""
+    # `Accelerator().prepare_model(model)`
+    owner = found.value.func if isinstance(found.value, cst.Call) else found.value
+    return found.attr.value if is_accelerator(dotted(owner) or "", index) else ""
 
 
 def _is_named(last: str) -> bool:

@@ -14,7 +14,9 @@ import libcst as cst
 
 from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
+    asks_by_switch,
     asks_for_fsdp,
+    fsdp_may_run,
     fsdp_said,
     is_list_of_models,
     prepared,
@@ -80,7 +82,7 @@ class Frameworks:
 
     @functools.cached_property
     def _asks_accelerate(self) -> bool:
-        return asks_for_fsdp(self.index)
+        return asks_for_fsdp(self.index) or asks_by_switch(self.index, self.guards)
 
     @functools.cached_property
     def _told(self) -> bool:
@@ -172,13 +174,14 @@ class Frameworks:
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
         if ACCELERATE not in kinds:
             return False
-        if any(fsdp_said(test, truth=truth) is False for test, truth in self.guards.facts(node)):
+        facts = list(self.guards.facts(node))
+        if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in facts):
             return True
         if self._accelerate:
             return False
         if self._told and not self._asks_accelerate:
             return False
-        return not any(fsdp_said(test, truth=truth) for test, truth in self.guards.facts(node))
+        return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in facts)
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

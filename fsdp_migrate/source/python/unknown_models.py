@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_said
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.fabric_models import set_up
@@ -135,15 +136,20 @@ def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:
 
 
 def _is_prepared(source: Source, value: cst.BaseExpression | None, node: cst.CSTNode) -> bool:
-    """Tell whether a framework gave a model above a place, in a source that imports FSDP1: it may be asked.
+    """Tell whether a framework gave a model above a place, in a source that knows of FSDP: it may be asked.
 
     How it is launched may stand in no file of the project.
     """
     if not isinstance(value, cst.Call) or not (method_that_shards(source.index, value.func) or set_up(value)):
         return False
+    facts = source.guards.facts(node)
+    if any(fsdp_said(test, truth=truth, index=source.index) is False for test, truth in facts):
+        return False
     is_above = source.index.order[value] < source.index.order[node]
     is_here = source.index.function(value) is source.index.function(node)
-    return (is_above or not is_here) and imports_fsdp1(source.index)
+    if not is_above and is_here:
+        return False
+    return imports_fsdp1(source.index) or asks_for_fsdp(source.index)
 
 
 def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int) -> bool:

@@ -104,6 +104,8 @@ def test_a_model_that_a_trainer_is_given_below_is_left_to_it() -> None:
         ("is_sharded = accelerator.distributed_type == 'FSDP'\n", True),
         ("is_sharded = trainer.is_fsdp_enabled\n", True),
         ("is_sharded = accelerator.is_fsdp2\n", False),
+        ("is_sharded = getattr(accelerator.state, 'fsdp_plugin', None) is not None\n", True),
+        ("is_sharded = accelerator.state.fsdp_plugin is not None\n", True),
         ("with FSDP.summon_full_params(model):\n    pass\n", True),
         ("own = FSDP(other)\nwith FSDP.summon_full_params(own):\n    pass\n", False),
         ("plan.fsdp_plugin.run()\n", False),
@@ -336,3 +338,23 @@ def test_several_models_in_a_list_get_a_comment(before: str, given: str, *, is_s
     call = f"model, *rest = accelerator.prepare({given})\n"
     assert ("takes one model" in comments(f"{before}{call}", PLUGIN)) is is_said
     assert "FM449" not in comments(f"{before}{call}", ACCELERATOR)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said", "else_said"),
+    [
+        ("args.use_fsdp", True, False),
+        ("using_fsdp and rank == 0", True, False),
+        ("not self.is_fsdp", False, True),
+        ("args.fsdp_dir", False, False),
+        ("args.shard", False, False),
+    ],
+)
+@pytest.mark.parametrize("prepares", ["accelerator.prepare(model)", "Accelerator().prepare_model(model)"])
+def test_a_switch_of_the_projects_own(prepares: str, test: str, *, is_said: bool, else_said: bool) -> None:
+    body = f"{ACCELERATOR}if {test}:\n    {{}}\nelse:\n    {{}}\n"
+    for code, expected in (
+        (body.format(f"model = {prepares}", "pass"), is_said),
+        (body.format("pass", f"model = {prepares}"), else_said),
+    ):
+        assert ("FM449" in {use.code for use in scan_source(code)}) is expected
