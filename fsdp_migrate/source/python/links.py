@@ -85,6 +85,9 @@ class Links:
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
 
+    keeps_module: bool = False
+    """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""
+
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
