@@ -42,10 +42,11 @@ def _wraps(project: Project, module: Module) -> bool:
         sharded = {ast.unparse(call.args[0]) for call in calls if call.args and _is_fsdp2s(call)}
         for call in calls:
             given = call.args[0] if call.args else None
-            inner = isinstance(given, ast.Call) and _is_fsdp2s(given)
-            if given is not None and (inner or ast.unparse(given) in sharded) and not _is_fsdp2s(call):
-                if any(_holds_module(each) for each in _classes(project, call)):
-                    return True
+            if given is None or _is_fsdp2s(call):
+                continue
+            is_sharded = ast.unparse(given) in sharded or (isinstance(given, ast.Call) and _is_fsdp2s(given))
+            if is_sharded and any(map(_holds_module, _classes(project, call))):
+                return True
     return False
 
 

@@ -38,7 +38,9 @@ class Compat(nn.Module):
         super().__init__()
         self.{name} = {value}
 """
-TRAIN = "from dist import distribute\n\n\ndef main(net):\n    model = distribute(net, True, 2)\n    model.module.head\n"
+TRAIN = (
+    "from dist import distribute\n\n\ndef main(net):\n    model = distribute(net)\n    model.module.head\n"
+)
 
 
 @pytest.mark.parametrize(

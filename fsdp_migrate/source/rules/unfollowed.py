@@ -187,6 +187,8 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     if name in _WHOLE_IN_CONTEXT and source.contexts.is_summoned(call):
         return None  # parameters are plain there, and whole
     if isinstance(func, cst.Attribute) and name in _SAID and not source.index.qualified(func):
+        if _is_of_another_kind(call, name):
+            return None
         model = _wrapped(source, func.value)
         last = last_word(model)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
@@ -204,6 +206,15 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     if name == "deepcopy" and given is not None and _is_of_settings(given):
         return None
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _is_of_another_kind(call: cst.Call, name: str) -> bool:
+    """Tell whether a state is asked, or given, otherwise than a module's: ``ema.state_dict(net)``."""
+    placed = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    if name == "state_dict":
+        return any(isinstance(each, (cst.Name, cst.Attribute)) for each in placed)
+    is_one = name == "load_state_dict" and len(placed) > 1 and is_model(last_word(placed[0]))
+    return is_one and "strict" not in text_of(placed[1]) and text_of(placed[1]) not in {"False", "True"}
 
 
 def _wrapped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:

@@ -46,6 +46,7 @@ def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
     [
         ("model.state_dict()", "get_model_state_dict"),
         ("model.load_state_dict(x)", "load_model_state_dict"),
+        ("model.load_state_dict(x.model, False)", "load_model_state_dict"),
         ("model.no_sync()", "no_sync(model)"),
         ("model.clip_grad_norm_(1.0)", "clip_grad_norm_(model, max_norm)"),
         ("model.save_pretrained(x)", "state_dict="),
@@ -89,6 +90,7 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
         "def run(x):\n    for p, q in zip(x.parameters(), x.parameters()):\n        p.add_(q)\n",
         "def run(main_config, x):\n    copy.deepcopy(main_config.model)\n    copy.deepcopy(x['cfg'].net)\n",
         "from megatron import mpu\ndef run(model, optim):\n    model.state_dict()\n    optim.state_dict()\n",
+        "def run(ema, net, x):\n    x.ema.state_dict(net)\n    ema.load_state_dict(x.model, x)\n",
         "def run(x):\n    with summon_full_params(x.base):\n        x.model.save_pretrained(1)\n",
     ],
 )
