@@ -9,7 +9,8 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
-from fsdp_migrate.source.python.accelerators import is_accelerator
+from fsdp_migrate.source.python.accelerators import is_accelerator, is_one
+from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
@@ -204,12 +205,13 @@ def is_an_accelerators_collective(source: Source, func: cst.BaseExpression) -> b
     )
 
 
-def is_fabrics_collective(func: cst.BaseExpression) -> bool:
+def is_fabrics_collective(source: Source, func: cst.BaseExpression) -> bool:
     """Tell whether a function is a collective of Fabric's, or of a LightningModule's: ``self.all_gather``."""
     if not isinstance(func, cst.Attribute) or func.attr.value not in _FABRICS:
         return False
-    owner = (dotted(func.value) or "").lower()
-    return owner.endswith("fabric") or (func.attr.value == "all_gather" and owner in _GATHERERS)
+    owner = dotted(func.value) or ""
+    is_its = is_one(FABRICS, owner, source.index)
+    return is_its or (func.attr.value == "all_gather" and owner.lower() in _GATHERERS)
 
 
 def is_accelerates_norm(source: Source, node: cst.BaseExpression) -> bool:

@@ -57,7 +57,7 @@ def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found
-    imports = {path: set(_imports(project, path)) for path in project.texts if not is_a_test(path)}
+    imports = {path: set(imports_of(project, path)) for path in project.texts if not is_a_test(path)}
     latest = found
     for _ in range(_FARTHEST):
         latest = {path for path, those in imports.items() if path not in found and those & latest}
@@ -69,7 +69,7 @@ def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     return found
 
 
-def _imports(project: Project, path: Path) -> Iterator[Path]:
+def imports_of(project: Project, path: Path) -> Iterator[Path]:
     """Yield the files that a file imports, by its text: all are asked, and parsing takes long."""
     text = project.texts[path]
     for written, is_name in _written(text):

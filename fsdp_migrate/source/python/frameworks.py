@@ -117,7 +117,7 @@ class Frameworks:
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
         found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
-        return found or (set_up(call) if self._fabric else set())
+        return found or (set_up(self.index, call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is of which the source itself says nothing: the model of a Trainer."""

@@ -31,6 +31,8 @@ class Links:
 
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""
+    objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By frameworks' classes the names here that are objects of them, which other files make."""
     taken: frozenset[str] = frozenset()
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()

@@ -140,7 +140,9 @@ def _is_prepared(source: Source, value: cst.BaseExpression | None, node: cst.CST
 
     How it is launched may stand in no file of the project.
     """
-    if not isinstance(value, cst.Call) or not (method_that_shards(source.index, value.func) or set_up(value)):
+    if not isinstance(value, cst.Call) or not (
+        method_that_shards(source.index, value.func) or set_up(source.index, value)
+    ):
         return False
     facts = source.guards.facts(node)
     if any(fsdp_said(test, truth=truth, index=source.index) is False for test, truth in facts):
