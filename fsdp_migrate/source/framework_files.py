@@ -54,6 +54,7 @@ _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
 _OPTION = re.compile(r"['\"]--strategy['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
+_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
@@ -69,6 +70,9 @@ def with_frameworks(
 ) -> dict[Path, Links]:
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
+    # What names the Trainer's optimizer may stand in another file than the Trainer.
+    of_arguments = (path for path, text in texts.items() if models.trainers and _ARGUMENTS.search(text))
+    told |= {path: {"transformers"} for path in of_arguments}
     for name, paths in models.told.items():
         for path in paths:
             told.setdefault(path, set()).add(name)

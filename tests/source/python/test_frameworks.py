@@ -73,6 +73,23 @@ def test_hugging_faces_trainer_has_sharded_its_model_after_training(body: str, c
     assert not said(f"{HF.replace('full_shard', '')}trainer.train()\n{body}")
 
 
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("**{'model': model, 'args': arguments}", True),
+        ("**dict(model=model, args=arguments)", True),
+        ("model, **more", True),
+        ("**more", False),
+        ("args=arguments, **kept", True),
+    ],
+)
+def test_a_trainer_that_is_given_a_dict(given: str, *, is_said: bool) -> None:
+    made = "more = {'args': arguments}\nkept = dict(model=model)\n"
+    source = HF.replace("trainer = Trainer(model=model, args=arguments)", f"{made}trainer = Trainer({given})")
+    assert source != HF
+    assert ("FM333" in said(f"{source}trainer.train()\nmodel.save_pretrained(p)\n")) is is_said
+
+
 def test_accelerates_model_is_sharded_where_its_type_is_found_to_be_fsdp() -> None:
     asked = "if accelerator.distributed_type == DistributedType.FSDP:\n    x = model.module\n"
     assert (

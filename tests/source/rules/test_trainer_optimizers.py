@@ -43,5 +43,11 @@ def test_what_fsdp2_cannot_step(tmp_path: Path, made: str, said: str) -> None:
         found = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
         assert [said in each for each in found] == [True] * expected
     (tmp_path / "fsdp.yaml").write_text(YAML.format("FSDP"))
+    # The arguments may stand in a file of their own.
+    (tmp_path / "train.py").write_text(f"{HEADER}from arguments import args\n{TRAINS}")
+    (tmp_path / "arguments.py").write_text(f"from transformers import TrainingArguments\n\n\n{made}")
+    found = [use.path[-12:] for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
+
+    assert "parse()" in made or found == ["arguments.py"] * bool(said)
     rewrite_paths([tmp_path], write=True)
     assert rewrite_paths([tmp_path]).changed == ()
