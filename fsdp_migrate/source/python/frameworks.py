@@ -174,14 +174,14 @@ class Frameworks:
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
         if ACCELERATE not in kinds:
             return False
-        facts = list(self.guards.facts(node))
-        if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in facts):
+        known = list(self.guards.facts(node))
+        if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in known):
             return True
         if self._accelerate:
             return False
         if self._told and not self._asks_accelerate:
             return False
-        return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in facts)
+        return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in known)
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

@@ -39,8 +39,7 @@ class ShownHere:
         if index.function(call) is not index.function(node):
             return False
         first, last = sorted((index.order[call], index.order.get(node, index.order[call])))
-        is_name = isinstance(node, cst.Name) and node in index.scopes
-        names = [each.node for each in index.bindings_of(node)] if is_name else []
+        names = [] if not isinstance(node, cst.Name) else [each.node for each in index.bindings_of(node)]
         bound = [*names, *(each.target for each in index.places_set(text_of(node)))]
         between = (each for each in bound if first < index.order.get(each, first) < last)
         return all(is_in_value(index, each, node) for each in between)  # `model = model.module`
