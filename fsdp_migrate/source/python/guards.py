@@ -185,16 +185,17 @@ class Guards:
     def _find_chosen(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
         said: list[tuple[cst.BaseExpression, bool]] = []
         for place in places_chosen(self.index, function):
-            known = (
-                (fact, fsdp_said(fact[0], truth=fact[1], index=self.index)) for fact in self.facts(place)
-            )
+            known = ((fact, self._said(fact)) for fact in self.facts(place))
             fact, is_fsdp = next(
                 ((fact, answer) for fact, answer in known if answer is not None), (None, None)
             )
-            if fact is None or any(fsdp_said(test, truth=truth) is not is_fsdp for test, truth in said):
+            if fact is None or any(self._said(each) is not is_fsdp for each in said):
                 return ()
             said.append(fact)
         return tuple(said[:1])
+
+    def _said(self, fact: tuple[cst.BaseExpression, bool]) -> bool | None:
+        return fsdp_said(fact[0], truth=fact[1], index=self.index)
 
     @functools.cached_property
     def _asks_launch(self) -> bool:
