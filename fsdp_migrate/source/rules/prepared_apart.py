@@ -63,7 +63,8 @@ _BY_TRAINER = (
 )
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
-    "its own, and leave out those that are not, `ema.to(accelerator.device)`."
+    "its own, and leave out those that are not, `ema.to(accelerator.device)`. An average that is left out "
+    "takes `p.full_tensor()` of the trained model's parameters where it is updated, on every rank."
 )
 _SECOND = (
     "Accelerate's FSDP2 looks for each class of `transformer_cls_names_to_wrap` (in a config "

@@ -37,7 +37,7 @@ def test_what_a_loop_goes_through_stands_in_none_of_its_rounds(code: str, expect
             "for name, module in module.named_modules():\n"
             "        if any(p.is_meta for p in module.parameters()):\n            module.eval()\n"
         ),
-        "while True:\n        child = parent.blocks[0]\n        parent = child.next\n        parent.w.norm()\n",
+        "while 1:\n        child = parent.blocks[0]\n        parent = child.next\n        parent.w.norm()\n",
         "y = [p.norm() for module in module.modules() for p in module.parameters()]\n",
     ],
 )

@@ -358,3 +358,23 @@ def test_a_switch_of_the_projects_own(prepares: str, test: str, *, is_said: bool
         (body.format("pass", f"model = {prepares}"), else_said),
     ):
         assert ("FM449" in {use.code for use in scan_source(code)}) is expected
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "is_said"),
+    [
+        ("class Net(nn.Module):\n    pass\n\n\nslow = Net().to(device)\n", "model, slow, optimizer", True),
+        ("class Net(nn.Module):\n    pass\n\n\nslow, x = Net(), 1\n", "model, slow, optimizer", True),
+        ("class Data(Dataset):\n    pass\n\n\nslow = Data()\n", "model, slow, optimizer", False),
+        ("", "model, ema, optimizer", True),
+        ("", "model, vae, optimizer", True),
+        ("", "model, slow, optimizer", False),
+    ],
+)
+def test_a_second_model_by_what_makes_it_or_its_name(made: str, given: str, *, is_said: bool) -> None:
+    asks = "print(accelerator.distributed_type == DistributedType.FSDP)\n"
+    code = f"{ACCELERATOR}{made}{asks}x, y, z = accelerator.prepare({given})\nupdate(slow)\n"
+    said = [use.becomes for use in scan_source(code) if use.code == "FM449"]
+    assert [("one model in a call" in each, "full_tensor()" in each) for each in said] == [
+        (True, True)
+    ] * is_said
