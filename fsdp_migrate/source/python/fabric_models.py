@@ -50,6 +50,22 @@ def shards_by_fabric(index: Index) -> bool:
     )
 
 
+def is_of_other_strategy(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether a test that has come out as ``truth`` says that a Fabric has another strategy.
+
+    Example:
+        >>> test = cst.parse_expression("isinstance(fabric.strategy, FSDPStrategy)")
+        >>> is_of_other_strategy(test, truth=False), is_of_other_strategy(test, truth=True)
+        (True, False)
+    """
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return is_of_other_strategy(test.expression, truth=not truth)
+    if truth or not isinstance(test, cst.Call) or len(test.args) != 2 or text_of(test.func) != "isinstance":
+        return False
+    asked, kind = (text_of(arg.value) for arg in test.args)
+    return asked.rpartition(".")[2] in {"strategy", "_strategy"} and kind.endswith("FSDPStrategy")
+
+
 def sets_up(code: str) -> bool:
     """Tell whether a text has a Fabric set up models, as its words say.
 

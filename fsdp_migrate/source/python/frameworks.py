@@ -23,7 +23,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     shards_by_accelerate,
 )
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
-from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
+from fsdp_migrate.source.python.fabric_models import FABRIC, is_of_other_strategy, set_up, shards_by_fabric
 from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     SHARDED,
@@ -172,6 +172,8 @@ class Frameworks:
         if f"{BY}transformers" in kinds:
             facts = self.guards.facts(node)
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
+        if FABRIC in kinds:
+            return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False
         known = list(self.guards.facts(node))
