@@ -22,9 +22,11 @@ from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
     convert_text,
     find_blocks,
+    looks_like_json,
     read_documents,
 )
 from fsdp_migrate.adapters.conversion.unknown import FILE, argument_paths
+from fsdp_migrate.adapters.conversion.written_configs import configs_written
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
@@ -243,7 +245,7 @@ def read_config_file(
 ) -> FSDP1Config:
     """Read FSDP1 arguments from a config file of any known framework, or a mapping of them, as words.
 
-    Of a shell script they are the flags of its launch line.
+    Of a shell script they are the flags of its launch line, or stand in a config that it writes.
 
     Raises:
         ConfigError: There is no such file, it cannot be read, it holds no FSDP settings or several, or an
@@ -262,19 +264,22 @@ def read_config_file(
 
 
 def documents_of(path: Path, text: str) -> list[Node]:
-    """Return what a file holds; of a shell script, what the flags of its commands stand for."""
+    """Return what a file holds; of a shell script, what its flags stand for and the configs in it."""
     name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
     if not is_script(name.suffix or name.name, text):
         return read_documents(text.removeprefix("\ufeff"), is_json=is_json_text(path, text))
     settings = settings_in_script(text)
-    if not settings:
+    documents = [document for each in settings for document in read_documents(each, is_json=True)]
+    for each in configs_written(text):
+        documents += read_documents(each, is_json=looks_like_json(each))
+    if not documents:
         told = ", ".join(block.path for block in convert_script(text).blocks)
         msg = (
             f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
             f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."
         )
         raise ConfigError(msg)
-    return [document for each in settings for document in read_documents(each, is_json=True)]
+    return documents
 
 
 def recomputes_units(path: str | os.PathLike[str]) -> bool:

@@ -70,7 +70,7 @@ def newest_backup(path: Path) -> Path | None:
 
 
 def write_whole(path: Path, data: bytes, *, like: Path | None) -> None:
-    """Write a file whole or not at all.
+    """Write a file whole or not at all; a link stays one, and a device or a pipe is written to.
 
     Args:
         path: The file.
@@ -80,6 +80,11 @@ def write_whole(path: Path, data: bytes, *, like: Path | None) -> None:
     Raises:
         OSError: It cannot be written; nothing is left of it.
     """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(data)
+        return
+    path = path.resolve() if path.is_symlink() else path
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:

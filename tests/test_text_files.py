@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from fsdp_migrate.source import rewrite_paths, rewrite_source
-from fsdp_migrate.text_files import unified_diff
+from fsdp_migrate.text_files import unified_diff, write_whole
 from tests.source.rewritten import AFTER, BEFORE, contents
 
 
@@ -89,3 +90,21 @@ def test_the_diff_of_a_file_elsewhere_is_named_from_the_root(
     name = (tmp_path / "a.py").as_posix().lstrip("/")
     for asked in ("../a.py", str(tmp_path / "a.py")):
         assert unified_diff("1\n", "2\n", asked).startswith(f"--- a/{name}\n+++ b/{name}\n")
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe, link, file = (tmp_path / name for name in ("pipe", "link", "file"))
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, b"text", like=None)
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    write_whole(link, b"new", like=None)
+    assert (link.is_symlink(), file.read_bytes()) == (True, b"new")
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path, b"new", like=None)

@@ -27,6 +27,7 @@ from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
+from fsdp_migrate.adapters.conversion.written_configs import convert_written
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.base import (
     Settings,
@@ -161,12 +162,14 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     blocks, findings = done.blocks, done.findings
     told, said = told_by_environment(text, settings)
     blocks, findings = [*blocks, *told], [*findings, *of_framework(said, blocks)]
+    written = convert_written(text, settings)
+    blocks, findings = [*blocks, *written.blocks], written.beside(findings)
     if not blocks:
         raise nothing_in_script(text, findings)
-    inner = settings_written(text)
-    if inner:
+    if inner := settings_written(text, written.lines):
         findings.append(make_finding("FM356", "here-document", inner))
-    return TextConversion(source, with_pieces(source, done.pieces), tuple(blocks), tuple(findings))
+    pieces = [*done.pieces, *written.pieces]
+    return TextConversion(source, with_pieces(source, pieces), tuple(blocks), tuple(findings))
 
 
 def settings_in_script(text: str) -> list[str]:

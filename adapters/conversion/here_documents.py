@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.shell import heredocs_of
+from fsdp_migrate.adapters.conversion.shell import here_documents
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 _SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 
 
-def settings_written(text: str) -> str:
+def holds_settings(inner: str) -> bool:
+    """Tell whether what a here-document holds has FSDP settings."""
+    return _SETTINGS.search(inner) is not None
+
+
+def settings_written(text: str, read: Collection[int] = ()) -> str:
     r"""Say which here-documents of a script hold FSDP settings; nothing where none does.
+
+    ``read``: the lines that ask for those that were read.
 
     Example:
         >>> settings_written("cat > c.yaml <<E\nfsdp_config:\n  a: 1\nE\n")[:47]
         'The here-document in line 1 holds FSDP settings'
     """
-    lines = [line for line, inner in heredocs_of(text) if _SETTINGS.search(inner)]
+    found = (each for each in here_documents(text) if each.line not in read)
+    lines = [each.line for each in found if holds_settings(text[each.start : each.end])]
     if not lines:
         return ""
     what = "here-document" if len(lines) == 1 else "here-documents"

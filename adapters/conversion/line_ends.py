@@ -41,5 +41,7 @@ def with_pieces(source: str, pieces: Iterable[Piece]) -> str:
     result = source
     for start, end, new in sorted(pieces, key=lambda piece: (piece.start, piece.end), reverse=True):
         first, last = (at + bisect_left(ends, at) for at in (start, end))
-        result = result[:first] + new + result[last:]
+        # Whole lines that are put there end as those did.
+        lines = new.replace("\n", "\r\n") if "\r\n" in source[first:last] else new
+        result = result[:first] + lines + result[last:]
     return result

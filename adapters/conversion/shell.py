@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.errors import ConfigError
 
@@ -233,17 +233,29 @@ def _number(word: str, text: str, depth: int) -> int | None:
     return _number(variable.group(2), text, depth + 1) if variable.group(2) else None
 
 
-def heredocs_of(text: str) -> Iterator[tuple[int, str]]:
-    r"""Yield the here-documents of a script: the line in which each is asked for, and what it holds.
+class HereDocument(NamedTuple):
+    """What a script gives a command as its input: the line that asks for it, and where it stands."""
+
+    line: int
+    start: int
+    end: int
+    is_quoted: bool
+    """Whether the shell leaves it as it is."""
+
+
+def here_documents(text: str) -> Iterator[HereDocument]:
+    r"""Yield the here-documents of a script.
 
     Example:
-        >>> list(heredocs_of("cat <<E\na\nE\n"))
-        [(1, 'a')]
+        >>> text = "cat <<E\na\nE\n"
+        >>> [(one.line, text[one.start : one.end]) for one in here_documents(text)]
+        [(1, 'a\n')]
     """
     for match in _HEREDOC.finditer(text):
-        start = _line_end(text, match.end())
-        end = re.compile(rf"^\s*{match.group(2)}\s*$", re.MULTILINE).search(text, start)
-        yield text.count("\n", 0, match.start()) + 1, text[start : end.start() if end else None].strip()
+        start = min(_line_end(text, match.end()) + 1, len(text))
+        found = re.compile(rf"^[ \t]*{match.group(2)}[ \t]*$", re.MULTILINE).search(text, start)
+        line = text.count("\n", 0, match.start()) + 1
+        yield HereDocument(line, start, found.start() if found else len(text), bool(match.group(1)))
 
 
 def commands_of(text: str) -> Iterator[tuple[int, int]]:

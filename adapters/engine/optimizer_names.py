@@ -49,14 +49,25 @@ _HINT = (
 def say_optimizer(block: Block, draft: Draft, key: str) -> None:
     """Say of an optimizer that is named beside FSDP's settings that it stops at its first step."""
     name = plain_values(block.owner).get(key)
-    if not isinstance(name, str):
-        return
+    said = said_of_optimizer(name) if isinstance(name, str) else None
+    if said is not None:
+        draft.say("FM343", block.beside(key), f"{name}: {said[0]}", said[1])
+
+
+def said_of_optimizer(name: str) -> tuple[str, str] | None:
+    """Return what FSDP2 cannot do with an optimizer of the Trainer's, by its name, and what can be taken.
+
+    Example:
+        >>> said_of_optimizer("adamw_torch") is None, said_of_optimizer("adafactor") is None
+        (True, False)
+    """
     if name in OF_BITSANDBYTES:
         instead = "`adamw_torch_8bit` (of torchao)" if "8bit" in name else "`adamw_torch`"
-        draft.say("FM343", block.beside(key), f"{name}: {_KERNELS}", _HINT.format(instead=instead))
-    elif name == "adafactor":
-        hint = _HINT.format(instead="`adamw_torch`, or `adamw_torch_8bit` (of torchao) with less memory,")
-        draft.say("FM343", block.beside(key), f"{name}: {_NORMS}", hint)
+        return _KERNELS, _HINT.format(instead=instead)
+    if name == "adafactor":
+        instead = "`adamw_torch`, or `adamw_torch_8bit` (of torchao) with less memory,"
+        return _NORMS, _HINT.format(instead=instead)
+    return None
 
 
 def say_arguments(block: Block, config: FSDP2Config, draft: Draft) -> None:

@@ -46,14 +46,14 @@ def methods_that_may_run(source: Source, body: cst.CSTNode, model: str) -> Itera
     """
     for call in walk_for(body, cst.Call):
         func = call.func
-        if isinstance(func, cst.Name) and _is_model(source, func, model):
+        if isinstance(func, cst.Name) and is_the_model(source, func, model):
             yield "forward"  # `unwrapped(x)`
         if not isinstance(func, cst.Attribute) or not is_own(func.attr.value):
             continue
         is_followed = text_of(func.value) in {"self", "cls"}
         if (
             not is_followed
-            and _is_model(source, func.value, model)
+            and is_the_model(source, func.value, model)
             and not _reads_alone(source, func.attr.value)
         ):
             yield func.attr.value
@@ -71,7 +71,8 @@ def is_own(name: str) -> bool:
     return _FIRST.match(name) is None or _COMPUTES.match(name) is not None
 
 
-def _is_model(source: Source, node: cst.BaseExpression, model: str) -> bool:
+def is_the_model(source: Source, node: cst.BaseExpression, model: str) -> bool:
+    """Tell whether an expression is a model of this name, by another name too: ``inner = model.module``."""
     if _is_the_model(node, model):
         return True
     if not isinstance(node, cst.Name) or node not in source.index.scopes:

@@ -282,8 +282,8 @@ MODEL_ALONE = (
 )
 """A call that gives Accelerate a model without its optimizer: right under FSDP1, and refused by its FSDP2."""
 PREPARED_MODEL = (
-    r"(?:^|_)(?:model|net|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic"
-    r"|discriminator)(?:_\w+)?$"
+    r"(?:^|_)(?:model|net|network|module|policy|unet|transformer|encoder|controlnet|teacher|student|critic"
+    r"|actor|backbone|discriminator|ema|generator|reference|vae)(?:_\w+)?$"
 )
 """What models are called that Accelerate is given."""
 PREPARED_WITH = r"optim|loader|sched|dataset|config|tokenizer|process|collat|(?:^|_)(?:dl|lr|opt|tok)(?:_|$)"

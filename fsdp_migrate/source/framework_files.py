@@ -12,14 +12,16 @@ from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
+from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.python.accelerators import prepares
+from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
@@ -36,8 +38,8 @@ _WORDS: dict[str, tuple[re.Pattern[str], Callable[[str], object], re.Pattern[str
         re.compile(r"fsdp_version(?!\s*=\s*1\b)"),
     ),
     "fabric": (
-        re.compile(r"\bFSDPStrategy\("),
-        re.compile(r"fabric\.setup(_module)?\(").search,
+        re.compile(r"\bFSDPStrategy\(|\bFabric\([^()]*strategy\s*=\s*['\"]fsdp"),
+        sets_up,
         re.compile(r"\bFabric\("),
         re.compile(r"\bModelParallelStrategy\("),
     ),
@@ -52,6 +54,7 @@ _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
 _OPTION = re.compile(r"['\"]--strategy['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
+_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
@@ -67,6 +70,9 @@ def with_frameworks(
 ) -> dict[Path, Links]:
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
+    # What names the Trainer's optimizer may stand in another file than the Trainer.
+    of_arguments = (path for path, text in texts.items() if models.trainers and _ARGUMENTS.search(text))
+    told |= {path: {"transformers"} for path in of_arguments}
     for name, paths in models.told.items():
         for path in paths:
             told.setdefault(path, set()).add(name)
@@ -74,6 +80,7 @@ def with_frameworks(
     links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
+    links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     known = {path: links.get(path, NOTHING) for path in told}
@@ -97,16 +104,23 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     """
     texts = project.texts
     users: dict[str, set[Path]] = {}
-    told = {name: set(_given(texts, name)) for name in _WORDS}
+    objects = made_objects(project)
+    given = {
+        name: {
+            path for path, text in texts.items() if takes(text) or KINDS[name].kind in objects.get(path, ())
+        }
+        for name, (_, takes, _, _) in _WORDS.items()
+    }
+    told = {name: set(_given(texts, name, given[name])) for name in _WORDS}
     for name, pattern in (("accelerate", ASKS_ACCELERATE), ("fabric", ASKS_FABRIC)):
-        told[name] |= _asked_by_configs(texts, name, around, pattern)
-    for name, (_, takes, _, is_new) in _WORDS.items():
+        told[name] |= _asked_by_configs(texts, name, around, pattern, given[name])
+    for name, (_, _, _, is_new) in _WORDS.items():
         own = {
             path
             for path, text in texts.items()
             if any(word in text for word in _TELLING[name])
             and _OWN[name].search(text)
-            and takes(text)
+            and path in given[name]
             and not is_new.search(text)
         }
         found = own | told[name]
@@ -117,16 +131,20 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         with_heirs(project, _running_trainers(texts, around)),
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
+        objects,
         told,
     )
 
 
 def _asked_by_configs(
-    texts: Mapping[Path, str], name: str, around: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]
+    texts: Mapping[Path, str],
+    name: str,
+    around: Iterable[str | os.PathLike[str]],
+    pattern: re.Pattern[str],
+    given: Collection[Path],
 ) -> set[Path]:
     """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
-    _, takes, _, is_new = _WORDS[name]
-    found = {path for path, text in texts.items() if takes(text) and not is_new.search(text)}
+    found = {path for path in given if not _WORDS[name][3].search(texts[path])}
     return found if found and asked_around(around, pattern) else set()
 
 
@@ -140,9 +158,9 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     return found if any(asks(text, ASKS_HF) for text in own) or asked_around(around, ASKS_HF) else set()
 
 
-def _given(texts: Mapping[Path, str], framework: str) -> Iterator[Path]:
+def _given(texts: Mapping[Path, str], framework: str, given: Collection[Path]) -> Iterator[Path]:
     """Yield the files that are given what another one makes: one of their own says by itself what it does."""
-    wants, takes, makes, is_new = _WORDS[framework]
+    wants, _, makes, is_new = _WORDS[framework]
     telling = (each for each in texts.items() if any(word in each[1] for word in _TELLING[framework]))
     asking = {path for path, text in telling if wants.search(text)}
     if not asking or any(map(is_new.search, texts.values())):
@@ -150,5 +168,5 @@ def _given(texts: Mapping[Path, str], framework: str) -> Iterator[Path]:
     if not any(makes.search(text) for text in texts.values()):
         return
     for path, text in texts.items():
-        if path not in asking and takes(text) and not makes.search(text):
+        if path not in asking and path in given and not makes.search(text):
             yield path

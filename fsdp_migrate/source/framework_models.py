@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.other_launches import is_of_other_launch
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import prepared_by
-from fsdp_migrate.source.python.accelerators import PREPARES, UNWRAPS, is_accelerator, method_in
+from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
-from fsdp_migrate.source.python.fabric_models import set_up_by
+from fsdp_migrate.source.python.fabric_models import FABRICS, set_up_by
+from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.starred import given_in
 
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.hf_trainers import HFProject
     from fsdp_migrate.source.lightning_project import LightningProject
     from fsdp_migrate.source.project import Place
+    from fsdp_migrate.source.python.named_objects import NamedObjects
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class FrameworkModels:
     """Lightning's modules and callbacks."""
     composer: ComposerProject | None = None
     """Composer's callbacks and algorithms."""
+    objects: Mapping[Path, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    """By file and class the names of frameworks' objects that other files make."""
     told: Mapping[str, Collection[Path]] = field(default_factory=dict)
     """By framework the files of which others say that it shards: another source, a config, a launch line."""
 
@@ -87,12 +91,18 @@ class FrameworkModels:
             tree, given = place.module.tree, [dotted(arg) or "" for arg in call.args]
             if any(isinstance(arg, ast.Starred) for arg in call.args):
                 given = given_in(tree, call)
-            if func.attr in PREPARES and is_accelerator(owner, tree):
+            if func.attr in PREPARES and self._is_one(ACCELERATORS, owner, place):
                 found = prepared_by(given, asked_in(tree))
             found = set() if found and is_of_other_launch(place) else found
         if not found and not isinstance(call.args[0], ast.Starred) and self._uses("fabric", place):
-            found = set_up_by(owner, func.attr, has_optimizers=len(call.args) > 1)
+            is_its = self._is_one(FABRICS, owner, place)
+            found = set_up_by(func.attr, has_optimizers=len(call.args) > 1) if is_its else set()
         return found
+
+    def _is_one(self, kind: NamedObjects, owner: str, place: Place) -> bool:
+        """Tell whether a name is a framework's object, as its own file says, or another."""
+        told = self.objects.get(place.module.path, {}).get(kind.kind, frozenset())
+        return last_part(owner) in told or is_one(kind, owner, place.module.tree)
 
     def _uses(self, framework: str, place: Place) -> bool:
         return place.module.path in self.users.get(framework, ())

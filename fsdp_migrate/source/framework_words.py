@@ -9,7 +9,8 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
-from fsdp_migrate.source.python.accelerators import is_accelerator
+from fsdp_migrate.source.python.accelerators import is_accelerator, is_one
+from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
@@ -161,12 +162,31 @@ def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
 
 
 def is_norm_used(source: Source, call: cst.Call) -> bool:
-    """Tell whether ``fabric.clip_gradients(model, ..., max_norm=1.0)`` is asked for the norm."""
+    """Tell whether ``fabric.clip_gradients(model, ..., max_norm=1.0)`` is asked for more than a number."""
     model = call.args[0].value if call.args and not call.args[0].star else None
     if model is None or source.models.sharded_by(model) != "fabric":
         return False
     by_value = any(arg.keyword is not None and arg.keyword.value == "clip_val" for arg in call.args)
-    return not by_value and not isinstance(source.index.parents[call], cst.Expr)
+    return not by_value and not all(_is_number(source, each) for each in _readers(source, call))
+
+
+def _readers(source: Source, call: cst.Call) -> list[cst.BaseExpression]:
+    """Return where what a call gives is read: behind its name, or at once."""
+    above = source.index.parents[call]
+    if isinstance(above, cst.Expr):
+        return []
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    readers = source.readers(target) if isinstance(target, cst.Name) else []
+    return [*readers] or [call]
+
+
+def _is_number(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a tensor of one element is made a number: ``norm.item()``, ``float(norm)``."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Attribute):
+        return above.attr.value == "item"
+    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+    return isinstance(call, cst.Call) and dotted(call.func) == "float"
 
 
 def is_norm_gathered(source: Source, call: cst.Call) -> bool:
@@ -192,12 +212,13 @@ def is_an_accelerators_collective(source: Source, func: cst.BaseExpression) -> b
     )
 
 
-def is_fabrics_collective(func: cst.BaseExpression) -> bool:
+def is_fabrics_collective(source: Source, func: cst.BaseExpression) -> bool:
     """Tell whether a function is a collective of Fabric's, or of a LightningModule's: ``self.all_gather``."""
     if not isinstance(func, cst.Attribute) or func.attr.value not in _FABRICS:
         return False
-    owner = (dotted(func.value) or "").lower()
-    return owner.endswith("fabric") or (func.attr.value == "all_gather" and owner in _GATHERERS)
+    owner = dotted(func.value) or ""
+    is_its = is_one(FABRICS, owner, source.index)
+    return is_its or (func.attr.value == "all_gather" and owner.lower() in _GATHERERS)
 
 
 def is_accelerates_norm(source: Source, node: cst.BaseExpression) -> bool:

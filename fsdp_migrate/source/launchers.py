@@ -1,4 +1,7 @@
-"""Launch lines in shell scripts: ``accelerate launch --use_fsdp``, ``train.py --fsdp full_shard``."""
+"""Launch lines in shell scripts: ``accelerate launch --use_fsdp``, ``train.py --fsdp full_shard``.
+
+And the configs that scripts write themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+State = Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
+_STATES: dict[str, State] = {"converted": "changes", "fsdp2": "fsdp2", "unused": "unused"}
+_IN_SCRIPT = "(a here-document with FSDP1's settings, which `fsdp-migrate config` converts in the script)"
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
 
 
 @dataclass(frozen=True)
 class LaunchFound:
-    """A command in a script that asks for FSDP. ``state``: what ``config --command`` would do with it.
+    """A command in a script that asks for FSDP, or writes a config that does.
+
+    ``state``: what ``fsdp-migrate config`` would do with it.
 
     ``codes`` are those of the findings that say of it what could be noticed.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
@@ -31,7 +39,7 @@ class LaunchFound:
     line: int
     command: str
     framework: str
-    state: Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
+    state: State
     message: str = ""
     codes: frozenset[str] = frozenset()
     lacks_version: bool = False
@@ -79,6 +87,21 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
         # `--fsdp_activation_checkpointing` may be an option of the script's own.
         if "accelerate" not in found.framework or "accelerate" in text or "--use_fsdp" in command:
             yield found
+    yield from _written(path, text)
+
+
+def _written(path: Path, text: str) -> Iterator[LaunchFound]:
+    """Yield the configs that a script writes itself, in here-documents."""
+    from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds
+    from fsdp_migrate.adapters.conversion.written_configs import convert_written
+
+    lines = text.splitlines()
+    for block in convert_written(with_line_feeds(text), None).blocks:
+        line = int(block.path.rpartition(" ")[2])
+        state = _STATES.get(block.state)
+        if state is not None:
+            said = _IN_SCRIPT if state == "changes" else ""
+            yield LaunchFound(str(path), line, lines[line - 1].strip(), block.framework, state, said)
 
 
 def commands_of(text: str) -> Iterator[tuple[int, str]]:

@@ -323,8 +323,8 @@ class Project:
         return self._bases[owner.key]
 
     def _find_bases(self, owner: Definition) -> Iterator[Definition]:
-        assert isinstance(owner.node, ast.ClassDef)
-        for base in owner.node.bases:
+        # What looks like a class by its name may be a function: `Base.kinds` of `@Base.kinds.getter`.
+        for base in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():
             text = dotted(base)
             if text is None:
                 continue

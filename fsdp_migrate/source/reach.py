@@ -30,6 +30,8 @@ _IMPORT: Final = re.compile(
     re.MULTILINE,
 )
 _BY_NAME: Final = re.compile(r"\bimport_module\(\s*f?['\"]([\w.]+?)(\.\{|['\"])")
+# It shards its models itself, and its optimizers and checkpoints meet no other.
+_MEGATRONS: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+megatron\b", re.MULTILINE)
 _FARTHEST: Final = 4
 
 
@@ -40,8 +42,13 @@ def with_reach(
 
     ``by_frameworks``: those whose models frameworks shard, as a config or a launch line asks.
     """
-    near = [path for path in _reached(project, by_frameworks) if may_find(project.texts[path])]
+    reached = ((path, project.texts[path]) for path in _reached(project, by_frameworks))
+    near = [path for path, text in reached if may_find(text) and not _is_megatrons(text)]
     return {**links, **{path: replace(links.get(path, NOTHING), is_near=True) for path in near}}
+
+
+def _is_megatrons(text: str) -> bool:
+    return _MEGATRONS.search(text) is not None and "fsdp" not in text.lower()
 
 
 def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
@@ -50,7 +57,7 @@ def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found
-    imports = {path: set(_imports(project, path)) for path in project.texts if not is_a_test(path)}
+    imports = {path: set(imports_of(project, path)) for path in project.texts if not is_a_test(path)}
     latest = found
     for _ in range(_FARTHEST):
         latest = {path for path, those in imports.items() if path not in found and those & latest}
@@ -62,7 +69,7 @@ def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     return found
 
 
-def _imports(project: Project, path: Path) -> Iterator[Path]:
+def imports_of(project: Project, path: Path) -> Iterator[Path]:
     """Yield the files that a file imports, by its text: all are asked, and parsing takes long."""
     text = project.texts[path]
     for written, is_name in _written(text):

@@ -83,6 +83,7 @@ _ANEW = (
     "under FSDP1 too."
 )
 _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
+_WRITTEN = "the flags and here-documents of the scripts"
 _ELSEWHERE = (
     "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
     "mixed precision that they ask for"
@@ -288,7 +289,9 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         places = ", ".join(each.place for each in changing)
         scripts = dict.fromkeys(each.path for each in changing)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
-        text = f"Convert the flags of the launch lines ({places}); a backup of each script is kept."
+        writes = any("<<" in each.command for each in changing)
+        what = _WRITTEN if writes else "the flags of the launch lines"
+        text = f"Convert {what} ({places}); a backup of each script is kept."
         steps.append(Step(text, commands))
     found = {Path(each.path).name for each in configs}
     elsewhere = [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]

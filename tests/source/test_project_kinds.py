@@ -91,3 +91,14 @@ def test_of_two_objects_of_a_class_one_may_hold_a_plain_model(tmp_path: Path) ->
     assert "\nmean.model.load_state_dict(s)\n" in text
     assert "FM3" not in text.replace("FM301", "")
     assert "\nclip_grad_norm_(trained.model, 1.0)\n" in text
+
+
+@pytest.mark.parametrize("asks", ["@Base.kinds.getter\n", "@Base.kinds.setter\n", "@log(Base.run.__doc__)\n"])
+def test_a_method_of_a_class_of_another_file_is_asked_for_something(tmp_path: Path, asks: str) -> None:
+    base = "class Base:\n    @property\n    def kinds(self): return []\n\n    def run(self): pass\n"
+    body = "    def kinds(self): return 1\n\n    def go(self, net):\n        self.net = FSDP(net)\n"
+    sub = (
+        f"{FSDP}from base import Base\n\n\nclass Sub(Base):\n    {asks}{body}        x = Base.kinds.fget.y\n"
+    )
+    made = after(tmp_path, {"base.py": base, "sub.py": sub}, "sub.py")
+    assert "self.net = prepare_fully_shard(net)" in made

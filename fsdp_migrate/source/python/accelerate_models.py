@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
-from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method
+from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method, method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import put
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.starred import given_to
 
@@ -18,16 +19,22 @@ from fsdp_migrate.source.python.starred import given_to
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.scopes import Index
 
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 # Of tests, spaces are left out.
 _TYPE = re.compile(
-    r"\bDistributedType\.FSDP\b|\bdistributed_type(?:[!=]=|in|notin).*['\"]FSDP['\"]"
-    r"|\.is_fsdp(?:_enabled)?\b(?!\()"
+    r"\bDistributedType\.FSDP\b|\bdistributed_type(?:\.\w+|\))*(?:[!=]=|in|notin).*['\"]FSDP['\"]"
+    r"|['\"]FSDP['\"](?:[!=]=|in|notin).*\bdistributed_type\b"
+    r"|\.is_fsdp(?:_enabled)?\b(?!\()|(?:state|accelerator\w*)\.fsdp_plugin(?![.(])|['\"]fsdp_plugin['\"]"
 )
-_LAUNCH_NAMES = frozenset({"DistributedType", "distributed_type", "is_fsdp", "is_fsdp_enabled"})
+_LAUNCH_NAMES = frozenset(
+    {"DistributedType", "distributed_type", "fsdp_plugin", "is_fsdp", "is_fsdp_enabled"}
+)
+FSDP_SWITCH: Final = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
+"""A switch of a project's own, by its name."""
 _OTHER_TYPE = re.compile(r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$")
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
@@ -93,7 +100,22 @@ def names_layers(index: Index) -> bool:
 def asks_for_fsdp(index: Index) -> bool:
     """Tell whether a source asks Accelerate how it was launched: ``DistributedType.FSDP``."""
     asked = (*index.by_kind.get(cst.Attribute, ()), *index.by_kind.get(cst.Comparison, ()))
-    return any(_TYPE.search(text_of(node)) for node in asked)
+    return any(_TYPE.search(text_of(node)) for node in asked) or _asks_by_name(index)
+
+
+def _asks_by_name(index: Index) -> bool:
+    """Tell whether a source asks for the plugin by its name: ``getattr(state, "fsdp_plugin")``."""
+    texts = (cst.ensure_type(node, cst.SimpleString) for node in index.by_kind.get(cst.SimpleString, ()))
+    named = (each for each in texts if each.value[1:-1] == "fsdp_plugin")
+    calls = (index.parents.get(index.parents[each]) for each in named)
+    return any(isinstance(call, cst.Call) and dotted(call.func) in {"getattr", "hasattr"} for call in calls)
+
+
+def asks_by_switch(index: Index, guards: Guards) -> bool:
+    """Tell whether a source prepares anything below a switch for FSDP of its own: ``if args.use_fsdp:``."""
+    calls = (cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ()))
+    sharding = (call for call in calls if method_that_shards(index, call.func))
+    return any(fsdp_said(t, truth=v, index=index) for call in sharding for t, v in guards.facts(call))
 
 
 def asks_for_launch(index: Index) -> bool:
@@ -106,8 +128,10 @@ def asks_for_launch(index: Index) -> bool:
     return any(_OTHER_TYPE.search(text_of(node)) for node in asked) or asks_for_fsdp(index)
 
 
-def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
+def fsdp_said(test: cst.BaseExpression, *, truth: bool, index: Index | None = None) -> bool | None:
     """Return whether Accelerate runs FSDP where a test has come out as ``truth``; None where nothing tells.
+
+    ``index``: the source, where names are to be asked what they hold.
 
     Example:
         >>> test = cst.parse_expression("x and state.distributed_type == DistributedType.FSDP")
@@ -119,19 +143,43 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool) -> bool | None:
         False
     """
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return fsdp_said(test.expression, truth=not truth)
+        return fsdp_said(test.expression, truth=not truth, index=index)
     if isinstance(test, cst.BooleanOperation):
         # Of `a and b` that is true both are; of `a or b` that is false neither is.
         if isinstance(test.operator, cst.And) is not truth:
             return None
-        parts = [fsdp_said(each, truth=truth) for each in (test.left, test.right)]
+        parts = [fsdp_said(each, truth=truth, index=index) for each in (test.left, test.right)]
         return next((part for part in parts if part is not None), None)
+    if index is not None and isinstance(test, (cst.Name, cst.Attribute)) and test in index.scopes:
+        held = last_value(index, test)
+        said = fsdp_said(held, truth=truth) if held is not None else None
+        if said is not None:
+            return said
     text = text_of(test)
+    if isinstance(test, (cst.Name, cst.Attribute)) and FSDP_SWITCH.match(text.rpartition(".")[2].lower()):
+        return truth
     if truth and _OTHER_TYPE.search(text):
         return False
     if _TYPE.search(text) is None:
         return None
+    if "fsdp_plugin" in text:
+        return truth is not text.endswith(("isNone", "==None"))
     return truth is not ("!=" in text or "notin" in text)
+
+
+def fsdp_may_run(test: cst.BaseExpression, *, truth: bool, index: Index) -> bool:
+    """Tell whether a test asks for FSDP, and comes out as ``truth`` where it runs, among others.
+
+    Of ``is_fsdp or rank == 0`` that is true so does each.
+    """
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return fsdp_may_run(test.expression, truth=not truth, index=index)
+    if isinstance(test, cst.BooleanOperation):
+        return any(fsdp_may_run(part, truth=truth, index=index) for part in (test.left, test.right))
+    held = last_value(index, test) if isinstance(test, cst.Name) and test in index.scopes else None
+    if isinstance(held, cst.BooleanOperation):
+        return fsdp_may_run(held, truth=truth, index=index)
+    return fsdp_said(test, truth=truth, index=index) is True
 
 
 def only_infers(code: str) -> bool:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.named_objects import NamedObjects, last_part
 from fsdp_migrate.source.python.nodes import dotted
 
 
@@ -23,17 +23,18 @@ PREPARES: Final = frozenset({"prepare", "prepare_model"})
 """Accelerate's methods that shard."""
 UNWRAPS: Final = "unwrap_model"
 _KEPT: Final = PREPARES | {UNWRAPS}
-_SHORT: Final = frozenset({"acc", "accel"})
-# Also `make_accelerator(...)`. A call of its methods, `accelerator.prepare(...)`, makes none.
-_MADE: Final = re.compile(
-    r"^[ \t]*([\w.]+)[ \t]*(?::[^=\n]+)?=(?!=)[^=\n#()]*?\b\w*accelerator\(", re.MULTILINE | re.IGNORECASE
+ACCELERATORS: Final = NamedObjects(
+    "Accelerator",
+    shards=PREPARES,
+    tells=frozenset(
+        {
+            *("accumulate", "backward", "gather_for_metrics", "get_state_dict", "is_local_main_process"),
+            *("is_main_process", "main_process_first", "register_for_checkpointing", "sync_gradients"),
+            *("split_between_processes", UNWRAPS, "wait_for_everyone"),
+        }
+    ),
+    named=r"accelerator|^acc$|^accel$",
 )
-_ANNOTATED: Final = re.compile(
-    r"\b([\w.]+)[ \t]*:[ \t]*['\"]?(?:Optional\[|None[ \t]*\|[ \t]*)?(?:\w+\.)*Accelerator\b"
-)
-_ANEW: Final = re.compile(r"^[ \t]*([\w.]+)[ \t]*=[ \t]*([\w.]+)[ \t]*$", re.MULTILINE)
-_OTHER_NAME: Final = re.compile(r"\bimport\b[^\n#]*\bAccelerator[ \t]+as[ \t]+(\w+)")
-_ASKED: Final = re.compile(r"([A-Za-z_][\w.]*)\.prepare(?:_model)?\b")
 
 
 def is_accelerator(owner: str, source: str | ast.Module | Index) -> bool:
@@ -45,8 +46,13 @@ def is_accelerator(owner: str, source: str | ast.Module | Index) -> bool:
         >>> is_accelerator("trainer.accelerator", ""), is_accelerator("acc", ""), is_accelerator("", "")
         (True, True, False)
     """
-    last = _last(owner)
-    return bool(last) and (_is_named(last) or last in _made_in(_text(source)))
+    return is_one(ACCELERATORS, owner, source)
+
+
+def is_one(objects: NamedObjects, owner: str, source: str | ast.Module | Index) -> bool:
+    """Tell whether an expression of a source, by its text, is such an object, as other files say too."""
+    told = {} if isinstance(source, (str, ast.Module)) else source.objects
+    return last_part(owner) in told.get(objects.kind, ()) or objects.is_one(owner, text_of_source(source))
 
 
 def prepares(code: str) -> bool:
@@ -56,7 +62,7 @@ def prepares(code: str) -> bool:
         >>> prepares("hf = Accelerator(); hf.prepare(net)"), prepares("data.prepare()")
         (True, False)
     """
-    return ".prepare" in code and any(is_accelerator(each, code) for each in set(_ASKED.findall(code)))
+    return ".prepare" in code and ACCELERATORS.shards_in(code)
 
 
 def method(index: Index, func: cst.BaseExpression) -> cst.Attribute | None:
@@ -100,34 +106,14 @@ def method_that_shards(index: Index, func: cst.BaseExpression) -> str:
     # By the method's name first: whose it is takes the text of the source.
     if found is None or found.attr.value not in PREPARES:
         return ""
-    return found.attr.value if is_accelerator(dotted(found.value) or "", index) else ""
-
-
-def _is_named(last: str) -> bool:
-    return "accelerator" in last.lower() or last.lower().strip("_") in _SHORT
-
-
-def _last(text: str) -> str:
-    return text.rpartition(".")[2]
+    # `Accelerator().prepare_model(model)`
+    owner = found.value.func if isinstance(found.value, cst.Call) else found.value
+    return found.attr.value if is_accelerator(dotted(owner) or "", index) else ""
 
 
 @functools.lru_cache(maxsize=64)
-def _text(source: str | ast.Module | Index) -> str:
+def text_of_source(source: str | ast.Module | Index) -> str:
+    """Return a source as it is written, or as it is parsed."""
     if isinstance(source, str):
         return source
     return ast.unparse(source) if isinstance(source, ast.Module) else source.module.code
-
-
-@functools.lru_cache(maxsize=64)
-def _made_in(code: str) -> frozenset[str]:
-    """Return the last parts of the names that a source gives Accelerators."""
-    if "ccelerat" not in code:
-        return frozenset()
-    found = {_last(each) for pattern in (_MADE, _ANNOTATED) for each in pattern.findall(code)}
-    for name in _OTHER_NAME.findall(code):
-        made = re.compile(rf"^[ \t]*([\w.]+)[ \t]*(?::[^=\n]+)?=[ \t]*{name}\(", re.MULTILINE)
-        found |= {_last(each) for each in made.findall(code)}
-    for name, value in _ANEW.findall(code):
-        if _last(value) in found or _is_named(_last(value)):
-            found.add(_last(name))
-    return frozenset(found)

@@ -41,6 +41,7 @@ _OTHERS = re.compile(PREPARED_WITH)
 _MADE = re.compile(
     r"(?:Tokenizer|Processor|Collator\w*|Loader|Dataset|FeatureExtractor)(?:\.from_pretrained)?$"
 )
+_MODULES = ("Module", "PreTrainedModel", "ModelMixin")
 _FUNCTION = re.compile(r"collat|criteri|fn$|func|loss|metric|process|token|transform$")
 
 
@@ -66,7 +67,35 @@ def asked_as_models(index: Index, *, or_called: bool = True) -> frozenset[str]:
     nodes = (*index.by_kind.get(cst.FunctionDef, ()), *index.by_kind.get(cst.ClassDef, ()))
     made = [node.name.value for node in nodes if isinstance(node, (cst.FunctionDef, cst.ClassDef))]
     called = _names(map(_last, asked), map(_last, calls) if or_called else (), made)
-    return called - made_as_others(index)
+    own = _made_as_modules(index) if or_called else frozenset()
+    return (called | own) - made_as_others(index)
+
+
+def _made_as_modules(index: Index) -> frozenset[str]:
+    """Return the last parts of names that are given what a module's class of the source makes."""
+    classes = (cst.ensure_type(node, cst.ClassDef) for node in index.by_kind.get(cst.ClassDef, ()))
+    modules = {
+        each.name.value
+        for each in classes
+        if any(text_of(base.value).endswith(_MODULES) for base in each.bases)
+    }
+    assigns = (cst.ensure_type(node, cst.Assign) for node in index.by_kind.get(cst.Assign, ()) if modules)
+    return frozenset(
+        _last(name).lower()
+        for assign in assigns
+        for target in assign.targets
+        for name, value in _pairs(target.target, assign.value)
+        if _maker(value) in modules and _last(name)
+    )
+
+
+def _maker(value: cst.BaseExpression) -> str:
+    """Return what is called first: ``Net`` of ``Net(8).to(device)``."""
+    while isinstance(value, cst.Call):
+        if not isinstance(value.func, cst.Attribute):
+            return text_of(value.func)
+        value = value.func.value
+    return ""
 
 
 @functools.lru_cache(maxsize=64)
@@ -77,7 +106,23 @@ def asked_in(tree: ast.Module, *, or_called: bool = True) -> frozenset[str]:
     asked = [func.value for func in calls if isinstance(func, ast.Attribute) and func.attr in ASKS_A_MODEL]
     made = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     called = _names(map(_last_of, asked), map(_last_of, calls) if or_called else (), made)
-    return called - made_as_others_in(tree)
+    own = _made_as_modules_in(tree) if or_called else frozenset()
+    return (called | own) - made_as_others_in(tree)
+
+
+def _made_as_modules_in(tree: ast.Module) -> frozenset[str]:
+    """Return what :func:`_made_as_modules` does, of a source that the standard library has parsed."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    modules = {each.name for each in classes if any(ast.unparse(b).endswith(_MODULES) for b in each.bases)}
+    assigns = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and modules)
+    made = (
+        (target, assign.value)
+        for assign in assigns
+        for target in assign.targets
+        if re.match(r"\w+\(", ast.unparse(assign.value)) is not None
+    )
+    found = (_last_of(each) for each, value in made if ast.unparse(value).partition("(")[0] in modules)
+    return frozenset(name.lower() for name in found if name)
 
 
 @functools.lru_cache(maxsize=8)

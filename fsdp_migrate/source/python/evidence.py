@@ -31,14 +31,27 @@ def given_as_models(index: Index, guards: Guards) -> Iterator[tuple[cst.BaseExpr
 
     What stands below a check or a switch of FSDP's says so of its branch alone.
     """
+    yield from ((model, call) for model, call in _given(index) if not _is_below_a_check(guards, call))
+
+
+def given_below_checks(index: Index, guards: Guards) -> Iterator[tuple[cst.BaseExpression, cst.Call]]:
+    """Yield what :func:`given_as_models` leaves out: it is sharded where the same checks lead."""
+    yield from ((model, call) for model, call in _given(index) if _is_below_a_check(guards, call))
+
+
+def _given(index: Index) -> Iterator[tuple[cst.BaseExpression, cst.Call]]:
     for node in index.by_kind.get(cst.Call, ()):
         assert isinstance(node, cst.Call)
         known = (index.fsdp1(node.func) or "").removeprefix(f"{catalog.FSDP}.")
         if known not in catalog.MODEL_FUNCTIONS or not node.args:
             continue
         model = model_argument(node, catalog.MODEL_FUNCTIONS[known])
-        if model is not None and not any("fsdp" in text_of(test).lower() for test, _ in guards.facts(node)):
+        if model is not None:
             yield model, node
+
+
+def _is_below_a_check(guards: Guards, call: cst.Call) -> bool:
+    return any("fsdp" in text_of(test).lower() for test, _ in guards.facts(call))
 
 
 def clipped_as_models(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.held import put
+from fsdp_migrate.source.python.named_objects import NamedObjects
 from fsdp_migrate.source.python.nodes import text_of
 
 
@@ -19,8 +21,18 @@ FABRIC = "by:fabric"
 _CLASS = re.compile(r"Fabric$")
 _STRATEGY = re.compile(r"^(lightning|lightning_fabric)\b.*\bFSDPStrategy$")
 _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
-_FABRIC = re.compile(r"(^|[._])fabric$")
 _SETS_UP = frozenset({"setup", "setup_module"})
+FABRICS: Final = NamedObjects(
+    "Fabric",
+    shards=_SETS_UP,
+    tells=frozenset(
+        {
+            *("backward", "clip_gradients", "is_global_zero", "launch", "load_raw", "no_backward_sync"),
+            *("setup_dataloaders", "setup_module", "setup_optimizers"),
+        }
+    ),
+    named=r"fabric$",
+)
 
 
 def shards_by_fabric(index: Index) -> bool:
@@ -38,23 +50,51 @@ def shards_by_fabric(index: Index) -> bool:
     )
 
 
-def set_up(call: cst.Call) -> set[str]:
+def is_of_other_strategy(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether a test that has come out as ``truth`` says that a Fabric has another strategy.
+
+    Example:
+        >>> test = cst.parse_expression("isinstance(fabric.strategy, FSDPStrategy)")
+        >>> is_of_other_strategy(test, truth=False), is_of_other_strategy(test, truth=True)
+        (True, False)
+    """
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return is_of_other_strategy(test.expression, truth=not truth)
+    if truth or not isinstance(test, cst.Call) or len(test.args) != 2 or text_of(test.func) != "isinstance":
+        return False
+    asked, kind = (text_of(arg.value) for arg in test.args)
+    return asked.rpartition(".")[2] in {"strategy", "_strategy"} and kind.endswith("FSDPStrategy")
+
+
+def sets_up(code: str) -> bool:
+    """Tell whether a text has a Fabric set up models, as its words say.
+
+    Example:
+        >>> sets_up("fab = L.Fabric(); fab.setup(net)"), sets_up("data.setup(net)")
+        (True, False)
+    """
+    return ".setup" in code and FABRICS.shards_in(code)
+
+
+def set_up(index: Index, call: cst.Call) -> set[str]:
     """Return what a call of Fabric's ``setup`` gives."""
     func = call.func
     if not isinstance(func, cst.Attribute) or not call.args or call.args[0].star:
         return set()
     others = [arg for arg in call.args[1:] if arg.keyword is None]
-    return set_up_by(text_of(func.value), func.attr.value, has_optimizers=bool(others))
+    if func.attr.value not in _SETS_UP or not is_one(FABRICS, text_of(func.value), index):
+        return set()
+    return set_up_by(func.attr.value, has_optimizers=bool(others))
 
 
-def set_up_by(owner: str, method: str, *, has_optimizers: bool) -> set[str]:
+def set_up_by(method: str, *, has_optimizers: bool) -> set[str]:
     """Return what a method gives, if it is Fabric's ``setup``: the model, or the model and its optimizers.
 
     Example:
-        >>> set_up_by("self.fabric", "setup", has_optimizers=False) == {"fsdp", "other", "by:fabric"}
+        >>> set_up_by("setup", has_optimizers=False) == {"fsdp", "other", "by:fabric"}
         True
     """
-    if method not in _SETS_UP or not _FABRIC.search(owner.lower()):
+    if method not in _SETS_UP:
         return set()
     kinds = {"fsdp", "other", FABRIC}
     return put("0", kinds) if has_optimizers and method == "setup" else kinds

@@ -14,14 +14,16 @@ import libcst as cst
 
 from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
+    asks_by_switch,
     asks_for_fsdp,
+    fsdp_may_run,
     fsdp_said,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
 )
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
-from fsdp_migrate.source.python.fabric_models import set_up, shards_by_fabric
+from fsdp_migrate.source.python.fabric_models import FABRIC, is_of_other_strategy, set_up, shards_by_fabric
 from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     SHARDED,
@@ -80,7 +82,7 @@ class Frameworks:
 
     @functools.cached_property
     def _asks_accelerate(self) -> bool:
-        return asks_for_fsdp(self.index)
+        return asks_for_fsdp(self.index) or asks_by_switch(self.index, self.guards)
 
     @functools.cached_property
     def _told(self) -> bool:
@@ -115,7 +117,7 @@ class Frameworks:
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
         found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
-        return found or (set_up(call) if self._fabric else set())
+        return found or (set_up(self.index, call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is of which the source itself says nothing: the model of a Trainer."""
@@ -170,15 +172,18 @@ class Frameworks:
         if f"{BY}transformers" in kinds:
             facts = self.guards.facts(node)
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
+        if FABRIC in kinds:
+            return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False
-        if any(fsdp_said(test, truth=truth) is False for test, truth in self.guards.facts(node)):
+        known = list(self.guards.facts(node))
+        if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in known):
             return True
         if self._accelerate:
             return False
         if self._told and not self._asks_accelerate:
             return False
-        return not any(fsdp_said(test, truth=truth) for test, truth in self.guards.facts(node))
+        return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in known)
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.accelerate_models import asks_for_launch, fsdp_said
+from fsdp_migrate.source.python.accelerate_models import FSDP_SWITCH, asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
     MAY_SHARD,
     answer_of,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH = 3
 _MOST_NAMES = 2
-_SWITCH = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 _ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
 _DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
 _DDPS_SWITCH = re.compile(r"^_?(enable|is|run|use|using|with)_(torch_)?ddp$")
@@ -95,7 +94,7 @@ class Guards:
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
         lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
-        switches = (_SWITCH, _HELD, _DONE, _DISTRIBUTED)
+        switches = (FSDP_SWITCH, _HELD, _DONE, _DISTRIBUTED)
         is_named = any(switch.match(each) for each in lowered for switch in switches)
         is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
         return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts | lowered)
@@ -187,14 +186,17 @@ class Guards:
     def _find_chosen(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
         said: list[tuple[cst.BaseExpression, bool]] = []
         for place in places_chosen(self.index, function):
-            known = ((fact, fsdp_said(fact[0], truth=fact[1])) for fact in self.facts(place))
+            known = ((fact, self._said(fact)) for fact in self.facts(place))
             fact, is_fsdp = next(
                 ((fact, answer) for fact, answer in known if answer is not None), (None, None)
             )
-            if fact is None or any(fsdp_said(test, truth=truth) is not is_fsdp for test, truth in said):
+            if fact is None or any(self._said(each) is not is_fsdp for each in said):
                 return ()
             said.append(fact)
         return tuple(said[:1])
+
+    def _said(self, fact: tuple[cst.BaseExpression, bool]) -> bool | None:
+        return fsdp_said(fact[0], truth=fact[1], index=self.index)
 
     @functools.cached_property
     def _asks_launch(self) -> bool:
@@ -408,8 +410,8 @@ def _is_switch(test: cst.BaseExpression) -> bool:
         return dotted(test.func) in _INITIALIZED and not test.args
     *above, last = (dotted(test) or "").lower().split(".")
     if last in _ON and above:
-        return _SWITCH.match(above[-1]) is not None or above[-1] in {"fsdp_config", "fsdp_cfg"}
-    return _SWITCH.match(last) is not None or _DISTRIBUTED.match(last) is not None
+        return FSDP_SWITCH.match(above[-1]) is not None or above[-1] in {"fsdp_config", "fsdp_cfg"}
+    return FSDP_SWITCH.match(last) is not None or _DISTRIBUTED.match(last) is not None
 
 
 def _was_done(test: cst.BaseExpression) -> bool:

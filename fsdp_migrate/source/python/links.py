@@ -34,6 +34,8 @@ class Links:
 
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""
+    objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By frameworks' classes the names here that are objects of them, which other files make."""
     taken: frozenset[str] = frozenset()
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()
@@ -87,6 +89,9 @@ class Links:
     """Whether a file of the project may shard by ``use_orig_params=True``."""
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
+
+    keeps_module: bool = False
+    """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""
 
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""

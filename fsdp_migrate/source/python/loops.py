@@ -89,25 +89,36 @@ def _asked_for(call: cst.Call) -> cst.BaseExpression | None:
 
 
 def _renamed_part(index: Index, name: cst.Name) -> cst.BaseExpression | None:
-    """Return the part that a name stands for: ``encoder = model.encoder``."""
+    """Return the part that a name stands for: ``encoder = model.encoder``.
+
+    Not one that is made of it in turn, further down: ``child = parent.children[0]``, ``parent = child.next``.
+    """
     value = last_value(index, name) if name in index.scopes else None
+    is_here = value is not None and index.function(value) is index.function(name)
+    if value is not None and is_here and index.order.get(value, 0) > index.order.get(name, 0):
+        return None
     if isinstance(value, (cst.Call, cst.Subscript)):
         return value if item_of(index, value) is not None else None
     return value if isinstance(value, cst.Attribute) else None
 
 
 def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:
-    """Yield the loops, and those of comprehensions, that a place of a function stands in."""
+    """Yield the loops, and those of comprehensions, that a place of a function stands in.
+
+    What a loop goes through stands in none of its rounds: ``for name, module in module.named_modules():``.
+    """
+    around: set[cst.CSTNode] = {node}
     for above in index.ancestors(node):
-        if isinstance(above, cst.For):
+        if isinstance(above, cst.For) and above.iter not in around:
             yield above
         elif isinstance(above, cst.BaseComp):
             each: cst.CompFor | None = above.for_in
-            while each is not None:
+            while each is not None and each.iter not in around:
                 yield each
                 each = each.inner_for_in
         elif isinstance(above, cst.FunctionDef) or (isinstance(above, cst.Lambda) and _takes(above, node)):
             return
+        around.add(above)
 
 
 def _takes(function: cst.Lambda, node: cst.CSTNode) -> bool:

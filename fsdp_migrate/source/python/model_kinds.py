@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.shown_here import ShownHere
     from fsdp_migrate.source.python.switches import Switches
 
 
@@ -96,6 +97,7 @@ class ModelKinds:
     """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
     guards: Guards = field(init=False)
     """What checks for the class make sure."""
+    shown_here: ShownHere = field(init=False)
     switches: Switches = field(init=False)
     """Where a switch is off that decides on the wrapping."""
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
@@ -198,8 +200,8 @@ class ModelKinds:
         return "fsdp2" in kinds and "fsdp" not in kinds
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
-        """Tell whether an expression stands where ``isinstance(it, FSDP)`` was found true."""
-        return self.guards.holds(node, is_fsdp1_class(self.index))
+        """Tell whether an expression stands where ``isinstance(it, FSDP)`` was true, or a call shows that."""
+        return self.guards.holds(node, is_fsdp1_class(self.index)) or self.shown_here.is_shown(node)
 
     def is_guarded_among(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where ``isinstance(it, (FSDP, DDP))`` was found true."""

@@ -31,6 +31,7 @@ from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import older_names
+from fsdp_migrate.source.python.shown_here import ShownHere
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
@@ -55,6 +56,7 @@ class Models(ModelKinds):
 
     def __post_init__(self) -> None:
         self.guards = Guards(self.index, self.links.wrappers)
+        self.shown_here = ShownHere(self.index, self.guards)
         self.switches = Switches(self.index, self.guards)
         self._of_fsdp2 = {self.key_of(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
         for given, kind in annotated(self.index):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
-from fsdp_migrate.source.python.accelerators import is_accelerator
+from fsdp_migrate.source.python.accelerators import is_accelerator, is_one
+from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
@@ -24,7 +24,6 @@ _FALSE = frozenset({"0", "False", "None"})
 _LOOPS = (cst.For, cst.While, cst.CompFor)
 _TESTS = (cst.Attribute, cst.BooleanOperation, cst.Comparison, cst.Name, cst.UnaryOperation)
 _DEEPEST = 2
-_FRAMEWORK = re.compile(r"(^|[._])(accelerator|fabric)$")
 _PREPARES = frozenset({"prepare", "prepare_model", "setup", "setup_module"})
 _EARLY = frozenset({"__init__", "setup"})
 # Calls that say the same each time: what others say may change in between.
@@ -219,7 +218,7 @@ def _framework(value: cst.CSTNode | None, index: Index) -> cst.BaseExpression | 
     if not isinstance(func, cst.Attribute) or func.attr.value not in _PREPARES:
         return None
     text = dotted(func.value) or ""
-    return func.value if _FRAMEWORK.search(text.lower()) or is_accelerator(text, index) else None
+    return func.value if is_accelerator(text, index) or is_one(FABRICS, text, index) else None
 
 
 def _split(test: cst.BaseExpression, *, truth: bool) -> Iterator[Fact]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.held import BY, FLAT, attribute, put
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
@@ -52,6 +53,7 @@ _ARGUMENTS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 _TRAINER = re.compile(r"(?:\A|\.)\w*Trainer\Z")
 _OFF = frozenset({"''", '""', "None", "False", "[]"})
 _MODELS = frozenset({"model", "model_wrapped"})
+_PLACES = ("model", "args")
 TRAINER: Final = "trainer"
 CALLBACK: Final = "callback"
 """What classes of a project are that Hugging Face's Trainer runs."""
@@ -145,7 +147,9 @@ class HFTrainers:
                 continue
             made = self._made(func.value)
             if made is not None:
-                found.append((call, _model_of(made)))
+                model = _given(self.index, made).get("model")
+                is_name = isinstance(model, (cst.Name, cst.Attribute))
+                found.append((call, (dotted(model) or "") if model is not None and is_name else ""))
         return found
 
     def _asks_for_fsdp(self, call: cst.Call) -> bool:
@@ -165,23 +169,33 @@ class HFTrainers:
         # A class of this source has no name that imports write. A project's own is one by its arguments.
         known = self.index.qualified(made[0].func) or {dotted(made[0].func) or ""}
         is_one = any(map(_TRAINER.search, known))
-        return made[0] if is_one and (not self.is_told or _has_arguments(made[0])) else None
+        has_arguments = "args" in _given(self.index, made[0])
+        return made[0] if is_one and (not self.is_told or has_arguments) else None
 
 
-def _has_arguments(trainer: cst.Call) -> bool:
-    """Tell whether a Trainer is given arguments, as ``args=`` or behind the model."""
-    placed = [arg for arg in trainer.args if arg.keyword is None and not arg.star]
-    return len(placed) > 1 or any(
-        arg.keyword is not None and arg.keyword.value == "args" for arg in trainer.args
-    )
+def _given(index: Index, call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """Return what a Trainer is given by names, the first two places' too, and by a dict: ``**kwargs``."""
+    found: dict[str, cst.BaseExpression] = {}
+    for place, arg in enumerate(call.args):
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+        elif not arg.star and place < len(_PLACES):
+            found[_PLACES[place]] = arg.value
+        elif arg.star == "**":
+            found |= _items(index, arg.value)
+    return found
 
 
-def _model_of(trainer: cst.Call) -> str:
-    """Return the name of the model that a Trainer is given."""
-    for place, arg in enumerate(trainer.args):
-        name = (
-            arg.keyword.value if arg.keyword is not None else "model" if place == 0 and not arg.star else ""
-        )
-        if name == "model" and isinstance(arg.value, (cst.Name, cst.Attribute)):
-            return dotted(arg.value) or ""
-    return ""
+def _items(index: Index, node: cst.BaseExpression) -> dict[str, cst.BaseExpression]:
+    """Return the items of a dict, also by its name: ``{"model": net}``, ``dict(model=net)``."""
+    held = last_value(index, node) if isinstance(node, cst.Name) and node in index.scopes else node
+    if isinstance(held, cst.Dict):
+        pairs = (each for each in held.elements if isinstance(each, cst.DictElement))
+        return {
+            str(each.key.evaluated_value): each.value
+            for each in pairs
+            if isinstance(each.key, cst.SimpleString)
+        }
+    if isinstance(held, cst.Call) and dotted(held.func) == "dict":
+        return {arg.keyword.value: arg.value for arg in held.args if arg.keyword is not None}
+    return {}

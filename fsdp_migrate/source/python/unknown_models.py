@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_said
+from fsdp_migrate.source.python.accelerators import method_that_shards
+from fsdp_migrate.source.python.evidence import imports_fsdp1
+from fsdp_migrate.source.python.fabric_models import set_up
 from fsdp_migrate.source.python.last_values import stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import FSDP2
@@ -99,6 +103,8 @@ def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bo
     if owner is None or any(_IS_MODULE.search(dotted(base.value) or "") for base in owner.bases):
         return False
     values = [*values_set(source.index, node), *_values_taken_apart(owner, text_of(node))]
+    if any(_is_prepared(source, each, node) for each in values):
+        return True
     return all(_comes_from_elsewhere(source, each, depth) for each in values if text_of(each) != "None")
 
 
@@ -122,11 +128,32 @@ def _part_of(value: cst.BaseExpression, place: int, count: int) -> cst.BaseExpre
 def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:
     bindings = source.index.scopes[node].lookup(node.value) if node in source.index.scopes else []
     given = [each for each in bindings if each.value is None or text_of(each.value) != "None"]
+    if any(_is_prepared(source, each.value, node) for each in given):
+        return True
     return bool(given) and all(
         each.kind in {"param", "other"}
         or (each.value is not None and _comes_from_elsewhere(source, each.value, depth))
         for each in given
     )
+
+
+def _is_prepared(source: Source, value: cst.BaseExpression | None, node: cst.CSTNode) -> bool:
+    """Tell whether a framework gave a model above a place, in a source that knows of FSDP: it may be asked.
+
+    How it is launched may stand in no file of the project.
+    """
+    if not isinstance(value, cst.Call) or not (
+        method_that_shards(source.index, value.func) or set_up(source.index, value)
+    ):
+        return False
+    facts = source.guards.facts(node)
+    if any(fsdp_said(test, truth=truth, index=source.index) is False for test, truth in facts):
+        return False
+    is_above = source.index.order[value] < source.index.order[node]
+    is_here = source.index.function(value) is source.index.function(node)
+    if not is_above and is_here:
+        return False
+    return imports_fsdp1(source.index) or asks_for_fsdp(source.index)
 
 
 def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int) -> bool:

@@ -41,6 +41,7 @@ from fsdp_migrate.source.rules import (
     state_dicts,
     subclass,
     summon,
+    trainer_optimizers,
     trainers,
     words,
     wrapped_names,
@@ -91,6 +92,7 @@ RULES: tuple[ModuleType, ...] = (
     model_methods,
     mocks,
     trainers,
+    trainer_optimizers,
 )
 """Every rule that looks for something of its own, in the order in which they are asked."""
 

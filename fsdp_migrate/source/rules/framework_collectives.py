@@ -39,7 +39,7 @@ _NORM = (
 )
 _TEXT = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which takes no format and stands in no list for "
-    "torch.tensor: take .item() of it, on every rank."
+    "torch.tensor: take .full_tensor() of it, on every rank."
 )
 _FORMAT = re.compile(r"\{[^{}]*:[^{}]+\}")
 _ARRAYS = frozenset({"numpy", "tolist"})
@@ -55,7 +55,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         first = call.args[0].value if call.args and not call.args[0].star else None
         func = call.func
-        is_collective = is_an_accelerators_collective(source, func) or is_fabrics_collective(func)
+        is_collective = is_an_accelerators_collective(source, func) or is_fabrics_collective(source, func)
         if is_collective and first is not None and values.is_one(first):
             if not (source.contexts.is_summoned(call) or _is_weights(first)):
                 yield Found("FM423", call, _MEANT, "commented")

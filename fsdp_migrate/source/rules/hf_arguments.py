@@ -81,7 +81,7 @@ _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 def find(source: Source) -> Iterator[Found]:
     """Find the arguments that ask for FSDP, in calls and as defaults of a class of the project."""
     for call in source.calls:
-        if _is_of_the_trainer(source, call):
+        if is_of_the_trainer(source, call):
             yield from _of_call(source, call)
     for node in source.index.by_kind.get(cst.ClassDef, ()):
         if isinstance(node, cst.ClassDef):
@@ -90,7 +90,8 @@ def find(source: Source) -> Iterator[Found]:
     yield from _configs(source)
 
 
-def _is_of_the_trainer(source: Source, call: cst.Call) -> bool:
+def is_of_the_trainer(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call makes arguments of Hugging Face's Trainer."""
     names = source.index.qualified(call.func) or {dotted(call.func) or ""}
     given = {arg.keyword.value for arg in call.args if arg.keyword is not None}
     as_config = "output_dir" in given and any(name.endswith("Config") for name in names)
@@ -192,7 +193,7 @@ def _why(source: Source, place: cst.CSTNode) -> str:
         arg = source.index.parents[reader]
         call = source.index.parents.get(arg)
         is_starred = isinstance(arg, cst.Arg) and arg.star == "**"
-        if is_starred and isinstance(call, cst.Call) and _is_of_the_trainer(source, call):
+        if is_starred and isinstance(call, cst.Call) and is_of_the_trainer(source, call):
             return _BY_STARS
     return _ELSEWHERE
 
@@ -290,7 +291,7 @@ def _of_stars(source: Source, call: cst.Call) -> Iterator[Found]:
 
 def _elsewhere(source: Source) -> Iterator[Found]:
     """Find words of the Trainer's ``fsdp`` in dicts, in calls of others, and where an attribute is set."""
-    calls = [call for call in source.calls if not _is_of_the_trainer(source, call)]
+    calls = [call for call in source.calls if not is_of_the_trainer(source, call)]
     for node in (*calls, *source.index.by_kind.get(cst.Dict, ())):
         given = _items(source, node, any_call=True)
         if "fsdp" in given and _says_so(source, given["fsdp"]):

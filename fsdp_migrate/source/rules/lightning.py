@@ -17,6 +17,8 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
+from fsdp_migrate.source.python.accelerators import is_one
+from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -389,7 +391,7 @@ def _of_each_model(source: Source, asked: _Asked) -> str:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in _SETS_UP or not call.args:
             continue
-        if "fabric" in (dotted(func.value) or "").lower() and not call.args[0].star:
+        if is_one(FABRICS, dotted(func.value) or "", source.index) and not call.args[0].star:
             given.setdefault(source.index.function(call), []).append(f"`{text_of(call.args[0].value)}`")
     models = next((list(dict.fromkeys(each)) for each in given.values() if len(set(each)) > 1), [])
     return f" {_EACH_MODEL.format(' and '.join(models))}" if models else ""

@@ -71,7 +71,8 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         note = _OF_NAMES if _keeps_names(source, node) else _SELF
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
     elif sure == "mixed":
-        yield Found("FM333", node, f"{mixed(source, node.value)}there is no `.module`.", "commented")
+        said = f"{mixed(source, node.value)}there is no `.module`."
+        yield from () if source.links.keeps_module else (Found("FM333", node, said, "commented"),)
     elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
 

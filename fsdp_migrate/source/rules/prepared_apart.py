@@ -13,6 +13,7 @@ import libcst as cst
 from fsdp_migrate.findings import named
 from fsdp_migrate.source.catalog import FSDP, MODEL_ALONE, PREPARED_WITH
 from fsdp_migrate.source.python.accelerate_models import (
+    asks_by_switch,
     asks_for_fsdp,
     asks_for_plugin,
     fsdp_said,
@@ -62,7 +63,8 @@ _BY_TRAINER = (
 )
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
-    "its own, and leave out those that are not, `ema.to(accelerator.device)`."
+    "its own, and leave out those that are not, `ema.to(accelerator.device)`. An average that is left out "
+    "takes `p.full_tensor()` of the trained model's parameters where it is updated, on every rank."
 )
 _SECOND = (
     "Accelerate's FSDP2 looks for each class of `transformer_cls_names_to_wrap` (in a config "
@@ -133,6 +135,8 @@ def _knows_of_fsdp(source: Source) -> bool:
     """Tell whether a source asks Accelerate for FSDP, or asks whether it was, or gives FSDP1 its models."""
     if asks_for_plugin(source.index) or asks_for_fsdp(source.index):
         return True
+    if asks_by_switch(source.index, source.models.guards):
+        return True
     wraps = any(source.index.fsdp1(call.func) == FSDP for call in source.calls)
     return not wraps and any(map(source.class_function, source.calls))
 
@@ -140,7 +144,7 @@ def _knows_of_fsdp(source: Source) -> bool:
 def _is_elsewhere(source: Source, call: cst.Call) -> bool:
     """Tell whether a call stands in a branch that FSDP does not come to."""
     facts = source.models.guards.facts(call)
-    return any(fsdp_said(test, truth=truth) is False for test, truth in facts)
+    return any(fsdp_said(test, truth=truth, index=source.index) is False for test, truth in facts)
 
 
 def _refused(source: Source, call: cst.Call) -> str:

@@ -355,7 +355,10 @@ def _saves_a_model(source: Source, call: cst.Call) -> Certainty | None:
         if source.models.is_other_branch(func.value):
             continue
         certainty = source.models.certainty(func.value)
-        if certainty == "certain" or source.models.is_guarded(func.value):
+        models = source.models
+        # What FSDP1's functions show of a branch is asked about below, by that branch.
+        is_shown = models.shown_here.is_shown(func.value)
+        if certainty == "certain" or (models.is_guarded(func.value) and not is_shown):
             return "certain"
         # Below a check that says FSDP by its name alone, its functions say that the model may be sharded.
         found = certainty or found or ("mixed" if _is_told_fsdp1s_type(source, other, call) else None)

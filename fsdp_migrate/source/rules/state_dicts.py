@@ -36,7 +36,7 @@ from fsdp_migrate.source.python.nodes import (
     text_of,
     walk_for,
 )
-from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_on_each_node
+from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, runs_on_one_rank, saves_on_each_node
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
@@ -326,7 +326,9 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty is None or source.contexts.is_summoned(call):
         return
     if certainty == "mixed":
-        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}."
+        is_alone = runs_on_one_rank(source.index, source.models.guards, call)
+        where = ", which every rank takes above this branch" if is_alone else ""
+        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{where}."
         yield Found("FM333", call, said, "commented")
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")

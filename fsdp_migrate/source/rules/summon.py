@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.called_methods import methods_that_may_run
+from fsdp_migrate.source.called_methods import is_the_model, methods_that_may_run
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
@@ -176,19 +176,19 @@ def _bodies(source: Source, block: cst.With, call: cst.Call) -> Iterator[tuple[c
             for body, known in ahead
             for inner in walk_for(body, cst.Call)
             for function in source.models.guards.functions(inner.func)
-            if function not in seen and (name := _called_in(inner, function, known))
+            if function not in seen and (name := _called_in(source, inner, function, known))
         ]
         seen.update(source.index.parents[body] for body, _ in ahead)
         yield from ahead
 
 
-def _called_in(call: cst.Call, function: cst.FunctionDef, model: str) -> str:
+def _called_in(source: Source, call: cst.Call, function: cst.FunctionDef, model: str) -> str:
     """Return what a model is called in a function that is called: an attribute of ``self``, a parameter."""
     params = [each.name.value for each in function.params.params]
     if isinstance(call.func, cst.Attribute) and params[:1] in (["self"], ["cls"]):
         params = params[1:]
     for place, arg in enumerate(call.args):
-        if text_of(arg.value) == model and not arg.star:
+        if not arg.star and is_the_model(source, arg.value, model):
             return arg.keyword.value if arg.keyword else params[place] if place < len(params) else ""
     return model if model.startswith("self.") and isinstance(call.func, cst.Attribute) else ""
 
@@ -277,7 +277,8 @@ def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
         given = [dotted(arg.value) or "" for arg in inner.args]
         if any(_PIPE.fullmatch(each.split(".")[-1]) for each in given):
             return _PIPE_RUNS
-        if model in given and (_RUN_IT.search(last) or _is_run_elsewhere(source, inner, last, model)):
+        is_given = any(is_the_model(source, arg.value, model) for arg in inner.args)
+        if is_given and (_RUN_IT.search(last) or _is_run_elsewhere(source, inner, last, model)):
             return _MAY_RUN
     return ""
 
@@ -285,4 +286,5 @@ def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
 def _is_run_elsewhere(source: Source, call: cst.Call, name: str, model: str) -> bool:
     """Tell whether a function of another file calls what it is given here as the model."""
     places = ((arg.keyword.value if arg.keyword else at, arg.value) for at, arg in enumerate(call.args))
-    return any((name, place) in source.links.runners for place, value in places if dotted(value) == model)
+    given = (place for place, value in places if is_the_model(source, value, model))
+    return any((name, place) in source.links.runners for place in given)

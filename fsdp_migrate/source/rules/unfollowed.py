@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
@@ -96,6 +97,10 @@ _MAY_FIND: Final = re.compile(
     r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
 )
+_SETTINGS: Final = re.compile(r"(?:^|_)(?:args|cfg|conf|config|hparams|opt|settings)$")
+_WHOLE_IN_CONTEXT: Final = frozenset(
+    {"get_peft_model_state_dict", "load_state_dict", "save_pretrained", "state_dict"}
+)
 _LAST: Final = re.compile(r"(\w+)(?:['\"]\])?\s*$")
 _LONGEST: Final = 60
 
@@ -179,21 +184,44 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     func, name = call.func, _name(call)
     if is_read_for_names(source.index, call):
         return None
+    if name in _WHOLE_IN_CONTEXT and source.contexts.is_summoned(call):
+        return None  # parameters are plain there, and whole
     if isinstance(func, cst.Attribute) and name in _SAID and not source.index.qualified(func):
-        last = last_word(func.value)
+        if _is_of_another_kind(call, name):
+            return None
+        model = _wrapped(source, func.value)
+        last = last_word(model)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
             is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
-        is_one = is_model(last) and not is_whole and not is_no_model(source.index, func.value)
-        return (func.value, _SAID[name]) if is_one else None
-    given = call.args[0].value if name in _OF_FUNCTIONS and call.args else None
+        is_one = is_model(last) and not is_whole and not is_no_model(source.index, model)
+        return (model, _SAID[name]) if is_one else None
+    given = _wrapped(source, call.args[0].value) if name in _OF_FUNCTIONS and call.args else None
     if given is not None and (_is_of_a_saved_state(source, given) or _has_its_state(call, name)):
         return None
     if name == "clip_grad_norm_":
         given = _whose_parameters(given)
+    if name == "deepcopy" and given is not None and _is_of_settings(given):
+        return None
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _is_of_another_kind(call: cst.Call, name: str) -> bool:
+    """Tell whether a state is asked, or given, otherwise than a module's: ``ema.state_dict(net)``."""
+    placed = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    if name == "state_dict":
+        return any(isinstance(each, (cst.Name, cst.Attribute)) for each in placed)
+    is_one = name == "load_state_dict" and len(placed) > 1 and is_model(last_word(placed[0]))
+    return is_one and "strict" not in text_of(placed[1]) and text_of(placed[1]) not in {"False", "True"}
+
+
+def _wrapped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the model that ``accelerator.unwrap_model(model)`` gives back, or what is given."""
+    func = method(source.index, node.func) if isinstance(node, cst.Call) and node.args else None
+    is_unwrapped = func is not None and func.attr.value == UNWRAPS
+    return cst.ensure_type(node, cst.Call).args[0].value if is_unwrapped else node
 
 
 def _has_its_state(call: cst.Call, name: str) -> bool:
@@ -208,6 +236,12 @@ def _is_of_a_saved_state(source: Source, node: cst.BaseExpression) -> bool:
     if not isinstance(root, cst.Name) or function is None or function.name.value != "load_state_dict":
         return False
     return root.value in {each.name.value for each in function.params.params}
+
+
+def _is_of_settings(node: cst.BaseExpression) -> bool:
+    """Tell whether it is a part of a config, and so no model itself: ``copy.deepcopy(cfg.model)``."""
+    whole = node.value if isinstance(node, (cst.Attribute, cst.Subscript)) else None
+    return whole is not None and _SETTINGS.search(last_word(whole)) is not None
 
 
 def _is_made_for_loading(source: Source, call: cst.Call) -> bool:

@@ -18,10 +18,14 @@ FILE = "torchrun t.py --fsdp 'full_shard offload' \\\n  --fsdp_config c.json \\\
 ARRAY = (
     "A=(\n  --use_fsdp # on\n  --fsdp_sharding_strategy 1\n)\n# why\naccelerate launch ${A[@]} \\\n  t.py\n"
 )
+WRITTEN = (
+    "cat > c.yaml <<E\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n  # why\nE\n"
+    + LAUNCH
+)
 HERE = "cat > c.yaml <<E\nfsdp_config:\n  a: 1\nE\n" + LAUNCH
 
 
-@pytest.mark.parametrize("text", [HF, LAUNCH, FILE, ARRAY, HERE])
+@pytest.mark.parametrize("text", [HF, LAUNCH, FILE, ARRAY, HERE, WRITTEN])
 def test_carriage_returns_stay_and_change_nothing_else(text: str) -> None:
     crlf = text.replace("\n", "\r\n")
     wanted, done = convert_script(text), convert_script(crlf)

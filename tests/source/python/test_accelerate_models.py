@@ -97,3 +97,13 @@ def test_the_norm_of_a_part_was_one_ranks(given: str, *, is_said: bool) -> None:
     said = comments(body, FSDP1)
     assert ("FM326 where Accelerate shards this model, the norm is now that of the whole" in said) is is_said
     assert "FM326" not in comments(body, FSDP1.replace('sharding_strategy="FULL_SHARD"', "fsdp_version=2"))
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"), [("accelerator.is_main_process", True), ("rank == 0", True), ("args.save", False)]
+)
+def test_a_state_is_taken_by_every_rank_above_a_branch_of_one(test: str, *, is_said: bool) -> None:
+    prepare = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    said = comments(f"{prepare}if {test}:\n    model.save_pretrained(path)\n", FSDP1)
+    assert "accelerator.get_state_dict(model)" in said
+    assert ("which every rank takes above this branch" in said) is is_said

@@ -48,6 +48,17 @@ def test_a_function_of_another_launch_is_right(body: str, code: str) -> None:
     assert (code, "commented") not in codes(swapped, ACCELERATE)
 
 
+def test_a_function_that_a_name_chooses_at_two_places() -> None:
+    asks = "sharded = accelerator.distributed_type == DistributedType.FSDP\n        if {}sharded:\n"
+    twice = "\n    def again(self):\n        {}            self._prepare_first(self.module, self.model)\n"
+    for other, is_said in (("not ", False), ("", True)):
+        code = LAUNCHED.format(first="X", body=ALONE).replace(
+            "if accelerator.distributed_type == DistributedType.X:\n", asks.format(other)
+        )
+        found = codes(code + twice.format(asks.format(other)), ACCELERATE)
+        assert (("FM449", "commented") in found) is is_said
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -32,3 +32,19 @@ def test_fabric_gives_its_optimizers_behind_the_model(call: str) -> None:
 def test_a_state_that_is_read_for_names_alone(asked: str, *, is_said: bool) -> None:
     body = f'fabric = Fabric(strategy="fsdp")\nmodel = fabric.setup(net)\nx = {asked}\n'
     assert ("FM333" in {use.code for use in scan_source(HEADER + body)}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("test", "first", "second"),
+    [
+        ("isinstance(fabric.strategy, FSDPStrategy)", True, False),
+        ("not isinstance(fabric.strategy, FSDPStrategy)", False, True),
+        ("isinstance(fabric.strategy, DDPStrategy)", True, True),
+    ],
+)
+def test_a_model_below_a_question_for_the_strategy(test: str, *, first: bool, second: bool) -> None:
+    body = f"if {test}:\n    {{}}\nelse:\n    {{}}\n"
+    saves = "torch.save(model.state_dict(), p)"
+    for inner, is_said in ((body.format(saves, "pass"), first), (body.format("pass", saves), second)):
+        made = f'fabric = Fabric(strategy="fsdp")\nmodel = fabric.setup(net)\n{inner}'
+        assert ("FM333" in {use.code for use in scan_source(HEADER + made)}) is is_said

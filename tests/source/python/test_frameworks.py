@@ -73,6 +73,23 @@ def test_hugging_faces_trainer_has_sharded_its_model_after_training(body: str, c
     assert not said(f"{HF.replace('full_shard', '')}trainer.train()\n{body}")
 
 
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("**{'model': model, 'args': arguments}", True),
+        ("**dict(model=model, args=arguments)", True),
+        ("model, **more", True),
+        ("**more", False),
+        ("args=arguments, **kept", True),
+    ],
+)
+def test_a_trainer_that_is_given_a_dict(given: str, *, is_said: bool) -> None:
+    made = "more = {'args': arguments}\nkept = dict(model=model)\n"
+    source = HF.replace("trainer = Trainer(model=model, args=arguments)", f"{made}trainer = Trainer({given})")
+    assert source != HF
+    assert ("FM333" in said(f"{source}trainer.train()\nmodel.save_pretrained(p)\n")) is is_said
+
+
 def test_accelerates_model_is_sharded_where_its_type_is_found_to_be_fsdp() -> None:
     asked = "if accelerator.distributed_type == DistributedType.FSDP:\n    x = model.module\n"
     assert (
@@ -83,6 +100,27 @@ def test_accelerates_model_is_sharded_where_its_type_is_found_to_be_fsdp() -> No
     assert not said(TYPE + asked.replace("==", "!="))
     uses = scan_source(f"{TYPE}{asked}else:\n    y = model.module\n# fsdp\n")
     assert [use.text for use in uses if use.code == "FM333"] == ["model.module"]
+
+
+@pytest.mark.parametrize(
+    ("asks", "test", "is_said"),
+    [
+        ("accelerator.distributed_type == DistributedType.FSDP", "on", True),
+        ("accelerator.distributed_type == DistributedType.FSDP", "not on", False),
+        ("accelerator.distributed_type == DistributedType.FSDP", "on or accelerator.is_main_process", True),
+        ("accelerator.distributed_type != DistributedType.FSDP", "on", False),
+        ("getattr(accelerator.state, 'fsdp_plugin', None) is not None", "on", True),
+        ("getattr(accelerator.state, 'fsdp_plugin', None) is None", "on", False),
+        ("getattr(accelerator.state, 'fsdp_plugin', None)", "on", True),
+        ("accelerator.state.fsdp_plugin is not None", "on", True),
+        ("'FSDP' in str(accelerator.distributed_type)", "on", True),
+        ("accelerator.is_fsdp2 or accelerator.distributed_type.value == 'FSDP'", "on", True),
+        ("accelerator.num_processes > 1", "on", False),
+    ],
+)
+def test_a_name_that_holds_how_accelerate_was_launched(asks: str, test: str, *, is_said: bool) -> None:
+    body = f"on = {asks}\nif {test}:\n    torch.save(model.state_dict(), p)\n"
+    assert ("FM333" in said(f"{TYPE}{body}# fsdp\n")) is is_said
 
 
 def test_the_models_that_an_accelerator_keeps_are_clipped_as_sharded() -> None:

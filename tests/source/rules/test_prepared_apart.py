@@ -104,6 +104,8 @@ def test_a_model_that_a_trainer_is_given_below_is_left_to_it() -> None:
         ("is_sharded = accelerator.distributed_type == 'FSDP'\n", True),
         ("is_sharded = trainer.is_fsdp_enabled\n", True),
         ("is_sharded = accelerator.is_fsdp2\n", False),
+        ("is_sharded = getattr(accelerator.state, 'fsdp_plugin', None) is not None\n", True),
+        ("is_sharded = accelerator.state.fsdp_plugin is not None\n", True),
         ("with FSDP.summon_full_params(model):\n    pass\n", True),
         ("own = FSDP(other)\nwith FSDP.summon_full_params(own):\n    pass\n", False),
         ("plan.fsdp_plugin.run()\n", False),
@@ -345,3 +347,43 @@ def test_a_model_that_a_function_may_have_sharded_is_told_so() -> None:
     assert any(each.startswith("this model may be sharded already") for each in said)
     said = {use.becomes for use in uses(f"{ACCELERATOR}model = FSDP(net)\n{prepare}")}
     assert any(each.startswith("this model is sharded already") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said", "else_said"),
+    [
+        ("args.use_fsdp", True, False),
+        ("using_fsdp and rank == 0", True, False),
+        ("not self.is_fsdp", False, True),
+        ("args.fsdp_dir", False, False),
+        ("args.shard", False, False),
+    ],
+)
+@pytest.mark.parametrize("prepares", ["accelerator.prepare(model)", "Accelerator().prepare_model(model)"])
+def test_a_switch_of_the_projects_own(prepares: str, test: str, *, is_said: bool, else_said: bool) -> None:
+    body = f"{ACCELERATOR}if {test}:\n    {{}}\nelse:\n    {{}}\n"
+    for code, expected in (
+        (body.format(f"model = {prepares}", "pass"), is_said),
+        (body.format("pass", f"model = {prepares}"), else_said),
+    ):
+        assert ("FM449" in {use.code for use in scan_source(code)}) is expected
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "is_said"),
+    [
+        ("class Net(nn.Module):\n    pass\n\n\nslow = Net().to(device)\n", "model, slow, optimizer", True),
+        ("class Net(nn.Module):\n    pass\n\n\nslow, x = Net(), 1\n", "model, slow, optimizer", True),
+        ("class Data(Dataset):\n    pass\n\n\nslow = Data()\n", "model, slow, optimizer", False),
+        ("", "model, ema, optimizer", True),
+        ("", "model, vae, optimizer", True),
+        ("", "model, slow, optimizer", False),
+    ],
+)
+def test_a_second_model_by_what_makes_it_or_its_name(made: str, given: str, *, is_said: bool) -> None:
+    asks = "print(accelerator.distributed_type == DistributedType.FSDP)\n"
+    code = f"{ACCELERATOR}{made}{asks}x, y, z = accelerator.prepare({given})\nupdate(slow)\n"
+    said = [use.becomes for use in scan_source(code) if use.code == "FM449"]
+    assert [("one model in a call" in each, "full_tensor()" in each) for each in said] == [
+        (True, True)
+    ] * is_said

@@ -98,6 +98,21 @@ def test_the_model_that_runs_by_way_of_a_function_of_the_source(context: str) ->
     assert ("FM332", "commented") not in codes(body.format("other"))
 
 
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("inner = m.module\n    run(inner, x)", True),
+        ("inner = m\n    run(net=inner, x=x)", True),
+        ("run(m.module, x)", True),
+        ("inner = m.module\n    score = evaluate(inner)", True),
+        ("inner = make()\n    run(inner, x)", False),
+    ],
+)
+def test_the_model_that_runs_elsewhere_by_another_name(given: str, *, is_said: bool) -> None:
+    body = f"def run(net, x):\n    return net.encode(x)\n\n\nwith FSDP.summon_full_params(m):\n    {given}\n"
+    assert (("FM332", "commented") in codes(body)) is is_said
+
+
 def test_a_pipeline_is_no_method_of_the_model() -> None:
     after = turned("with FSDP.summon_full_params(self.net):\n    images = self.pipe(prompts)\n")
     assert "where the pipeline calls it" in after

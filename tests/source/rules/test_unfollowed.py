@@ -46,6 +46,7 @@ def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
     [
         ("model.state_dict()", "get_model_state_dict"),
         ("model.load_state_dict(x)", "load_model_state_dict"),
+        ("model.load_state_dict(x.model, False)", "load_model_state_dict"),
         ("model.no_sync()", "no_sync(model)"),
         ("model.clip_grad_norm_(1.0)", "clip_grad_norm_(model, max_norm)"),
         ("model.save_pretrained(x)", "state_dict="),
@@ -87,6 +88,10 @@ def test_it_says_what_to_know_if_the_model_is_sharded(tmp_path: Path, does: str,
         LOADED,
         "def run(model):\n    return [p.grad for p in model.parameters()], sum(p.norm() for p in [])\n",
         "def run(x):\n    for p, q in zip(x.parameters(), x.parameters()):\n        p.add_(q)\n",
+        "def run(main_config, x):\n    copy.deepcopy(main_config.model)\n    copy.deepcopy(x['cfg'].net)\n",
+        "from megatron import mpu\ndef run(model, optim):\n    model.state_dict()\n    optim.state_dict()\n",
+        "def run(ema, net, x):\n    x.ema.state_dict(net)\n    ema.load_state_dict(x.model, x)\n",
+        "def run(x):\n    with summon_full_params(x.base):\n        x.model.save_pretrained(1)\n",
     ],
 )
 def test_what_is_plain_or_no_model_is_not_named(tmp_path: Path, plain: str) -> None:
@@ -237,3 +242,44 @@ def test_a_function_that_is_given_ddps_model_too_is_named(tmp_path: Path) -> Non
     wraps = "def save(net):\n    model = DDP(net)\n    return model.state_dict()\n"
     imports = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     assert found(tmp_path, imports + wraps, train) == {}
+
+
+PREPARED = """\
+{header}
+from accelerate import Accelerator
+
+
+def main(loader, x):
+    hf = Accelerator()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    {above}
+    {prepares}
+    {does}
+"""
+IMPORTS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+BOTH = "model, optimizer, loader = hf.prepare(model, optimizer, loader)"
+
+
+@pytest.mark.parametrize(
+    ("prepares", "does", "is_said"),
+    [
+        (BOTH, "model.save_pretrained(x)", True),
+        (BOTH, "torch.save(hf.unwrap_model(model).state_dict(), x)", True),
+        (BOTH, "torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]['params'], 1.0)", True),
+        ("model = fabric.setup_module(model)", "torch.save(model.state_dict(), x)", True),
+        ("loader = hf.prepare(loader)", "model.save_pretrained(x)", False),
+        ("model = helper.prepare(model)", "model.save_pretrained(x)", False),
+    ],
+)
+def test_what_a_framework_gave_where_the_launch_is_not_seen(
+    tmp_path: Path, prepares: str, does: str, *, is_said: bool
+) -> None:
+    for header, above, below, said in (
+        (IMPORTS, "pass", does, ["FM450"] * is_said),
+        (IMPORTS, does, "pass", []),
+        ("", "pass", does, []),
+    ):
+        text = PREPARED.format(header=header, above=above, prepares=prepares, does=below)
+        (tmp_path / "train.py").write_text(f"import torch\n{text}")
+        assert [use.code for use in scan_paths([tmp_path]).uses if use.action == "unclear"] == said

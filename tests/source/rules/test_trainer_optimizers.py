@@ -1,0 +1,53 @@
+"""Optimizers that Hugging Face's arguments name, where a config asks the Trainer for FSDP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import rewrite_paths, scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+YAML = "distributed_type: {}\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+HEADER = "from transformers import Trainer, TrainingArguments\n\n\n"
+TRAINS = "Trainer(model=model, args=args, train_dataset=data).train()\n"
+CLASS = (
+    "@dataclass\nclass Mine(TrainingArguments):\n    optim: str = field(default='paged_adamw_32bit')\n\n\n"
+    "args = parse(Mine)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("args = TrainingArguments(output_dir='o', optim='adafactor')\n", "adamw_torch"),
+        ("args = TrainingArguments(optim='adamw_torch' if x else 'paged_adamw_8bit')\n", "adamw_torch_8bit"),
+        (CLASS, "bitsandbytes"),
+        ("args = parse()\nargs.optim = 'lion_8bit'\n", "bitsandbytes"),
+        ("args = TrainingArguments(output_dir='o', optim='adamw_torch')\n", ""),
+        ("args = TrainingArguments(output_dir='o', optim=x)\n", ""),
+        ("x = Settings(optim='adafactor')\n", ""),
+    ],
+)
+def test_what_fsdp2_cannot_step(tmp_path: Path, made: str, said: str) -> None:
+    (tmp_path / "train.py").write_text(f"{HEADER}{made}{TRAINS}")
+    for kind, expected in (("FSDP", bool(said)), ("MULTI_GPU", False)):
+        (tmp_path / "fsdp.yaml").write_text(YAML.format(kind))
+        found = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
+        assert [said in each for each in found] == [True] * expected
+    (tmp_path / "fsdp.yaml").write_text(YAML.format("FSDP"))
+    # The arguments may stand in a file of their own.
+    (tmp_path / "train.py").write_text(f"{HEADER}from arguments import args\n{TRAINS}")
+    (tmp_path / "arguments.py").write_text(f"from transformers import TrainingArguments\n\n\n{made}")
+    found = [use.path[-12:] for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
+
+    assert "parse()" in made or found == ["arguments.py"] * bool(said)
+    rewrite_paths([tmp_path], write=True)
+    assert rewrite_paths([tmp_path]).changed == ()
