@@ -90,6 +90,7 @@ _OF_FUNCTIONS: Final = {
     "get_peft_model_state_dict": _PRETRAINED,
 }
 
+_CONFIG: Final = re.compile(r"(?:^|_)(?:cfg|conf|config|hparams)$")
 _OPTIMIZER_NAME: Final = re.compile(r"optim|(?:^|_)opt$")
 _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
@@ -128,12 +129,18 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     lists = [*((each, None, _LIST) for each in _clipped_lists(source)), *((e, None, _FOREACH) for e in both)]
     for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
-        is_known = model is not None and not is_unknown(source, model)
-        if statement in said or is_known or is_fsdp2s(source.index, node):
+        is_known = model is not None and (not is_unknown(source, model) or _is_seen_plain(source, model))
+        is_whole = meant in {_PRETRAINED, _STATE} and source.contexts.is_summoned(node)
+        if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)
             yield Found("FM450", node, meant, "unclear")
+
+
+def _is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether the project shows that a model is plain, by what makes it and by every call."""
+    return (source.position(model)[0], dotted(model)) in source.links.plain
 
 
 def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression, str]]:
@@ -164,7 +171,7 @@ def _clipped_lists(source: Source) -> Iterator[cst.Call]:
     """Yield what clips an optimizer's parameters, or a list that others give, of which nothing is known."""
     for call in source.calls:
         given = clipped(call)
-        if given is not None and are_unknown(source, given):
+        if given is not None and are_unknown(source, given) and not _is_seen_plain(source, given):
             yield call
 
 
@@ -191,6 +198,8 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     given = call.args[0].value if name in _OF_FUNCTIONS and call.args else None
     if given is not None and (_is_of_a_saved_state(source, given) or _has_its_state(call, name)):
         return None
+    if name == "deepcopy" and given is not None and _is_a_setting(given):
+        return None
     if name == "clip_grad_norm_":
         given = _whose_parameters(given)
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
@@ -208,6 +217,11 @@ def _is_of_a_saved_state(source: Source, node: cst.BaseExpression) -> bool:
     if not isinstance(root, cst.Name) or function is None or function.name.value != "load_state_dict":
         return False
     return root.value in {each.name.value for each in function.params.params}
+
+
+def _is_a_setting(node: cst.BaseExpression) -> bool:
+    """Tell whether it is what a config says of a model: ``config.model``."""
+    return isinstance(node, cst.Attribute) and _CONFIG.search(last_word(node.value)) is not None
 
 
 def _is_made_for_loading(source: Source, call: cst.Call) -> bool:
