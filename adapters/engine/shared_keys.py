@@ -202,7 +202,8 @@ _SHARED_BIAS = re.compile(
     r"(?:Bert|(?:XLM)?Roberta|DebertaV2|Albert|MPNet|BigBird|Longformer)Layer(?:Group)?\Z"
 )
 """Layers of models of which a language model's head holds the bias of its decoder too."""
-LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
+_SENDS = ACCELERATE["sends_no_4bit"].says
+LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write false for such a model"
 
 
 def names_transformers_layer(names: str) -> bool:
@@ -272,13 +273,29 @@ def _loads_whole(block: Block) -> bool:
 
 _STOPS = ACCELERATE["loads_not_all"].says
 _LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
+_SENDS_NONE = (
+    f"rank 0 alone loads the weights, but {_SENDS}, which FSDP1 sent: other ranks train on what they have, "
+    "or stop at weights that are on the meta device."
+)
 _LOAD_ON_ALL = "Write false for such a model."
+
+
+def is_packed(block: Block) -> bool:
+    """Tell whether the same file has the model's weights in 4 bits of bitsandbytes."""
+    values = plain_values(block.owner)
+    bits = str(values.get("quantization_bit"))  # LLaMA-Factory's
+    loads = str(values.get("load_in_4bit")).lower()  # TRL's and Axolotl's
+    return bits == "4" or loads == "true" or values.get("adapter") == "qlora"
 
 
 def keep_ram_loading(value: Any, block: Block) -> Outcome:
     """Keep a boolean; where it is true, Accelerate's FSDP2 takes fewer models than FSDP1."""
     outcome = keep_bool(value, block)
     if value is None or not words.read_bool(value, "value"):
+        return outcome
+    if is_packed(block):
+        return replace(outcome, code="FM343", message=f"{shown(value)}: {_SENDS_NONE}", hint=_LOAD_ON_ALL)
+    if block.framework == "axolotl":
         return outcome
     if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
@@ -290,7 +307,9 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     """Say the same where nothing stands there, and the launcher takes true."""
     if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
         return
-    if not _loads_whole(block):
+    if is_packed(block):
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {_SENDS_NONE}", _LOAD_ON_ALL)
+    elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
     else:
@@ -357,6 +376,13 @@ def _decays(block: Block) -> bool:
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
     off = value is not None and not words.read_bool(value, "value")
+    if off and block.framework == "accelerate":
+        text = (
+            f"{shown(value)}: an HF Trainer, or TRL's, whose `weight_decay` is not 0 decayed norms and "
+            "biases too: FSDP1's flat parameters have no names to choose by. Under FSDP2 they are not."
+        )
+        how = "To train as before give such a Trainer an optimizer with one group of all parameters."
+        return Outcome("FM343", text, how, remove=True)
     if off and _decays(block):
         text = (
             f"{shown(value)}: HF Trainer chose by name what `weight_decay` is for, and FSDP1's flat "
