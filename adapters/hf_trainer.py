@@ -36,6 +36,7 @@ from fsdp_migrate.adapters.engine.base import (
 from fsdp_migrate.adapters.engine.claims import ACCELERATE, TRANSFORMERS
 from fsdp_migrate.adapters.engine.optimizer_names import say_arguments
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, is_prefixed, may_be_fsdp_config
+from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -43,7 +44,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     drop_prefetch,
     frees_after_forward,
     is_empty,
-    keep_ram_loading,
     keep_wrap_policy,
     kept_or_freed,
     lost_sync,
