@@ -303,10 +303,11 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
         new = _as_flags("accelerate", json.loads(done.text))
         return _Changes(_edits(command, flags, {}, new), done.blocks, (*done.findings, *said))
+    if given.value is None:
+        return _Changes((), (), said)  # `--config_file <(cat ...)`: no file has its name
     text = f"{given.value} is another file, which is not converted with this one."
-    nodes, ranks = (
-        flags[name].value if name in flags else None for name in ("num_machines", "num_processes")
-    )
+    names = ("num_machines", "num_processes")
+    nodes, ranks = (flags[name].value if name in flags else None for name in names)
     read = settings.number or read_number
     shown = [(read(value) if value else None) or "N" for value in (nodes, ranks)]
     # These override the file's, from which HYBRID_SHARD has its mesh.
@@ -419,8 +420,8 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
         try:
             document["fsdp_config"] = json.loads(with_numbers_as_texts(text))
         except json.JSONDecodeError as error:
-            msg = f"`--fsdp_config` is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."
-            raise ConfigError(msg, field="fsdp_config") from error
+            where = f"line {error.lineno}, column {error.colno}: {error.msg}"
+            raise ConfigError(f"`--fsdp_config` is no JSON: {where}.", field="fsdp_config") from error
     elif text is not None:
         document["fsdp_config"] = text
     former = {name: flags[name].value for name in _HF_FORMER if name in flags}

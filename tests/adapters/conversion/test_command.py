@@ -215,3 +215,10 @@ def test_variables_that_the_shell_expands_are_expanded_in_the_json_too(flags: st
     assert json.loads(written)["version"] == 2
     assert config in written
     assert convert_command(done.text).text == done.text
+
+
+def test_a_variable_in_a_list_of_the_json_is_kept() -> None:
+    flags = """--fsdp "full_shard auto_wrap" --fsdp_config '{"transformer_layer_cls_to_wrap": ["'"$A"'"]}'"""
+    done = convert_command(f"torchrun t.py --output_dir o {flags}")
+    assert """'{"transformer_layer_cls_to_wrap": ["'"$A"'"], "version": 2""" in done.text
+    assert {f.code for f in done.findings if f.subject.endswith("cls_to_wrap")} == {"FM346"}
