@@ -29,6 +29,7 @@ from fsdp_migrate.adapters.engine.base import (
     written_key,
 )
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
+from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading, say_ram_loading
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -36,7 +37,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     drop_prefetch,
     ignore_nothing,
     keep_classes,
-    keep_ram_loading,
     keep_state_dict_type,
     keep_wrap_policy,
     lost_default_sync,
@@ -45,7 +45,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_mixed_precision,
     say_no_prefetch,
     say_no_shard,
-    say_ram_loading,
     say_shared_embeddings,
     shard_config,
     strategy_of,

@@ -30,6 +30,7 @@ from fsdp_migrate.adapters.engine.base import (
 )
 from fsdp_migrate.adapters.engine.claims import AXOLOTL_REFUSED_OPTIMIZERS, AXOLOTL_REFUSED_RL
 from fsdp_migrate.adapters.engine.optimizer_names import say_optimizer
+from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -103,7 +104,7 @@ AXOLOTL_KEYS: tuple[Key, ...] = (
     Key("min_num_params", "kept, without the prefix, as a whole number", keep_count),
     Key("state_dict_type", "kept, without the prefix; LOCAL becomes SHARDED", keep_state_dict_type),
     Key("final_state_dict_type", "kept, without the prefix", keep_state_dict_type),
-    Key("cpu_ram_efficient_loading", "kept, without the prefix", keep_bool),
+    Key("cpu_ram_efficient_loading", "kept, without the prefix", keep_ram_loading),
     Key("cpu_offload_pin_memory", "kept, without the prefix", keep_bool),
     Key("activation_checkpointing", "kept, without the prefix", keep_bool),
     Key("mixed_precision_policy", "kept, without the prefix", keep()),
@@ -181,6 +182,7 @@ class AxolotlAdapter:
             _strip_prefixes(block, draft)
         _emit_list(block, items, draft)
         _add_implied(block, items, draft)
+        _move_final_type(block, draft)
         names = set(effective(block.owner))
         beside = plain_values(block.owner)
         if isinstance(beside.get("fsdp_config"), Reference) and not items:
@@ -201,6 +203,31 @@ class AxolotlAdapter:
             draft.say("FM343", block.beside("optimizer"), text, hint)
         else:
             say_optimizer(block, draft, "optimizer")
+
+
+def _move_final_type(block: Block, draft: Draft) -> None:
+    """Move the type of the final save into ``fsdp_config``, where Axolotl reads it since it has FSDP2."""
+    key = "fsdp_final_state_dict_type"
+    entry, inner = effective(block.owner).get(key), bare_values(block.node, AXOLOTL_KEYS)
+    beside = plain_values(block.owner).get(key)
+    if "final_state_dict_type" in inner:
+        return
+    if entry is None or block.node is None or not is_known(beside):
+        kind = str(inner.get("state_dict_type") or "").upper()
+        if kind.startswith("SHARDED"):
+            text = (
+                "Without it the model is saved at the end as `state_dict_type` says, sharded; before it had "
+                "FSDP2 Axolotl saved FULL_STATE_DICT there."
+            )
+            hint = "Write `final_state_dict_type: FULL_STATE_DICT` in `fsdp_config` for one whole model."
+            draft.say("FM343", block.at("final_state_dict_type"), text, hint)
+        return
+    draft.edits.change(owner_of(block.owner, entry), Change(entry, remove=True))
+    draft.edits.add(block.node, "final_state_dict_type", beside)
+    text = (
+        f"{shown(beside)}: Axolotl reads it in `fsdp_config`, as `final_state_dict_type`, since it has FSDP2."
+    )
+    draft.say("FM341", block.beside(key), text)
 
 
 def _say_quantized_rl(block: Block, draft: Draft) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate import words
+from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.adapters.engine.base import bare_values, is_known, plain_values
 from fsdp_migrate.errors import ConfigError
@@ -44,7 +45,9 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
     """Say what a run that offloads needs before it starts; a launcher that runs FSDP gives it."""
     values = bare_values(block.node, keys)
     is_word = "offload" in items
-    offloads = is_word or _is_on(values.get("cpu_offload"))
+    # Where neither says it, Accelerate's plugin takes the variable, with `version: 2` too.
+    is_variable = not is_word and "cpu_offload" not in values and _in_environment(block)
+    offloads = is_word or is_variable or _is_on(values.get("cpu_offload"))
     norm = plain_values(block.owner).get("max_grad_norm")
     clips = not is_known(norm) or str(norm) not in {"0", "0.0"}
     if not offloads or not clips or makes_gloo(block.settings.environment):
@@ -53,8 +56,13 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
         f"Start it with `{GROUP_WITH_GLOO}` in the environment; `accelerate launch` sets them where its own "
         "settings offload. Or write 0, which clips nothing."
     )
-    what = "`offload` in `fsdp`" if is_word else "`cpu_offload: true`"
+    what = f"`{OFFLOAD}=true`" if is_variable else "`offload` in `fsdp`" if is_word else "`cpu_offload: true`"
     draft.say("FM343", block.beside("max_grad_norm"), f"{what}: {NO_GLOO}", hint)
+
+
+def _in_environment(block: Block) -> bool:
+    given = block.settings.environment.get(OFFLOAD)
+    return given is not None and not REFERENCE.search(given) and _is_on(given)
 
 
 def _is_on(value: object) -> bool:

@@ -33,9 +33,10 @@ from fsdp_migrate.adapters.engine.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
+from fsdp_migrate.adapters.engine.claims import ACCELERATE, TRANSFORMERS
 from fsdp_migrate.adapters.engine.optimizer_names import say_arguments
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, is_prefixed, may_be_fsdp_config
+from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -43,7 +44,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     drop_prefetch,
     frees_after_forward,
     is_empty,
-    keep_ram_loading,
     keep_wrap_policy,
     kept_or_freed,
     lost_sync,
@@ -135,8 +135,17 @@ def take_strategy(value: Any, block: Block) -> Outcome:
 
 def take_reshard(value: Any, block: Block) -> Outcome:
     """Turn a strategy's name into the boolean of FSDP2; ``fsdp``, which FSDP1 reads first, decides."""
-    frees = frees_after_forward(strategy_in_fsdp(block) or strategy_of(value))
-    return kept_or_freed(value, frees)
+    meant, told = strategy_of(value), strategy_in_fsdp(block)
+    fsdp = plain_values(block.owner).get("fsdp")
+    is_default = isinstance(value, str) and told is None and is_known(fsdp) and bool(fsdp)
+    if not is_default or frees_after_forward(meant):
+        return kept_or_freed(value, frees_after_forward(told or meant))
+    text = (
+        f"{shown(value)}: `fsdp` names no strategy, and {ACCELERATE['reshard_unread'].says}, which is "
+        "FULL_SHARD unless it is given. It becomes true, as it ran."
+    )
+    hint = "Write false if parameters should stay whole after forward."
+    return Outcome("FM343", text, hint, value=True, has_value=True)
 
 
 def take_offload(value: Any, block: Block) -> Outcome:

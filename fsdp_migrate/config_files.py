@@ -12,6 +12,7 @@ from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.manifests import commands_become
+from fsdp_migrate.adapters.conversion.named_configs import say_named
 from fsdp_migrate.adapters.conversion.project_imports import (
     fabric_of_group,
     is_hydra_group,
@@ -369,8 +370,10 @@ def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigEr
 def _with_what_becomes(
     error: NothingToConvertError, path: Path, text: str, settings: Settings
 ) -> NothingToConvertError:
-    """Return the error with what the commands become that a manifest holds."""
-    if not error.names_fsdp or is_script(path.suffix or path.name, text):
+    """Return the error with what the commands become that a manifest holds, or what a script names."""
+    if is_script(path.suffix or path.name, text):
+        return error.saying(f"{error} {say_named(text, path.parent, str(error))}".strip())
+    if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
     return error.saying(f"{error} {said}".strip())

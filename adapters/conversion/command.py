@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, 
 from fsdp_migrate.adapters.conversion.flags import Flag, end_of, is_on, read_flags
 from fsdp_migrate.adapters.conversion.here_documents import settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
+from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in, with_numbers_as_texts
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
@@ -306,10 +306,11 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
         new = _as_flags("accelerate", json.loads(done.text))
         return _Changes(_edits(command, flags, {}, new), done.blocks, (*done.findings, *said))
+    if given.value is None:
+        return _Changes((), (), said)  # `--config_file <(cat ...)`: no file has its name
     text = f"{given.value} is another file, which is not converted with this one."
-    nodes, ranks = (
-        flags[name].value if name in flags else None for name in ("num_machines", "num_processes")
-    )
+    names = ("num_machines", "num_processes")
+    nodes, ranks = (flags[name].value if name in flags else None for name in names)
     read = settings.number or read_number
     shown = [(read(value) if value else None) or "N" for value in (nodes, ranks)]
     # These override the file's, from which HYBRID_SHARD has its mesh.
@@ -420,10 +421,10 @@ def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     text = given.value if given is not None else None
     if text is not None and text.lstrip().startswith("{"):
         try:
-            document["fsdp_config"] = json.loads(text)
+            document["fsdp_config"] = json.loads(with_numbers_as_texts(text))
         except json.JSONDecodeError as error:
-            msg = f"`--fsdp_config` is no JSON: line {error.lineno}, column {error.colno}: {error.msg}."
-            raise ConfigError(msg, field="fsdp_config") from error
+            where = f"line {error.lineno}, column {error.colno}: {error.msg}"
+            raise ConfigError(f"`--fsdp_config` is no JSON: {where}.", field="fsdp_config") from error
     elif text is not None:
         document["fsdp_config"] = text
     former = {name: flags[name].value for name in _HF_FORMER if name in flags}
@@ -474,13 +475,14 @@ def _edits(
     command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
 ) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
+    expanded = expanded_in(command[flag.value_start : flag.end] for flag in flags.values())
     former = [name for name in _HF_FORMER if name in flags and "fsdp" in flags and name not in new]
     gone = [name for name in (*old, *former) if name not in new and name in flags]
     renamed = {old_name: name for old_name, name in _RENAMED.items() if old_name in gone and name in new}
     for old_name, name in renamed.items():
         flag = flags[old_name]
         sign = "=" if command[flag.start : flag.value_start].endswith("=") else " "
-        pieces.append(Piece(flag.start, flag.end, f"--{name}{sign}{shlex.quote(new[name])}"))
+        pieces.append(Piece(flag.start, flag.end, f"--{name}{sign}{as_word(new[name], expanded)}"))
     for name in dict.fromkeys(name for name in gone if name not in renamed):
         gap = _GAP.search(command, 0, flags[name].start)
         pieces.append(Piece(gap.start() if gap else flags[name].start, flags[name].end, ""))
@@ -488,9 +490,11 @@ def _edits(
         given = flags.get(name)
         is_same = value == old.get(name) and (name != "fsdp_config" or given is None or given.value == value)
         if given is not None and not is_same and not (name == "fsdp" and given.value is None):
-            pieces.append(Piece(given.value_start, given.end, shlex.quote(value)))
+            pieces.append(Piece(given.value_start, given.end, as_word(value, expanded)))
     there = {*flags, *renamed.values()}
-    added = "".join(f" --{name} {shlex.quote(value)}" for name, value in new.items() if name not in there)
+    added = "".join(
+        f" --{name} {as_word(value, expanded)}" for name, value in new.items() if name not in there
+    )
     if any(name.startswith("parallelism_config") for name in new):
         added += " --use_parallelism_config"
     # Behind the last of them: what follows may be the script, and flags of its own.

@@ -14,7 +14,7 @@ from fsdp_migrate.adapters.conversion.variables import without_comments
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, may_switch_on
 from fsdp_migrate.adapters.engine.base import by_name
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
-from fsdp_migrate.adapters.engine.shared_keys import LOADED_BY_RANK_0
+from fsdp_migrate.adapters.engine.rank0_loading import LOADED_BY_RANK_0
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding, named
 

@@ -49,12 +49,7 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
                 done = convert_script(command, settings=told)
             except ConfigError:
                 continue
-            before = set(command.splitlines())
-            lines = [
-                line.strip().removesuffix("\\").rstrip()
-                for line in done.text.splitlines()
-                if line not in before
-            ]
+            lines = _lines_changed(command, done.text)
             if done.is_changed and lines:
                 said.append(f"The command in `{path}` becomes `{' '.join(lines)}`.")
                 said += [f.message for f in done.findings if f.code in _NEEDED]
@@ -64,6 +59,20 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
         )
         said += [f"{f.message} {f.hint or ''}".rstrip() for f in findings]
     return " ".join(dict.fromkeys(said))  # a script of several variants says a thing once
+
+
+def _lines_changed(before: str, after: str) -> list[str]:
+    """Return the commands that are not as before, each with all lines that it is continued over."""
+    known = set(before.splitlines())
+    found: list[str] = []
+    parts: list[str] = []
+    for line in after.splitlines():
+        parts.append(line)
+        if not line.rstrip().endswith("\\"):
+            is_new = any(part not in known for part in parts)
+            found += [part.strip().removesuffix("\\").rstrip() for part in parts if is_new]
+            parts = []
+    return found
 
 
 def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:

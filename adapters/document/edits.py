@@ -242,10 +242,22 @@ class Edits:
             body = newline.join([*comments, *new]).removeprefix(indent) or "{}"
             pieces.append(_Piece(entries[0].key.start, _end_of_line(self.text, last), 0, body))
         elif new:
-            at = _end_of_line(self.text, _content_end(self.text, kept[-1].value, kept[-1].key.end))
+            last_kept = self._last_kept(kept[-1])
+            at = _end_of_line(self.text, _content_end(self.text, last_kept.value, last_kept.key.end))
             # Where blocks end in one line the inner one's new lines come first: the deepest column.
             pieces.append(_Piece(at, at, -column, "".join(newline + line for line in new)))
         return pieces
+
+    def _last_kept(self, entry: Entry) -> Entry:
+        """Return the entry with whose line the lines of another end, once what goes out of it is gone."""
+        value = entry.value
+        if not isinstance(value, Mapping) or value.flow or not value.entries:
+            return entry
+        changes = [self.change_of(each) for each in value.entries]
+        stay = [
+            each for each, done in zip(value.entries, changes, strict=True) if done is None or not done.remove
+        ]
+        return self._last_kept(stay[-1]) if stay else entry
 
     def _above(self, entry: Entry) -> int:
         """Return where the comments begin that stand directly above an entry, in its column; or its line."""

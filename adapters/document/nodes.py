@@ -109,6 +109,12 @@ class Reference:
         return repr(self.text)
 
 
+def unknown_in(value: Any) -> Reference | None:
+    """Return what is known only elsewhere of a value, or of a list's items."""
+    items = value if isinstance(value, list) else [value]
+    return next((each for each in items if isinstance(each, Reference)), None)
+
+
 def holds_reference(value: object) -> bool:
     """Tell whether a value, or anything in it, is known only elsewhere.
 

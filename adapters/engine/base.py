@@ -19,6 +19,7 @@ from fsdp_migrate.adapters.document.nodes import (
     merge_parts,
     plain,
     target,
+    unknown_in,
 )
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
@@ -353,8 +354,8 @@ class Draft:
         self.say("FM349", block.at(name), "It is there twice; the last one counts, as in the framework.")
 
     def _outcome(self, key: Key, value: Any, block: Block, subject: str) -> Outcome | None:
-        if isinstance(value, Reference):
-            return self._referred(key, value, block, subject)
+        if (unknown := unknown_in(value)) is not None:
+            return self._referred(key, unknown, block, subject)
         try:
             return key.handle(value, block)
         except ConfigError as error:

@@ -114,6 +114,10 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "BatchNorm's, and in a model that is not of transformers at parameters of the model itself",
             since="1.7",
         ),
+        "sends_no_4bit": Claim(
+            "where one weight is 4-bit of bitsandbytes (QLoRA) FSDP2 sends none of rank 0's weights",
+            since="1.7",
+        ),
         "true_switches_on": Claim(
             "`ACCELERATE_USE_FSDP` is on where it is `true`, and not where it is 1", since="1.6"
         ),

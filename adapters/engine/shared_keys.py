@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
@@ -14,10 +13,8 @@ from fsdp_migrate.adapters.engine.base import (
     Handler,
     Key,
     Outcome,
-    bare,
     bare_values,
     is_known,
-    keep_bool,
     lost,
     obsolete,
     plain_values,
@@ -188,10 +185,6 @@ _OF_TRANSFORMERS = re.compile(
     r"[A-Z]\w+(?:Layer|Block|Embeddings?|Attention|Stage)\Z"
 )
 """Layers of transformers begin with their model's name, those of torch with what they are."""
-_LOADED_WITH_BUFFERS = re.compile(
-    r"(?:(?:M|PL)?Bart|Marian|(?:BigBird)?Pegasus|Blenderbot(?:Small)?|LED|Mvp)(?:En|De)coderLayer\Z|EsmLayer\Z"
-)
-"""Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
 _SHARED_EMBEDDINGS = re.compile(
     r"(?:(?:M|UM|Long)?T5|SwitchTransformers|Pop2Piano)Block\Z"
     r"|(?:(?:M|PL)?Bart|Marian|(?:BigBird)?PegasusX?|Blenderbot(?:Small)?|LED|Mvp|M2M100|NllbMoe|(?:XLM)?ProphetNet)"
@@ -202,7 +195,6 @@ _SHARED_BIAS = re.compile(
     r"(?:Bert|(?:XLM)?Roberta|DebertaV2|Albert|MPNet|BigBird|Longformer)Layer(?:Group)?\Z"
 )
 """Layers of models of which a language model's head holds the bias of its decoder too."""
-LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}: write false for such a model"
 
 
 def names_transformers_layer(names: str) -> bool:
@@ -215,7 +207,7 @@ def names_transformers_layer(names: str) -> bool:
     return any(_OF_TRANSFORMERS.match(name.strip()) for name in names.split(","))
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def class_names(value: Any) -> tuple[str, ...]:
     """Return the classes that a value names; none where it means nothing, which its own key says."""
     try:
         return words.read_names(value, "value") if is_known(value) else ()
@@ -235,7 +227,7 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
             _DECODER,
         ),
     ):
-        shared = [name for name in _names(value) if layers.match(name)]
+        shared = [name for name in class_names(value) if layers.match(name)]
         if key is not None and shared:
             text = (
                 f"{','.join(shared)}: {holds}. Accelerate {ACCELERATE['embeddings_apart'].versions} gives "
@@ -253,48 +245,6 @@ _EMBEDDINGS_STAY = (
     "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
     "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1."
 )
-
-
-def _loads_whole(block: Block) -> bool:
-    """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
-    values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
-    classes = values.get("transformer_layer_cls_to_wrap")
-    if isinstance(classes, Reference):
-        return True
-    names = _names(classes)
-    if names:
-        held = any(map(_LOADED_WITH_BUFFERS.match, names))
-        return not held and names_transformers_layer(",".join(names))
-    # By the classes that the model names itself, which is what models of transformers do.
-    policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
-    return block.framework != "accelerate" or policy == "transformer_based_wrap"
-
-
-_STOPS = ACCELERATE["loads_not_all"].says
-_LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
-_LOAD_ON_ALL = "Write false for such a model."
-
-
-def keep_ram_loading(value: Any, block: Block) -> Outcome:
-    """Keep a boolean; where it is true, Accelerate's FSDP2 takes fewer models than FSDP1."""
-    outcome = keep_bool(value, block)
-    if value is None or not words.read_bool(value, "value"):
-        return outcome
-    if not _loads_whole(block):
-        message = f"{shown(value)}: {_LOADS_NOT_ALL}"
-        return replace(outcome, code="FM343", message=message, hint=_LOAD_ON_ALL)
-    return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
-
-
-def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> None:
-    """Say the same where nothing stands there, and the launcher takes true."""
-    if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
-        return
-    if not _loads_whole(block):
-        text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
-        draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
-    else:
-        draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
 
 
 def _meant_policy(word: str, block: Block) -> str:
@@ -357,6 +307,13 @@ def _decays(block: Block) -> bool:
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
     off = value is not None and not words.read_bool(value, "value")
+    if off and block.framework == "accelerate":
+        text = (
+            f"{shown(value)}: an HF Trainer, or TRL's, whose `weight_decay` is not 0 decayed norms and "
+            "biases too: FSDP1's flat parameters have no names to choose by. Under FSDP2 they are not."
+        )
+        how = "To train as before give such a Trainer an optimizer with one group of all parameters."
+        return Outcome("FM343", text, how, remove=True)
     if off and _decays(block):
         text = (
             f"{shown(value)}: HF Trainer chose by name what `weight_decay` is for, and FSDP1's flat "

@@ -7,9 +7,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.plain_places import PlainPlaces
 from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
+from fsdp_migrate.source.sharding_words import shards
 
 
 if TYPE_CHECKING:
@@ -20,18 +22,12 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.links import Links
 
 
-_SHARDS: Final = re.compile(
-    r"\b(?:FSDPStrategy|FullyShardedDataParallel|FullyShardedDataParallelPlugin|ModelParallelStrategy"
-    r"|fully_shard|prepare_fully_shard)\b|\bDistributedType\.FSDP\b|\bACCELERATE_USE_FSDP\b"
-    r"|\bfsdp(?:_config)?=(?!None|False|['\"]['\"])|\bstrategy=['\"]fsdp"
-)
 _IMPORT: Final = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+([^\n#]+))",
     re.MULTILINE,
 )
+_MEGATRON: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+megatron\b", re.MULTILINE)
 _BY_NAME: Final = re.compile(r"\bimport_module\(\s*f?['\"]([\w.]+?)(\.\{|['\"])")
-# It shards its models itself, and its optimizers and checkpoints meet no other.
-_MEGATRONS: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+megatron\b", re.MULTILINE)
 _FARTHEST: Final = 4
 
 
@@ -42,18 +38,21 @@ def with_reach(
 
     ``by_frameworks``: those whose models frameworks shard, as a config or a launch line asks.
     """
-    reached = ((path, project.texts[path]) for path in _reached(project, by_frameworks))
-    near = [path for path, text in reached if may_find(text) and not _is_megatrons(text)]
-    return {**links, **{path: replace(links.get(path, NOTHING), is_near=True) for path in near}}
+    reached = (path for path in _reached(project, by_frameworks) if may_find(project.texts[path]))
+    near = [path for path in reached if not _is_megatrons(project.texts[path])]
+    plain = PlainPlaces(project)
+    told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
+    return {**links, **told}
 
 
 def _is_megatrons(text: str) -> bool:
-    return _MEGATRONS.search(text) is not None and "fsdp" not in text.lower()
+    """Tell whether a file is about Megatron's models alone, which shards them itself."""
+    return _MEGATRON.search(text) is not None and "fsdp" not in text.lower()
 
 
 def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
-    sharding = {path for path, text in project.texts.items() if _SHARDS.search(text)}
+    sharding = {path for path, text in project.texts.items() if shards(text)}
     found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found

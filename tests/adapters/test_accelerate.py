@@ -112,7 +112,7 @@ EACH_KEY: list[tuple[str, str, Any, str]] = [
     ("fsdp_state_dict_type", "FULL_STATE_DICT", "FULL_STATE_DICT", "FM340"),
     ("fsdp_state_dict_type", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT", "FM343"),
     ("fsdp_state_dict_type", "2", "SHARDED_STATE_DICT", "FM343"),
-    ("fsdp_use_orig_params", "false", None, "FM342"),
+    ("fsdp_use_orig_params", "false", None, "FM343"),
     ("fsdp_sync_module_states", "true", None, "FM342"),
     ("fsdp_limit_all_gathers", "true", None, "FM342"),
     ("fsdp_cpu_ram_efficient_loading", "true", True, "FM343"),

@@ -161,3 +161,27 @@ def test_quantised_base_models_that_axolotl_refuses_in_preference_training_are_t
     found = [finding for finding in done.findings if finding.subject == "rl"]
     assert [finding.code for finding in found] == ([code] if code else [])
     assert all("fsdp_version: 1" in (finding.hint or "") for finding in found)
+
+
+@pytest.mark.parametrize(("beside", "code"), [("adapter: qlora", "FM343"), ("adapter: lora", "FM341")])
+def test_rank_0_sends_no_weights_in_4_bits(beside: str, code: str) -> None:
+    done = convert(f"{beside}\nfsdp_config:\n  fsdp_cpu_ram_efficient_loading: true\n")
+    [said] = [f for f in done.findings if f.subject.endswith("efficient_loading")]
+    assert said.code == code
+    assert ("sends none of rank 0's weights" in said.message) is (code == "FM343")
+
+
+@pytest.mark.parametrize(
+    ("text", "final", "code"),
+    [
+        ("fsdp_final_state_dict_type: FULL_STATE_DICT\n{}", "FULL_STATE_DICT", "FM341"),
+        ("{}", None, "FM343"),
+        ("{}  fsdp_final_state_dict_type: FULL_STATE_DICT\n", "FULL_STATE_DICT", "FM341"),
+    ],
+)
+def test_the_type_of_the_final_save_goes_into_the_block(text: str, final: str | None, code: str) -> None:
+    block = "fsdp_config:\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_offload_params: false\n"
+    done = convert(text.format(block))
+    assert loaded(done)["fsdp_config"].get("final_state_dict_type") == final
+    assert "fsdp_final_state_dict_type" not in loaded(done)
+    assert {f.code for f in done.findings if f.subject.endswith("final_state_dict_type")} == {code}

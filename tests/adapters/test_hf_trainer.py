@@ -458,3 +458,20 @@ def test_flat_parameters_whose_decay_went_by_name_are_told(decay: str, code: str
     beside = f"weight_decay: {decay}\n" if decay else ""
     text = f"{HEAD}{beside}fsdp: full_shard auto_wrap\nfsdp_config: {{use_orig_params: false}}\n"
     assert codes(convert(text), "fsdp_config.use_orig_params") == {code}
+
+
+@pytest.mark.parametrize(
+    ("beside", "code"),
+    [
+        ("load_in_4bit: true", "FM343"),
+        ("quantization_bit: 4", "FM343"),
+        ("load_in_4bit: false", "FM340"),
+        ("quantization_bit: 8", "FM340"),
+    ],
+)
+def test_rank_0_sends_no_weights_in_4_bits(beside: str, code: str) -> None:
+    text = f"{HEAD}{beside}\nfsdp: full_shard auto_wrap\nfsdp_config: {{cpu_ram_efficient_loading: true}}\n"
+    done = convert(text)
+    assert codes(done, "fsdp_config.cpu_ram_efficient_loading") == {code}
+    [said] = [f for f in done.findings if f.subject.endswith("efficient_loading")]
+    assert "4-bit of bitsandbytes" in said.message

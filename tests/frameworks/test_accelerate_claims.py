@@ -135,6 +135,9 @@ for own in (nn.Sequential(*layers), nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 
     except (AttributeError, ValueError) as error:
         refused.append(str(error))
 found["loads_not_all"] = [bool(each) for each in refused] == [True, True, False]
+import inspect
+sent = inspect.getsource(fsdp2_prepare_model).split("fsdp2_load_full_state_dict(")[-2]
+found["sends_no_4bit"] = "cpu_ram_efficient_loading and not model_has_params4bit:" in sent
 plugin.cpu_ram_efficient_loading = True
 model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 plugin.ignored_modules = [model[0]]

@@ -80,6 +80,20 @@ FSDP = [
     "hybrid_shard",
     True,
 ]
+WORDS: list[Any] = [
+    *("full_shard offload auto_wrap", "no_shard offload", "hybrid_shard auto_wrap", "shard_grad_op"),
+    *("offload auto_wrap", "auto_wrap", True),
+]
+# What may say another thing than the words in `fsdp` do.
+BESIDE: list[dict[str, Any]] = [
+    *({"cpu_offload": value} for value in (True, False, None, {"offload_params": True})),
+    *({"offload_params": value} for value in (True, False)),
+    *({"reshard_after_forward": value} for value in ("SHARD_GRAD_OP", "full_shard")),
+    *({"sharding_strategy": value} for value in ("SHARD_GRAD_OP", "FULL_SHARD", 3)),
+    *({"auto_wrap_policy": value} for value in ("no_wrap", "TRANSFORMER_BASED_WRAP")),
+    {"auto_wrap_policy": "size_based_wrap", "min_num_params": 100},
+    {"min_num_params": 100},
+]
 # The fact, and what a finding of it is about.
 KEPT = {
     "offload": "offload",
@@ -167,6 +181,7 @@ def test_what_hf_trainer_trains_is_the_same_or_said() -> None:
     given += [(words, {}) for words in FSDP]
     for one, two in itertools.combinations(HF, 2):
         given.append((FSDP[1], {one: HF[one][0], two: HF[two][0]}))
+    given += itertools.product(WORDS, BESIDE)
     texts = [
         json.dumps({"output_dir": "x", "fsdp": words, "fsdp_config": {"version": 1, **config}})
         for words, config in given

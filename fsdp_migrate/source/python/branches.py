@@ -68,10 +68,18 @@ def _is_beside_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
 
 
 def is_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
-    """Tell whether a place is in a function that FSDP2's branches alone choose."""
+    """Tell whether a place is in a function of FSDP2's models: by its branches, or its parameters."""
     own = index.function(node)
+    if own is not None and _takes_fsdp2s(index, own):
+        return True
     places = places_chosen(index, own) if own is not None else []
     return bool(places) and all(_is_asked_for_fsdp2(index, place) for place in places)
+
+
+def _takes_fsdp2s(index: Index, function: cst.FunctionDef) -> bool:
+    """Tell whether a function says that its model is FSDP2's: ``def save(model: FSDPModule)``."""
+    noted = (each.annotation.annotation for each in function.params.params if each.annotation is not None)
+    return any(index.qualified(each) & catalog.FSDP2_CLASSES for each in noted)
 
 
 def _is_asked_for_fsdp2(index: Index, node: cst.CSTNode) -> bool:

@@ -99,6 +99,9 @@ class Links:
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
+    plain: frozenset[tuple[int, str]] = frozenset()
+    """Expressions of a file to which a model may come that the project shows to be plain: line and text."""
+
     def __bool__(self) -> bool:
         """Whether there is a reason to look at the file."""
         return self.is_near or self.is_linked

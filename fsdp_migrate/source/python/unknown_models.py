@@ -43,6 +43,16 @@ def is_model(name: str) -> bool:
     return _MODEL.search(name) is not None and _NO_MODEL.search(name) is None
 
 
+def makes_anew(name: str) -> bool:
+    """Tell whether a function of that name makes a model that nobody has sharded yet.
+
+    Example:
+        >>> makes_anew("from_pretrained"), makes_anew("prepare")
+        (True, False)
+    """
+    return _MAKES.search(name) is not None
+
+
 def last_word(node: cst.BaseExpression) -> str:
     """Return the last word of what an expression is called: ``model`` of ``kwargs["model"]``."""
     if isinstance(node, cst.Subscript) and len(node.slice) == 1:
@@ -167,4 +177,4 @@ def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int)
         inner = value.func.value if isinstance(value.func, cst.Attribute) else None
         return inner is not None and _comes_from_elsewhere(source, inner, depth)
     is_seen = isinstance(value.func, cst.Name) or bool(source.index.qualified(value.func))
-    return not is_seen and not _MAKES.search(name)
+    return not is_seen and not makes_anew(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from typing import Any
 
 import pytest
@@ -190,3 +191,34 @@ def test_a_word_of_a_flag_that_stays_is_kept(value: str, code: str) -> None:
     done = convert_command(f"accelerate launch --use_fsdp --fsdp_offload_params {value} t.py")
     assert f"--fsdp_offload_params {value.lower()} " in done.text
     assert [f.code for f in done.findings if f.subject.endswith("offload_params")] == [code]
+
+
+@pytest.mark.parametrize(
+    ("flags", "config"),
+    [
+        ("--fsdp_transformer_layer_cls_to_wrap $A", '"fsdp_transformer_layer_cls_to_wrap": "Layer"'),
+        ("--fsdp_transformer_layer_cls_to_wrap='$A'", '"fsdp_transformer_layer_cls_to_wrap": "$A"'),
+        ('--fsdp_transformer_layer_cls_to_wrap "${A}"', '"fsdp_transformer_layer_cls_to_wrap": "Layer"'),
+        ("--fsdp_min_num_params $N", '"fsdp_min_num_params": 7'),
+        (
+            "--fsdp_config '{\"transformer_layer_cls_to_wrap\": \"'$A'\"}'",
+            '"transformer_layer_cls_to_wrap": "Layer"',
+        ),
+    ],
+)
+def test_variables_that_the_shell_expands_are_expanded_in_the_json_too(flags: str, config: str) -> None:
+    command = f'torchrun t.py --output_dir o --bf16 --fsdp "full_shard auto_wrap" {flags}'
+    done = convert_command(command)
+    script = f"A=Layer N=7\ntorchrun() {{ printf '%s\\n' \"$@\"; }}\n{done.text}"
+    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    [written] = [line for line in told.splitlines() if line.startswith("{")]
+    assert json.loads(written)["version"] == 2
+    assert config in written
+    assert convert_command(done.text).text == done.text
+
+
+def test_a_variable_in_a_list_of_the_json_is_kept() -> None:
+    flags = """--fsdp "full_shard auto_wrap" --fsdp_config '{"transformer_layer_cls_to_wrap": ["'"$A"'"]}'"""
+    done = convert_command(f"torchrun t.py --output_dir o {flags}")
+    assert """'{"transformer_layer_cls_to_wrap": ["'"$A"'"], "version": 2""" in done.text
+    assert {f.code for f in done.findings if f.subject.endswith("cls_to_wrap")} == {"FM346"}

@@ -106,6 +106,8 @@ OFFLOADS = [
     RUN.format("full_shard --fsdp_config '{\"cpu_offload\": true}'"),
     RUN.format("'full_shard offload' --fsdp_config c.json"),
     "export ACCELERATE_USE_FSDP=1 FSDP_OFFLOAD_PARAMS=true\n" + RUN.format("'full_shard offload'"),
+    "export FSDP_OFFLOAD_PARAMS=true\n" + RUN.format("'full_shard auto_wrap'"),
+    "FSDP_OFFLOAD_PARAMS=1 " + RUN.format("'full_shard' --fsdp_config c.json"),
 ]
 
 
@@ -125,6 +127,9 @@ def test_offload_that_torchrun_starts_needs_gloo(text: str) -> None:
         OFFLOADS[0].replace("torchrun", "accelerate launch --use_fsdp --fsdp_offload_params true"),
         RUN.format("'full_shard auto_wrap'"),
         RUN.format("full_shard --fsdp_config '{\"cpu_offload\": false}'"),
+        "export FSDP_OFFLOAD_PARAMS=true\n"
+        + RUN.format("full_shard --fsdp_config '{\"cpu_offload\": false}'"),
+        "export FSDP_OFFLOAD_PARAMS=false\n" + RUN.format("'full_shard auto_wrap'"),
     ],
 )
 def test_where_gloo_is_there_or_nothing_is_clipped_nothing_is_said(text: str) -> None:

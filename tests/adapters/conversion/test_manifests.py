@@ -37,7 +37,7 @@ TWO = "--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"
         ),
         (
             "run: |\n  cd x\n  accelerate launch --use_fsdp --fsdp_use_orig_params true \\\n    t.py\n",
-            f"in `run` becomes `accelerate launch --use_fsdp {TWO}`.",
+            f"in `run` becomes `accelerate launch --use_fsdp {TWO} t.py`.",
         ),
         (
             "run: |\n  accelerate launch --use_fsdp --num_processes ${RANKS} t.py\n",
@@ -67,6 +67,13 @@ def test_what_a_command_becomes_is_said(tmp_path: Path, text: str, said: str) ->
         convert_config_file(path)
     assert said in str(caught.value)
     assert path.read_text() == text
+
+
+def test_a_command_over_several_lines_is_said_whole() -> None:
+    run = "  accelerate launch --use_fsdp \\\n    --mixed_precision bf16 \\\n    train.py\n"
+    text = f"run: |\n  echo x\n{run}  echo y\n"
+    said = commands_become(text, is_json=False)
+    assert f"becomes `accelerate launch --use_fsdp {TWO} --mixed_precision bf16 train.py`." in said
 
 
 def test_what_a_command_becomes_is_said_once_for_all_its_variants() -> None:

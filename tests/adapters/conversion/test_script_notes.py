@@ -14,6 +14,13 @@ pytestmark = pytest.mark.any_torch
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            (
+                "accelerate launch --config_file <(cat <<EOF\ndistributed_type: FSDP\nfsdp_config:\n"
+                "  fsdp_sharding_strategy: FULL_SHARD\nEOF\n) train.py\n"
+            ),
+            "The here-document in line 1 holds FSDP settings",
+        ),
         ("fairseq-train d --ddp-backend fully_sharded --fp16\n", "is fairscale's FSDP, not torch's"),
         ("fairseq-hydra-train distributed_training.ddp_backend=fully_sharded\n", "is fairscale's FSDP"),
         (

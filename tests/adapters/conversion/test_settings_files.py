@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.config_files import convert_config_file
+from fsdp_migrate.errors import NothingToConvertError
 
 
 if TYPE_CHECKING:
@@ -92,3 +93,29 @@ def test_a_file_beside_the_script_is_named_from_here(tmp_path: Path) -> None:
         is_there = "other" not in found
         wanted = f"{tmp_path}/conf/c.yaml" if is_there else "conf/other.yaml"
         assert f"`fsdp-migrate config {wanted} --from accelerate" in str(said.hint)
+
+
+@pytest.mark.parametrize(
+    ("run", "config", "is_said"),
+    [
+        ("accelerate launch -m axolotl.cli.train ax/a.yaml", "fsdp: [full_shard, auto_wrap]\n", True),
+        (
+            "python train.py --config ./ax/a.yaml",
+            "model: m\nfsdp_config:\n  fsdp_offload_params: true\n",
+            True,
+        ),
+        ("python train.py --config ax/a.yaml", "model: m\nfsdp: null\n", False),
+        ("python train.py  # ax/a.yaml", "fsdp: [full_shard]\n", False),
+        ("python train.py --config ax/b.yaml", "fsdp: [full_shard]\n", False),
+    ],
+)
+def test_a_file_with_fsdp_settings_that_a_script_names(
+    tmp_path: Path, run: str, config: str, *, is_said: bool
+) -> None:
+    (tmp_path / "ax").mkdir()
+    (tmp_path / "ax" / "a.yaml").write_text(config)
+    for script in (tmp_path / "go.sh", tmp_path / "ax" / "go.sh"):
+        script.write_text(f"{run}\n")
+        with pytest.raises(NothingToConvertError) as caught:
+            convert_config_file(script)
+        assert ("It names `ax/a.yaml`, with FSDP settings" in str(caught.value)) is is_said

@@ -174,3 +174,27 @@ def test_a_list_of_words_above_a_key_that_is_renamed_has_its_name(above: str, na
     edits = Edits(text)
     edits.change(node, Change(node.entries[1], key="new", value=True, has_value=True))
     assert edits.apply() == f"a:\n  first: 0\n{named or above}  new: true\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("a:\n  b: 1\n  c: 2\n", "a:\n  b: 1\n  e: 4\nd: 3\n"),
+        ("a:\n  b: 1\n  c: 2\n\n\n", "a:\n  b: 1\n  e: 4\nd: 3\n\n\n"),
+        (
+            "a:\n  b:\n    x: 1\n    y: 2  # why\n  c: 2",
+            "a:\n  b:\n    x: 1\n    y: 2  # why\n  e: 4\nd: 3\n",
+        ),
+    ],
+)
+def test_a_key_is_added_behind_a_block_whose_last_line_goes(text: str, after: str) -> None:
+    root = read_yaml(text)[0]
+    assert isinstance(root, Mapping)
+    inner = root.entries[0].value
+    assert isinstance(inner, Mapping)
+    edits = Edits(text, is_json=False)
+    edits.change(inner, Change(inner.entries[-1], remove=True))
+    edits.add(root, "d", 3)
+    edits.add(inner, "e", 4)
+    assert edits.apply().rstrip() == after.rstrip()
+    assert plain(read_yaml(edits.apply())[0]) == edits.expected(root)

@@ -25,6 +25,8 @@ LOADED = (
     "def run(model, optimizer, x):\n    state = optim_state_dict_to_load(model, optimizer, x)\n"
     "    optimizer.load_state_dict(state)\n"
 )
+# Something that is not followed picks functions by their names, so that nobody knows what they are given.
+PICKED = "PICKED = ['norms', 'run', 'save', 'train', 'update', 'values']\n"
 TRAIN = "from tools import TOOLS\nfrom wrap import wrap\n\n\ndef main(net):\n    TOOLS['save'](wrap(net))\n"
 
 
@@ -32,6 +34,7 @@ def found(folder: Path, tools: str, train: str = TRAIN) -> dict[str, str]:
     """Return what is unclear in the tools of a project, by its text, and see that a rewriting leaves it."""
     (folder / "wrap.py").write_text(WRAP)
     (folder / "train.py").write_text(train)
+    (folder / "picks.py").write_text(PICKED)
     (folder / "tools.py").write_text(tools)
     uses = [use for use in scan_paths([folder]).uses if use.action == "unclear"]
     assert {use.code for use in uses} <= {"FM450"}
@@ -283,3 +286,31 @@ def test_what_a_framework_gave_where_the_launch_is_not_seen(
         text = PREPARED.format(header=header, above=above, prepares=prepares, does=below)
         (tmp_path / "train.py").write_text(f"import torch\n{text}")
         assert [use.code for use in scan_paths([tmp_path]).uses if use.action == "unclear"] == said
+
+
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("def save(model: {}):\n    return model.state_dict()\n", "FSDPModule"),
+        ("def save(model: {}, opt):\n    return opt.state_dict()\n", "FSDPModule"),
+        ("def save(config):\n    return copy.deepcopy(config.{})\n", "model"),
+    ],
+)
+def test_what_is_fsdp2s_already_and_what_a_config_says(tmp_path: Path, does: str, is_said: str) -> None:
+    imports = "import copy\nfrom torch import nn\nfrom torch.distributed.fsdp import FSDPModule\n"
+    assert found(tmp_path, imports + does.format(is_said)) == {}
+    other = (
+        does.format("nn.Module")
+        if is_said == "FSDPModule"
+        else does.replace("config", "state").format("model")
+    )
+    assert len(found(tmp_path, imports + other)) == 1
+
+
+def test_a_state_in_a_context_of_whole_parameters_is_whole(tmp_path: Path) -> None:
+    context = "import torch\nfrom fsdp_migrate.runtime import summon_full_params\n"
+    does = "def save(model, x):\n    with {}(model):\n        model.save_pretrained(x)\n"
+    assert found(tmp_path, context + does.format("summon_full_params")) == {}
+    assert len(found(tmp_path, context + does.format("torch.no_grad"))) == 1
+    copied = does.format("summon_full_params").replace("model.save_pretrained(x)", "copy.deepcopy(model)")
+    assert len(found(tmp_path, f"import copy\n{context}{copied}")) == 1

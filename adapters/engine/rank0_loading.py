@@ -1,0 +1,85 @@
+"""``cpu_ram_efficient_loading``: rank 0 alone loads, and which models Accelerate's FSDP2 then takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate import words
+from fsdp_migrate.adapters.document.nodes import Reference
+from fsdp_migrate.adapters.engine.base import Outcome, bare, bare_values, keep_bool, plain_values, shown
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
+from fsdp_migrate.adapters.engine.shared_keys import class_names, names_transformers_layer
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.adapters.engine.base import Block, Draft, Key
+
+
+_LOADED_WITH_BUFFERS = re.compile(
+    r"(?:(?:M|PL)?Bart|Marian|(?:BigBird)?Pegasus|Blenderbot(?:Small)?|LED|Mvp)(?:En|De)coderLayer\Z|EsmLayer\Z"
+)
+"""Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
+_SENDS = ACCELERATE["sends_no_4bit"].says
+LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write false for such a model"
+
+
+def _loads_whole(block: Block) -> bool:
+    """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
+    values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
+    classes = values.get("transformer_layer_cls_to_wrap")
+    if isinstance(classes, Reference):
+        return True
+    names = class_names(classes)
+    if names:
+        held = any(map(_LOADED_WITH_BUFFERS.match, names))
+        return not held and names_transformers_layer(",".join(names))
+    # By the classes that the model names itself, which is what models of transformers do.
+    policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
+    return block.framework != "accelerate" or policy == "transformer_based_wrap"
+
+
+_STOPS = ACCELERATE["loads_not_all"].says
+_LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
+_SENDS_NONE = (
+    f"rank 0 alone loads the weights, but {_SENDS}, which FSDP1 sent: other ranks train on what they have, "
+    "or stop at weights that are on the meta device."
+)
+_LOAD_ON_ALL = "Write false for such a model."
+
+
+def is_packed(block: Block) -> bool:
+    """Tell whether the same file has the model's weights in 4 bits of bitsandbytes."""
+    values = plain_values(block.owner)
+    bits = str(values.get("quantization_bit"))  # LLaMA-Factory's
+    loads = str(values.get("load_in_4bit")).lower()  # TRL's and Axolotl's
+    return bits == "4" or loads == "true" or values.get("adapter") == "qlora"
+
+
+def keep_ram_loading(value: Any, block: Block) -> Outcome:
+    """Keep a boolean; where it is true, Accelerate's FSDP2 takes fewer models than FSDP1."""
+    outcome = keep_bool(value, block)
+    if value is None or not words.read_bool(value, "value"):
+        return outcome
+    if is_packed(block):
+        return replace(outcome, code="FM343", message=f"{shown(value)}: {_SENDS_NONE}", hint=_LOAD_ON_ALL)
+    if block.framework == "axolotl":
+        return outcome
+    if not _loads_whole(block):
+        message = f"{shown(value)}: {_LOADS_NOT_ALL}"
+        return replace(outcome, code="FM343", message=message, hint=_LOAD_ON_ALL)
+    return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
+
+
+def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> None:
+    """Say the same where nothing stands there, and the launcher takes true."""
+    if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
+        return
+    if is_packed(block):
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {_SENDS_NONE}", _LOAD_ON_ALL)
+    elif not _loads_whole(block):
+        text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
+        draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
+    else:
+        draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")

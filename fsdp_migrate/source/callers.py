@@ -1,0 +1,195 @@
+"""Who calls a function of a project, where all that speaks of it is seen to be a call."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Function, Module, Project
+
+
+# Decorators under which a function is called as it is written.
+_PLAIN: Final = frozenset({"classmethod", "enable_grad", "inference_mode", "no_grad", "staticmethod"})
+# Classes that call no methods of those below them but what these are known for.
+_PASSIVE: Final = frozenset({"ABC", "Generic", "Protocol", "object"})
+
+
+class Seen(NamedTuple):
+    """One call, and where it stands."""
+
+    call: ast.Call
+    place: Place
+
+
+@dataclass(eq=False)
+class Callers:
+    """Answers by whom functions are called. Reads only."""
+
+    project: Project
+    _held: dict[str, list[Path]] = field(default_factory=dict, repr=False)
+    _words: dict[Module, dict[str, list[ast.AST]]] = field(default_factory=dict, repr=False)
+    _places: dict[Module, dict[int, Place]] = field(default_factory=dict, repr=False)
+    _above: dict[Module, dict[int, ast.AST]] = field(default_factory=dict, repr=False)
+
+    def holding(self, name: str) -> list[Path]:
+        """Return the files that have a word."""
+        if name not in self._held:
+            word = re.compile(rf"\b{re.escape(name)}\b")
+            texts = ((path, text) for path, text in self.project.texts.items() if name in text)
+            self._held[name] = [path for path, text in texts if word.search(text)]
+        return self._held[name]
+
+    def calls_in(self, module: Module) -> Iterator[Seen]:
+        """Yield the calls of a file, with their places."""
+        for scope in scopes_of(module):
+            for statement in scope.statements:
+                yield from (Seen(call, statement.place) for call in statement.calls)
+
+    def of(self, function: Definition) -> list[Seen] | None:
+        """Return the calls of a function; None where it may be called by what is not seen."""
+        if isinstance(function.node, ast.ClassDef) or not _is_plain(function.node):
+            return None
+        owner, name = function.owner, function.node.name
+        if owner is None:
+            return self._calls(function, name)
+        if name == "__init__":
+            return self._made(owner)
+        if name.startswith("__") or name == "forward" or not self._is_passive(owner):
+            return None
+        return self._calls(function, name)
+
+    def _is_passive(self, owner: Definition) -> bool:
+        """Tell whether nothing but the project calls the methods of a class."""
+        assert isinstance(owner.node, ast.ClassDef)
+        bases = self.project.bases(owner)
+        named = [(dotted(each) or "?").split(".")[-1] for each in owner.node.bases]
+        own = {each.name.split(".")[-1] for each in bases}
+        return all(each in own or each in _PASSIVE for each in named) and all(map(self._is_passive, bases))
+
+    def _calls(self, function: Definition, name: str) -> list[Seen] | None:
+        found: list[Seen] = []
+        for path in self.holding(name):
+            module = self.project.module(path)
+            if module is None:
+                return None
+            for node in self._spoken(module).get(name, ()):
+                is_its = self._is_its(function, node, module)
+                if is_its is None:
+                    return None
+                call = self._above[module].get(id(node))
+                if is_its and isinstance(call, ast.Call):
+                    found.append(Seen(call, self._places[module][id(call)]))
+        return found
+
+    def _is_its(self, function: Definition, node: ast.AST, module: Module) -> bool | None:
+        """Tell whether a mention is a call of a function; None where something else is done with that."""
+        above = self._above[module].get(id(node))
+        if isinstance(node, ast.alias):
+            return None if node.asname not in {None, node.name} else False
+        if isinstance(node, ast.Constant):
+            return False if _picks_nothing(above, self._above[module]) else None
+        assert isinstance(node, (ast.Attribute, ast.Name))
+        text = dotted(node)
+        place = self._places[module].get(id(above))
+        is_method = function.owner is not None
+        if isinstance(node, ast.Name) and (is_method or isinstance(node.ctx, ast.Store)):
+            return False
+        meant = None if text is None else self.stands_for(text, place or Place(module, ""))
+        if meant is not None and meant is not function:
+            # A method that a class below has of its own is another.
+            return False if meant.owner is None or not is_method else None
+        if isinstance(node, ast.Attribute) and meant is None and not is_method:
+            return False  # of an object, or of a module that is not the project's
+        if isinstance(node, ast.Name) and meant is None and node.id in module.imports:
+            return False
+        is_call = isinstance(above, ast.Call) and above.func is node and place is not None
+        return True if is_call else None
+
+    def stands_for(self, text: str, place: Place) -> Definition | None:
+        """Return the function or class that a name stands for, also a method of ``self``."""
+        root, _, rest = text.partition(".")
+        if root in {"self", "cls"} and rest:
+            return self.project.own(rest, place)
+        return self.project.named(text, place)
+
+    def _made(self, owner: Definition) -> list[Seen] | None:
+        """Return the calls of a class; None where others may make its objects, or derive from it."""
+        found: list[Seen] = []
+        name = owner.name.split(".")[-1]
+        for path in self.holding(name):
+            module = self.project.module(path)
+            if module is None:
+                return None
+            for node in self._spoken(module).get(name, ()):
+                above = self._above[module].get(id(node))
+                if isinstance(node, ast.Name) and _only_names(node, above, self._above[module]):
+                    continue
+                is_its = self._is_its(owner, node, module)
+                if is_its is None:
+                    return None
+                if is_its and isinstance(above, ast.Call):
+                    found.append(Seen(above, self._places[module][id(above)]))
+        own = (seen for seen in self.calls_in(owner.module) if dotted(seen.call.func) == "cls")
+        found.extend(seen for seen in own if self.project.class_of(seen.place) is owner)
+        return found or None
+
+    def _spoken(self, module: Module) -> dict[str, list[ast.AST]]:
+        """Return the names, attributes, imports and texts of a file, by their words."""
+        if module not in self._words:
+            words: dict[str, list[ast.AST]] = {}
+            above: dict[int, ast.AST] = {}
+            for node in ast.walk(module.tree):
+                above.update((id(each), node) for each in ast.iter_child_nodes(node))
+                word = _word(node)
+                if word is not None:
+                    words.setdefault(word, []).append(node)
+            self._words[module], self._above[module] = words, above
+            self._places[module] = {id(seen.call): seen.place for seen in self.calls_in(module)}
+        return self._words[module]
+
+
+def _word(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.alias):
+        return node.name.split(".")[-1]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.split(".")[-1].split(":")[-1]
+    return None
+
+
+def _is_plain(node: Function) -> bool:
+    """Tell whether no decorator hands a function to something else."""
+    called = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
+    return all((dotted(each) or "").split(".")[-1] in _PLAIN for each in called)
+
+
+def _picks_nothing(node: ast.AST | None, above: dict[int, ast.AST]) -> bool:
+    """Tell whether a text picks nothing: in ``__all__``, in a comparison, or a line of its own."""
+    if isinstance(node, (ast.Compare, ast.Expr, ast.JoinedStr)):
+        return True
+    assign = above.get(id(node)) if isinstance(node, (ast.List, ast.Tuple)) else None
+    return isinstance(assign, ast.Assign) and [dotted(each) for each in assign.targets] == ["__all__"]
+
+
+def _only_names(node: ast.Name, above: ast.AST | None, around: dict[int, ast.AST]) -> bool:
+    """Tell whether a class is only named: in an annotation, an ``isinstance``, or to ask it for something."""
+    if isinstance(above, ast.arg) or (isinstance(above, ast.AnnAssign) and above.annotation is node):
+        return True
+    if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and above.returns is node:
+        return True
+    if isinstance(above, ast.Attribute):
+        return not isinstance(around.get(id(above)), ast.Attribute) and above.attr != "__init__"
+    return isinstance(above, ast.Call) and dotted(above.func) in {"isinstance", "issubclass"}

@@ -1,0 +1,387 @@
+"""Models of which a project shows that they are plain: made in sight, and so by every call that is seen.
+
+What a sharded model reaches is followed elsewhere. Here only the rest is asked about: whether each value that
+a name may have is one that the project shows, so that nothing unseen can come to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.callers import Callers
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
+from fsdp_migrate.source.sharding_words import shards
+from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Project
+
+
+_DEEPEST: Final = 24
+_OF_MODELS: Final = frozenset(
+    {
+        *("clip_grad_norm_", "load_state_dict", "named_parameters", "no_sync", "parameters"),
+        *("save_pretrained", "state_dict"),
+    }
+)
+_FUNCTIONS: Final = frozenset({"clip_grad_norm_", "deepcopy", "get_peft_model_state_dict"})
+# They give the same object, or one that is made of it alone.
+_SAME: Final = frozenset(
+    {
+        *("bfloat16", "compile", "cpu", "cuda", "double", "eval", "float", "half", "merge_and_unload"),
+        *("named_parameters", "parameters", "requires_grad_", "to", "train"),
+    }
+)
+# What is made by these packages may be sharded by them, or be what a config picks.
+_SHARDS: Final = re.compile(
+    r"^(?:accelerate(?!\.(?:big_modeling\.)?(?:dispatch_model|load_checkpoint_\w+)$)|colossalai|composer|deepspeed|fairscale|fairseq2?|hydra|lightning|megatron"
+    r"|pytorch_lightning|ray|torch\.distributed|torchtnt|trl)(?:\.|$)|fsdp|FSDP|[Ss]harded|Trainer"
+)
+_OF_FSDP: Final = re.compile(
+    r"FSDP\w*\(|FullyShardedDataParallel|fully_shard\w*\(|\.(?:_?prepare|setup)\w*\(|DataParallel"
+    r"|(?i:(?:apply|setup|shard|wrap)\w*fsdp|fsdp\w*(?:model|shard|wrap)\w*\()"
+)
+_OF_FSDP_CALL: Final = re.compile(r"FSDP|fully_shard|\.(?:_?prepare|setup)\w*\(|DataParallel|fsdp\w*\(")
+# A class that stands in a variable; not what wraps a model.
+_A_CLASS: Final = re.compile(r"(?i)(?:^|_)(?:cls|class|klass)$|^model_(?:fn|type)$")
+_NO_MODULE: Final = re.compile(r"Accelerator|Fabric|FSDP|Fully|Parallel|Plugin|Sharded|Strategy|Trainer")
+# Objects of frameworks, whose methods may give what they shard.
+_BY_OTHERS: Final = re.compile(r"(?i)accel|engine|fabric|strategy|trainer")
+_BUILTINS: Final = frozenset({"filter", "iter", "list", "next", "sorted", "tuple"})
+_MADE_OF: Final = (
+    *(ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.GeneratorExp, ast.BinOp, ast.Set, ast.SetComp),
+    *(ast.DictComp, ast.Starred),
+)
+_SETTINGS: Final = frozenset({"args", "cfg", "config", "hparams"})
+_HOLDS: Final = re.compile(r"optim|(?:^|_)opt$|param|group|(?:^|_)net")
+
+
+@dataclass(eq=False)
+class PlainPlaces:
+    """Answers what a project shows to be plain. Reads only."""
+
+    project: Project
+    _callers: Callers = field(init=False, repr=False)
+    _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._callers = Callers(self.project)
+
+    def of(self, path: Path) -> frozenset[tuple[int, str]]:
+        """Return the line and the text of each expression that something is done with, and that is plain."""
+        module = self.project.module(path)
+        if module is None:
+            return frozenset()
+        found: set[tuple[int, str]] = set()
+        for statement in (each for scope in scopes_of(module) for each in scope.statements):
+            asked = [node for call in statement.calls for node in _asked(call)]
+            bound = bound_within(statement.node) if asked else set()
+            for node in asked:
+                text = dotted(node)
+                if text is not None and text.split(".")[0] not in bound and _may_be_one(text):
+                    found |= {(node.lineno, text)} if self._is_plain(node, statement.place, 0) else set()
+        return frozenset(found)
+
+    def _is_plain(self, node: ast.expr, place: Place, depth: int) -> bool:
+        if depth > _DEEPEST:
+            return False
+        if isinstance(node, (ast.Compare, ast.Constant, ast.JoinedStr, ast.UnaryOp)):
+            return True
+        if isinstance(node, ast.Call):
+            return self._is_made_plain(node, place, depth + 1)
+        if isinstance(node, ast.Name):
+            values = values_bound(place, node.id)
+            return bool(values) and all(self._is_value_plain(each, depth + 1) for each in values or ())
+        if isinstance(node, ast.Attribute):
+            return self._is_attribute_plain(node, place, depth + 1)
+        if isinstance(node, ast.IfExp):
+            return all(self._is_plain(each, place, depth + 1) for each in (node.body, node.orelse))
+        if isinstance(node, ast.BoolOp):
+            return all(self._is_plain(each, place, depth + 1) for each in node.values)
+        # A list that is empty here is filled elsewhere.
+        is_filled = isinstance(node, _MADE_OF) and any(
+            isinstance(e, ast.expr) for e in ast.iter_child_nodes(node)
+        )
+        return is_filled and self._holds_none(node, place, depth + 1)
+
+    def _is_value_plain(self, value: Bound, depth: int) -> bool:
+        if isinstance(value.node, ast.arg):
+            function = value.place.module.definitions.get(value.place.scope)
+            return function is not None and self._is_given_plain(function, value.node.arg, depth)
+        if value.part is not None:
+            return isinstance(value.node, ast.Call) and self._is_made_plain(
+                value.node, value.place, depth, value.part
+            )
+        return self._is_plain(value.node, value.place, depth)
+
+    def _is_given_plain(self, function: Definition, name: str, depth: int) -> bool:
+        """Tell whether all that calls give to a parameter is plain, and no call is unseen."""
+        key = (function.key, name)
+        if key not in self._known:
+            self._known[key] = True  # what it gives to itself counts for nothing
+            calls = self._callers.of(function)
+            is_called = bool(calls) or not shards(self.project.texts[function.module.path])
+            self._known[key] = (
+                calls is not None
+                and is_called
+                and all(
+                    (given := _given(function, name, call)) is not None
+                    and self._is_plain(given, place, depth)
+                    for call, place in calls
+                )
+            )
+        return self._known[key]
+
+    def _is_made_plain(self, call: ast.Call, place: Place, depth: int, part: int | None = None) -> bool:
+        text = dotted(call.func)
+        if (
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in _SAME
+            and not self._external(text, place)
+        ):
+            return part is None and self._is_plain(call.func.value, place, depth)
+        made = self._callers.stands_for(text, place) if text is not None else None
+        if text == "cls" and made is None:
+            made = self.project.class_of(place)
+        if made is not None and not isinstance(made.node, ast.ClassDef):
+            return self._gives_plain(made, depth, part)
+        if made is not None:
+            return self._is_plain_class(made) and self._is_given_none(call, place, depth)
+        written = self._external(text, place)
+        if written is None:
+            return self._makes_anew(call.func) and self._is_given_none(call, place, depth)
+        return _SHARDS.search(written) is None and self._is_given_none(call, place, depth)
+
+    @staticmethod
+    def _makes_anew(func: ast.expr) -> bool:
+        """Tell whether what is called makes something anew: a class in a variable, a registry, a builtin."""
+        text = dotted(func)
+        if isinstance(func, ast.Name):
+            return func.id in _BUILTINS or _A_CLASS.search(func.id) is not None
+        if (
+            not isinstance(func, ast.Attribute)
+            or text is None
+            or _SHARDS.search(text)
+            or _BY_OTHERS.search(text)
+        ):
+            return False
+        return makes_anew(func.attr)
+
+    def _external(self, text: str | None, place: Place) -> str | None:
+        """Return the name, as imports write it, of what is not the project's."""
+        written = self.project.qualified(text, place) if text is not None else ""
+        return written if written and not written.startswith(".") else None
+
+    def _gives_plain(self, function: Definition, depth: int, part: int | None) -> bool:
+        """Tell whether all that a function returns is plain, or a part of it."""
+        given = [
+            (each.node.value, each.place)
+            for scope in scopes_of(function.module)
+            for each in scope.statements
+            if each.place.scope == function.name and isinstance(each.node, ast.Return)
+        ]
+        if not given or _of_fsdp(function):
+            return False
+        for value, place in given:
+            one = value
+            if part is not None and isinstance(value, ast.Tuple) and len(value.elts) > part:
+                one = value.elts[part]
+            elif part is not None and isinstance(value, ast.Call):
+                if not self._is_made_plain(value, place, depth + 1, part):
+                    return False
+                continue
+            elif part is not None:
+                return False
+            if one is None or not self._is_plain(one, place, depth + 1):
+                return False
+        return True
+
+    def _is_plain_class(self, made: Definition) -> bool:
+        """Tell whether a class does nothing with FSDP, nor those that it derives from."""
+        assert isinstance(made.node, ast.ClassDef)
+        own = {each.name.split(".")[-1] for each in self.project.bases(made)}
+        bases = [dotted(each) or "?" for each in made.node.bases]
+        others = [each for each in bases if each.split(".")[-1] not in own]
+        is_other = any(_NO_MODULE.search(each) for each in others)
+        return (
+            not is_other and not _of_fsdp(made) and all(map(self._is_plain_class, self.project.bases(made)))
+        )
+
+    def _is_module(self, made: Definition) -> bool:
+        """Tell whether a class is a module of torch's."""
+        assert isinstance(made.node, ast.ClassDef)
+        named = [(dotted(each) or "").split(".")[-1] for each in made.node.bases]
+        return "Module" in named or any(map(self._is_module, self.project.bases(made)))
+
+    def _is_given_none(self, call: ast.Call, place: Place, depth: int) -> bool:
+        """Tell whether a call is given no model that is not plain."""
+        given = [*call.args, *(each.value for each in call.keywords)]
+        return all(self._holds_none(each, place, depth) for each in given)
+
+    def _holds_none(
+        self, node: ast.AST, place: Place, depth: int, bound: frozenset[str] = frozenset()
+    ) -> bool:
+        """Tell whether an expression has no model, optimizer or parameters in it that are not plain."""
+        text = dotted(node) if isinstance(node, ast.expr) else None
+        if isinstance(node, (ast.Attribute, ast.Name)) and text is not None:
+            *owners, last = text.lower().split(".")
+            is_one = is_model(last) or _HOLDS.search(last) is not None
+            if text.split(".")[0] in bound or (owners and owners[-1] in _SETTINGS):
+                return True
+            return self._is_plain(node, place, depth + 1) if is_one else not _is_sharded_here(node, place)
+        if isinstance(node, ast.Call):
+            func = node.func.value if isinstance(node.func, ast.Attribute) else None
+            parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
+            parts += [func] if func is not None else []
+        else:
+            parts = list(ast.iter_child_nodes(node))
+            loops = [each.target for each in parts if isinstance(each, ast.comprehension)]
+            loops += [node.target] if isinstance(node, ast.comprehension) else []
+            args = list(ast.walk(node.args)) if isinstance(node, ast.Lambda) else []
+            named = (each.id for loop in loops for each in ast.walk(loop) if isinstance(each, ast.Name))
+            bound |= {*named, *(each.arg for each in args if isinstance(each, ast.arg))}
+        return all(self._holds_none(each, place, depth + 1, bound) for each in parts)
+
+    def _is_attribute_plain(self, node: ast.Attribute, place: Place, depth: int) -> bool:
+        owner = node.value
+        if isinstance(owner, ast.Name) and owner.id in {"cls", "self"} and not values_bound(place, "cls"):
+            own = self.project.class_of(place)
+            return own is not None and self._is_field_plain(own, node.attr, depth)
+        if is_model((dotted(owner) or "").split(".")[-1].lower()):
+            return self._is_plain(owner, place, depth)
+        classes = self._classes(owner, place, depth)
+        if classes and all(map(self._is_module, classes)):
+            return self._is_plain(
+                owner, place, depth
+            )  # of a model that is made here the parts are plain, too
+        return bool(classes) and all(self._is_field_plain(each, node.attr, depth) for each in classes)
+
+    def _is_field_plain(self, owner: Definition, name: str, depth: int) -> bool:
+        """Tell whether an attribute of a class's objects is plain, wherever it is set."""
+        key = (owner.key, f"self.{name}")
+        if key not in self._known:
+            self._known[key] = True
+            values = list(self._values_of(owner, name))
+            is_none = all(isinstance(each.node, ast.Constant) for each in values)
+            is_set_here = (
+                not is_none and self._is_plain_class(owner) and not self._is_set_elsewhere(owner, name)
+            )
+            self._known[key] = is_set_here and all(self._is_value_plain(each, depth + 1) for each in values)
+        return self._known[key]
+
+    def _values_of(self, owner: Definition, name: str) -> Iterator[Bound]:
+        for scope in scopes_of(owner.module):
+            for statement in scope.statements:
+                node, place = statement.node, statement.place
+                if not isinstance(node, (ast.AnnAssign, ast.Assign)) or node.value is None:
+                    continue
+                if self.project.class_of(place) is owner:
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    yield from (part for each in targets for part in _set_by(each, node.value, name, place))
+        for base in self.project.bases(owner):
+            yield from self._values_of(base, name)
+
+    def _is_set_elsewhere(self, owner: Definition, name: str) -> bool:
+        """Tell whether an attribute may be set from outside its class, or by a class below."""
+        last = owner.name.split(".")[-1]
+        outside = re.compile(
+            rf"(?<!\bself)\.{re.escape(name)}\b(?!\s*[.(\[])[^=\n()]*=(?!=)|setattr\([^)\n]*['\"]{re.escape(name)}['\"]"
+            rf"|^\s*class \w+\([^)]*\b{last}\b",
+            re.MULTILINE,
+        )
+        files = {*self._callers.holding(name), *self._callers.holding(last)}
+        return any(outside.search(self.project.texts[path]) for path in files)
+
+    def _classes(self, node: ast.expr, place: Place, depth: int) -> list[Definition]:
+        """Return the project's classes whose objects an expression may be; none where one is not seen."""
+        if depth > _DEEPEST:
+            return []
+        if isinstance(node, ast.Call):
+            text = dotted(node.func)
+            made = self._callers.stands_for(text, place) if text is not None else None
+            made = self.project.class_of(place) if text == "cls" else made
+            return [made] if made is not None and isinstance(made.node, ast.ClassDef) else []
+        values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
+        found: list[Definition] = []
+        for value in values or ():
+            if isinstance(value.node, ast.arg):
+                function = value.place.module.definitions.get(value.place.scope)
+                calls = self._callers.of(function) if function is not None else None
+                given = [(_given(function, value.node.arg, c), p) for c, p in calls or ()] if function else []
+            else:
+                given = [(value.node if value.part is None else None, value.place)]
+            those = [self._classes(each, at, depth + 1) if each is not None else [] for each, at in given]
+            if not those or not all(those):
+                return []
+            found += [each for part in those for each in part]
+        return found
+
+
+def _may_be_one(text: str) -> bool:
+    """Tell whether a name is one that models, optimizers or lists of parameters have."""
+    last = text.rsplit(".", maxsplit=1)[-1].lower()
+    return is_model(last) or _HOLDS.search(last) is not None
+
+
+def _asked(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the expressions of which a call may ask what a model has."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_MODELS:
+        yield call.func.value
+    if (dotted(call.func) or "").split(".")[-1] in _FUNCTIONS:
+        yield from call.args[:1]
+
+
+def _is_sharded_here(node: ast.expr, place: Place) -> bool:
+    """Tell whether a name that is no model's is given something of FSDP's."""
+    values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
+    return any(_OF_FSDP_CALL.search(ast.unparse(each.node)) for each in values or ())
+
+
+def _of_fsdp(definition: Definition) -> bool:
+    return _OF_FSDP.search(ast.unparse(definition.node)) is not None
+
+
+def _set_by(target: ast.expr, value: ast.expr, name: str, place: Place) -> Iterator[Bound]:
+    """Yield what an assignment gives to ``self.name``."""
+    if isinstance(target, (ast.List, ast.Tuple)):
+        for count, part in enumerate(target.elts):
+            if dotted(part) == f"self.{name}":
+                values = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
+                is_same = len(values) == len(target.elts)
+                yield Bound(values[count], place) if is_same else Bound(value, place, count)
+    elif dotted(target) == f"self.{name}":
+        yield Bound(value, place)
+
+
+def _given(function: Definition, name: str, call: ast.Call) -> ast.expr | None:
+    """Return what a call gives to a parameter, or its default; None where that is not seen."""
+    if isinstance(function.node, ast.ClassDef):
+        return None
+    args = function.node.args
+    order = [*args.posonlyargs, *args.args]
+    named = {each.arg: each.value for each in call.keywords}
+    if name in named:
+        return named[name]
+    if any(isinstance(each, ast.Starred) for each in call.args):
+        return None
+    is_static = any(dotted(each) == "staticmethod" for each in function.node.decorator_list)
+    is_method = function.owner is not None and not is_static
+    names = [each.arg for each in order][1 if is_method else 0 :]
+    if name in names and names.index(name) < len(call.args):
+        return call.args[names.index(name)]
+    if None in named:  # `**kwargs`
+        return None
+    defaults = dict(zip([each.arg for each in order][::-1], args.defaults[::-1], strict=False))
+    defaults.update(
+        {k.arg: v for k, v in zip(args.kwonlyargs, args.kw_defaults, strict=True) if v is not None}
+    )
+    return defaults.get(name)
