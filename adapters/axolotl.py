@@ -50,7 +50,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     to_reshard,
     to_reshard_unless_second,
 )
-from fsdp_migrate.adapters.hf_trainer import items_of, strategy_in_fsdp
+from fsdp_migrate.adapters.hf_words import items_of, strategy_in_fsdp
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import make_finding
 

@@ -55,11 +55,9 @@ from fsdp_migrate.adapters.engine.shared_keys import (
 )
 from fsdp_migrate.adapters.engine.torch_objects import target_of
 from fsdp_migrate.adapters.hf_environment import (
-    HF_STRATEGIES,
     STATE_DICT_TYPE,
     say_environment,
     state_type_in_environment,
-    strategy_in_environment,
 )
 from fsdp_migrate.adapters.hf_offload import say_offload
 from fsdp_migrate.adapters.hf_versions import (
@@ -71,7 +69,6 @@ from fsdp_migrate.adapters.hf_versions import (
     is_one,
     keep_layer_classes,
     keep_switch,
-    refuse_file,
     refuse_xla,
     reshard_meant,
     say_count,
@@ -87,6 +84,7 @@ from fsdp_migrate.adapters.hf_versions import (
     take_version,
     wanted_there,
 )
+from fsdp_migrate.adapters.hf_words import OPTIONS, items_of, strategy_in_fsdp
 from fsdp_migrate.errors import ConfigError
 
 
@@ -96,8 +94,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.config import FSDP2Config
 
 
-STRATEGIES = {word: strategy_of(word) for word in HF_STRATEGIES}
-OPTIONS = (*sorted(STRATEGIES), "offload", "auto_wrap")
 STRONG = frozenset(
     {
         "output_dir",
@@ -240,36 +236,6 @@ HF_KEYS: tuple[Key, ...] = (
 _DISTINCTIVE = frozenset(
     {"transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_settings", "xla_fsdp_v2"}
 )
-
-
-def items_of(block: Block) -> tuple[str, ...]:
-    """Return the words in ``fsdp``: a string with spaces, or a list; True is ``full_shard``.
-
-    Raises:
-        ConfigError: A word is no option.
-    """
-    value = plain_values(block.owner).get("fsdp")
-    if value is True:
-        return ("full_shard",)
-    if not is_known(value) or value is False:
-        return ()
-    refuse_file(value)
-    parts = value if isinstance(value, list) else str(value).replace(",", " ").split()
-    found = tuple(words.bare_word(part) for part in parts)
-    for word in found:
-        if word not in OPTIONS:
-            msg = f"`fsdp` holds {word!r}, which is no option.{words.closest(word, OPTIONS)}"
-            raise ConfigError(msg, field="fsdp")
-    return found
-
-
-def strategy_in_fsdp(block: Block) -> str | None:
-    """Return the strategy that ``fsdp`` names, or where it names none the environment, or None."""
-    named = [STRATEGIES[word] for word in items_of(block) if word in STRATEGIES]
-    given = plain_values(block.owner).get("fsdp")
-    if named:
-        return named[-1] if given is not True else None
-    return strategy_in_environment(block) if is_known(given) and given else None
 
 
 def _fsdp_decides(block: Block) -> bool:

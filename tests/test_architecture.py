@@ -61,6 +61,7 @@ HOUSE: House = (
                     "adapters.hf_environment",
                     "adapters.hf_offload",
                     "adapters.hf_versions",
+                    "adapters.hf_words",
                     "adapters.hf_trainer",
                     "adapters.axolotl",
                 ),

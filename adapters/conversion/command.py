@@ -18,10 +18,17 @@ from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.branches import sure_place
 from fsdp_migrate.adapters.conversion.environment import of_framework, told_by_environment
 from fsdp_migrate.adapters.conversion.exported import as_command, with_exports, with_strategy
-from fsdp_migrate.adapters.conversion.flags import Flag, end_of, is_on, read_flags
+from fsdp_migrate.adapters.conversion.flag_documents import (
+    BESIDE,
+    HF_FORMER,
+    accelerate_document,
+    as_flags,
+    hf_document,
+)
+from fsdp_migrate.adapters.conversion.flags import Flag, end_of, read_flags
 from fsdp_migrate.adapters.conversion.here_documents import settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
-from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in, with_numbers_as_texts
+from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
@@ -33,7 +40,6 @@ from fsdp_migrate.adapters.engine.base import (
     Settings,
     by_name as keys_by_name,
     elsewhere,
-    is_known,
     read_number,
 )
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
@@ -48,16 +54,14 @@ if TYPE_CHECKING:
 
 
 _GAP = re.compile(r"(?:\s|\\\n)*\Z")
-_HF_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
-_HF_FLAGS = frozenset({"fsdp", "fsdp_config", *_HF_FORMER})
+_HF_FLAGS = frozenset({"fsdp", "fsdp_config", *HF_FORMER})
 _RENAMED = {"fsdp_sharding_strategy": "fsdp_reshard_after_forward"}
-_BESIDE = ("num_processes", "num_machines", "mixed_precision")
 _ACCELERATE_FLAGS = frozenset(
     {
         "use_fsdp",
         "config_file",
         "use_parallelism_config",
-        *_BESIDE,
+        *BESIDE,
         *(f"fsdp_{name}" for name in keys_by_name(ACCELERATE_KEYS)),
     }
 )
@@ -194,7 +198,7 @@ def settings_in_script(text: str) -> list[str]:
             if framework == "hf" and document is not None:
                 document["fsdp"] = with_strategy(document["fsdp"], handed_on)
             if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
-                document = _accelerate_document(flags)  # without others: Accelerate's defaults
+                document = accelerate_document(flags)  # without others: Accelerate's defaults
             if document is not None:
                 found[json.dumps(document)] = None
     return list(found)
@@ -286,16 +290,16 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         # What converts a mapping of a file, by `--key`, converts no command.
         findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in said)
         return _Changes((), done.blocks, findings)
-    old, new = (_as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
+    old, new = (as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
     return _Changes(_edits(command, flags, old, new), done.blocks, said)
 
 
 def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
     """Return what the flags of a framework stand for; None where they have no FSDP settings."""
     if framework == "hf":
-        return _hf_document(flags) if _is_hf(flags) else None
+        return hf_document(flags) if _is_hf(flags) else None
     named = {name for name in flags if name.startswith("fsdp_")}
-    return _accelerate_document(flags) if _ACCELERATE_FLAGS & named else None
+    return accelerate_document(flags) if _ACCELERATE_FLAGS & named else None
 
 
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
@@ -304,7 +308,7 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     said = tuple(told_of_arguments(_of_script(command), flags))
     if given is None:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
-        new = _as_flags("accelerate", json.loads(done.text))
+        new = as_flags("accelerate", json.loads(done.text))
         return _Changes(_edits(command, flags, {}, new), done.blocks, (*done.findings, *said))
     if given.value is None:
         return _Changes((), (), said)  # `--config_file <(cat ...)`: no file has its name
@@ -414,69 +418,12 @@ def _as_written(flag: Flag, command: str) -> str:
     return command[flag.start : flag.end].replace("=", " ").split()[0]
 
 
-def _hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
-    # `output_dir` is by what the adapter knows the Trainer's arguments.
-    document: dict[str, Any] = {"output_dir": "", "fsdp": _words(flags["fsdp"])}
-    given = flags.get("fsdp_config")
-    text = given.value if given is not None else None
-    if text is not None and text.lstrip().startswith("{"):
-        try:
-            document["fsdp_config"] = json.loads(with_numbers_as_texts(text))
-        except json.JSONDecodeError as error:
-            where = f"line {error.lineno}, column {error.colno}: {error.msg}"
-            raise ConfigError(f"`--fsdp_config` is no JSON: {where}.", field="fsdp_config") from error
-    elif text is not None:
-        document["fsdp_config"] = text
-    former = {name: flags[name].value for name in _HF_FORMER if name in flags}
-    if isinstance(document.get("fsdp_config"), str):
-        document |= former
-    elif former:
-        document["fsdp_config"] = {**former, **document.get("fsdp_config", {})}
-    for name in ("bf16", "fp16"):
-        if name in flags and is_on(flags[name]):
-            document[name] = True
-    for name in ("optim", "weight_decay", "max_grad_norm"):
-        if name in flags and flags[name].value:
-            document[name] = flags[name].value
-    return document
-
-
-def _words(flag: Flag) -> Any:
-    return True if flag.value is None else flag.value
-
-
-def _accelerate_document(flags: dict[str, Flag]) -> dict[str, Any]:
-    block = {name: flag.value for name, flag in flags.items() if name.startswith("fsdp_")}
-    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": block}
-    if "config_file" in flags:
-        document["config_file"] = flags["config_file"].value
-    for name in _BESIDE:
-        if name in flags and is_known(flags[name].value):
-            number = read_number(flags[name].value)
-            document[name] = flags[name].value if number is None else number
-    return document
-
-
-def _as_flags(framework: str, document: dict[str, Any]) -> dict[str, str]:
-    """Return the flags that a document stands for, with their values as they stand in a command."""
-    if framework == "hf":
-        config = document.get("fsdp_config")
-        flags = {"fsdp": document["fsdp"]}
-        if config is not None:
-            flags["fsdp_config"] = config if isinstance(config, str) else json.dumps(config)
-        return {name: "true" if value is True else str(value) for name, value in flags.items()}
-    flags = {**document["fsdp_config"], **document.get("parallelism_config", {})}
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in flags.items()
-    }
-
-
 def _edits(
     command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
 ) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     expanded = expanded_in(command[flag.value_start : flag.end] for flag in flags.values())
-    former = [name for name in _HF_FORMER if name in flags and "fsdp" in flags and name not in new]
+    former = [name for name in HF_FORMER if name in flags and "fsdp" in flags and name not in new]
     gone = [name for name in (*old, *former) if name not in new and name in flags]
     renamed = {old_name: name for old_name, name in _RENAMED.items() if old_name in gone and name in new}
     for old_name, name in renamed.items():

@@ -237,7 +237,7 @@ class PlainPlaces:
             is_one = is_model(last) or _HOLDS.search(last) is not None
             if text.split(".")[0] in bound or (owners and owners[-1] in _SETTINGS):
                 return True
-            return self._is_plain(node, place, depth + 1) if is_one else not _is_sharded_here(node, place)
+            return self._is_plain(node, place, depth + 1) if is_one else not _may_be_sharded(node, place)
         if isinstance(node, ast.Call):
             func = node.func.value if isinstance(node.func, ast.Attribute) else None
             parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
@@ -340,10 +340,19 @@ def _asked(call: ast.Call) -> Iterator[ast.expr]:
         yield from call.args[:1]
 
 
-def _is_sharded_here(node: ast.expr, place: Place) -> bool:
-    """Tell whether a name that is no model's is given something of FSDP's."""
+def _may_be_sharded(node: ast.expr, place: Place) -> bool:
+    """Tell whether a name that is no model's is given something of FSDP's, or what is filled below."""
     values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
-    return any(_OF_FSDP_CALL.search(ast.unparse(each.node)) for each in values or ())
+    return any(_OF_FSDP_CALL.search(ast.unparse(each.node)) or _is_empty(each.node) for each in values or ())
+
+
+def _is_empty(node: ast.AST) -> bool:
+    """Tell whether a list, a set or a dict has nothing in it where it is made."""
+    if isinstance(node, ast.Call):
+        return dotted(node.func) in {"dict", "list", "set"} and not node.args and not node.keywords
+    return isinstance(node, (ast.Dict, ast.List)) and not any(
+        isinstance(each, ast.expr) for each in ast.iter_child_nodes(node)
+    )
 
 
 def _of_fsdp(definition: Definition) -> bool:

@@ -15,10 +15,7 @@ pytestmark = pytest.mark.any_torch
     ("text", "said"),
     [
         (
-            (
-                "accelerate launch --config_file <(cat <<EOF\ndistributed_type: FSDP\nfsdp_config:\n"
-                "  fsdp_sharding_strategy: FULL_SHARD\nEOF\n) train.py\n"
-            ),
+            ("accelerate launch --config_file <(cat <<EOF\nfsdp_config:\n  of_nobody: 1\nEOF\n) train.py\n"),
             "The here-document in line 1 holds FSDP settings",
         ),
         ("fairseq-train d --ddp-backend fully_sharded --fp16\n", "is fairscale's FSDP, not torch's"),
