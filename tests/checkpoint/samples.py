@@ -55,6 +55,7 @@ FLAT = DATA / "torch-2.13.0" / "flat.dcp"
 NEWEST = DATA / "torch-2.15.0" / "plain.dcp"
 COMPOSER = DATA / "composer-0.32.1" / "ep0-ba2"
 LIGHTNING = DATA / "lightning-2.6.6"
+FROM_GPU = DATA / "torch-2.11.0-cuda"
 
 
 def expected(folder: Path) -> dict[str, Any]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert import (
+    SourceOptions,
     convert_checkpoint,
     inspect_checkpoint,
     verify_checkpoints,
 )
 from fsdp_migrate.errors import UnsupportedFeatureError
+from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.rank_sources import RankSources, assert_loads
+from tests.checkpoint.samples import FROM_GPU, load_with_torch
 from tests.checkpoint.writers import put
+from tests.models import Block, Net
 
 
 if TYPE_CHECKING:
@@ -51,6 +55,23 @@ def test_torch_loads_what_ranks_saved_under_other_names(rank_sources: RankSource
     source = put(rank_sources, tmp_path / "in", NAMES["rank-first"])
     convert_checkpoint(source, tmp_path / "out", to="torch", world_size=2)
     assert_loads({tmp_path / "out": rank_sources.expected["plain"]})
+
+
+@pytest.mark.parametrize("name", ["full.pt", "sharded", "local"])
+def test_what_was_written_on_a_gpu_is_read_without_one(name: str, tmp_path: Path) -> None:
+    """Each tensor is of `cuda:0`, and torch.load refuses it here."""
+    with pytest.raises(RuntimeError, match="CUDA"):
+        torch.load(next(iter([*FROM_GPU.glob(f"{name}/*"), FROM_GPU / name])), weights_only=False)
+    arguments: dict[str, Any] = {
+        "auto_wrap_policy": {Block},
+        "mixed_precision": {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
+        "use_orig_params": False,
+    }
+    options = SourceOptions(model=outline_model(Net(), arguments)) if name == "local" else None
+    convert_checkpoint(FROM_GPU / name, tmp_path / "out", options=options)
+    loaded = load_with_torch(tmp_path / "out")["model"]
+    expected = torch.load(FROM_GPU / "expected.pt", weights_only=True)
+    assert all(torch.equal(loaded[key], value) for key, value in expected.items())
 
 
 def test_numbers_of_steps_and_of_pieces_are_not_those_of_ranks(tmp_path: Path) -> None:
