@@ -97,6 +97,12 @@ FAULTS = {
     "tie reduced in part": Fault(
         "blocks=plain + plain; tie=across blocks; strategy=NO_SHARD", "FM123", _of_one_rank
     ),
+    "offloaded, accumulated": Fault(
+        "offload=yes; microbatches=2", "offloaded: FSDP1 keeps the gradients of the last", _of_one_rank
+    ),
+    "offloaded, zeros": Fault(
+        "encoder=yes; policy=custom; offload=yes; zero=zeros", "offloaded, zeros", _where_none_is
+    ),
     "gradients kept in bfloat16": Fault(
         "strategy=NO_SHARD; precision=bf16 grads kept", "FM012", _rounded_again
     ),
