@@ -55,6 +55,7 @@ _OPTION = re.compile(r"['\"]--strategy['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
+_RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
@@ -83,6 +84,9 @@ def with_frameworks(
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
+    if models.trainers or "accelerate" in models.users:
+        recurrent = (path for path, text in texts.items() if _RECURRENT.search(text))
+        links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))

@@ -56,6 +56,8 @@ class Links:
     """Methods of this file's classes by which models that another file shards make their optimizers."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
+    has_recurrent_layers: bool = False
+    """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
     frameworks: frozenset[str] = frozenset()
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
@@ -118,6 +120,7 @@ class Links:
             self.methods,
             self.hooks,
             self.frameworks,
+            self.has_recurrent_layers,
             self.run_by_trainer,
         )
         is_told = self.is_trained or self.beside_lightning
