@@ -107,6 +107,8 @@ _SAVES = "model, opt = {}.prepare(model, opt)\ntorch.save({}.unwrap_model(model)
         ("from accelerate import Accelerator as A\nhf = A()\n", "hf", True),
         ("from accelerate import Accelerator\nhf: Accelerator = made()\n", "hf", True),
         ("from accelerate import Accelerator\nx = Accelerator()\nself.hf = x\n", "self.hf", True),
+        ("from accelerate import Accelerator\n", "Accelerator()", True),
+        ("import accelerate\n", "accelerate.Accelerator(log_with=names())", True),
         ("", "accel", True),
         ("", "self.acc", True),
         ("from ddp import Helper\nhf = Helper()\n", "hf", False),

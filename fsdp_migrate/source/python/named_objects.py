@@ -20,6 +20,7 @@ _OF_A_CLASS: Final = re.compile(
 _ASKED: Final = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z]\w*)\b")
 # What a class of the project asks itself, or a Trainer of its own, is no framework's.
 _OWN: Final = frozenset({"self", "cls", "super", "trainer", "model"})
+_ARGUMENTS: Final = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
 _MAX_PARTS: Final = 4
 
 
@@ -38,12 +39,15 @@ class NamedObjects:
     _made: re.Pattern[str] = field(init=False, repr=False)
     _annotated: re.Pattern[str] = field(init=False, repr=False)
     _other_name: re.Pattern[str] = field(init=False, repr=False)
+    _at_once: re.Pattern[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Also `make_accelerator(...)`. A call of its methods, `accelerator.prepare(...)`, makes none.
         made = rf"^[ \t]*([\w.]+)[ \t]*(?::[^=\n]+)?=(?!=)[^=\n#()]*?\b\w*{self.kind}\("
         annotated = rf"\b([\w.]+)[ \t]*:[ \t]*['\"]?(?:Optional\[|None[ \t]*\|[ \t]*)?(?:\w+\.)*{self.kind}\b"
         other_name = rf"\bimport\b[^\n#]*\b{self.kind}[ \t]+as[ \t]+(\w+)"
+        at_once = rf"\b{self.kind}\((?:[^()]|\([^()]*\))*\)\s*\.(?:{'|'.join(sorted(self.shards))})\("
+        object.__setattr__(self, "_at_once", re.compile(at_once))
         object.__setattr__(self, "_made", re.compile(made, re.MULTILINE | re.IGNORECASE))
         object.__setattr__(self, "_annotated", re.compile(annotated))
         object.__setattr__(self, "_other_name", re.compile(other_name))
@@ -54,12 +58,13 @@ class NamedObjects:
 
     def is_one(self, owner: str, code: str) -> bool:
         """Tell whether an expression of a source, by its text, is such an object."""
-        last = last_part(owner)
+        last = last_part(_ARGUMENTS.sub("", owner))  # `Fabric(devices=2).setup(net)`, too
         return bool(last) and (self.is_named(last) or last in names_in(self, code))
 
     def shards_in(self, code: str) -> bool:
-        """Tell whether a text has such an object shard anything."""
-        return any(self.is_one(owner, code) for owner in self._sharding(code))
+        """Tell whether a text has such an object shard anything, also one without a name."""
+        is_by_name = any(self.is_one(owner, code) for owner in self._sharding(code))
+        return is_by_name or self._at_once.search(code) is not None
 
     def unknown_in(self, code: str) -> frozenset[str]:
         """Return the last parts of what is asked to shard, and is not known for such an object."""
