@@ -115,8 +115,9 @@ _HOLDS = (
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
 _OF_NODES = (
-    "under HYBRID_SHARD FSDP1 gave this to rank 0 of each node, and that rank saves here; now rank 0 of all "
-    "alone has it, and the others would save nothing: let that one save, or leave cpu_offload out."
+    "under HYBRID_SHARD FSDP1 gave this to rank 0 of each node, under NO_SHARD to all, and each node's saves "
+    "here; now rank 0 of all alone has it, and the others would save nothing: let that one save, or leave "
+    "cpu_offload out."
 )
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
@@ -429,7 +430,8 @@ def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
 
     becomes = short(build(call), 110)
     needs = (_GET, _OPTIONS) if made else (_GET,)
-    is_one_ranks = settings.kind == "full" and settings.rank0 is not False and "HYBRID_SHARD" in source.code
+    may_replicate = any(strategy in source.code for strategy in ("HYBRID_SHARD", "NO_SHARD"))
+    is_one_ranks = settings.kind == "full" and settings.rank0 is not False and may_replicate
     note = _OF_NODES if is_one_ranks and saves_on_each_node(source.index) else ""
     return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs, note=note)
 
