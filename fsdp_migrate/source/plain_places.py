@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.callers import Callers
+from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
@@ -142,8 +143,11 @@ class PlainPlaces:
                 and not self._doubts.is_picked(function)
                 and not self._doubts.is_given_out(function)
                 and all(
-                    (given := _given(function, name, call)) is not None
-                    and self._is_plain(given, place, depth)
+                    is_of_other_engine(place)
+                    or (
+                        (given := _given(function, name, call)) is not None
+                        and self._is_plain(given, place, depth)
+                    )
                     for call, place in calls
                 )
             )

@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given, mixed, state
-from fsdp_migrate.source.method_calls import adds_keys, sureness
+from fsdp_migrate.source.method_calls import adds_keys, is_seen_plain, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -382,7 +382,9 @@ def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Cer
                 # By its name alone, what another function is given may be a plain model. Where one type is
                 # set for all, the new call suits both.
                 is_one = setter.model is not None and models.key_of(setter.model) == models.key_of(model)
-                return "certain" if is_one or source.contexts.settings_at(call) is not None else "mixed"
+                if is_one or source.contexts.settings_at(call) is not None:
+                    return "certain"
+                return None if is_seen_plain(source, model) else "mixed"
     return certainty
 
 
