@@ -168,8 +168,17 @@ def _of(
         if text_of(target) == text:
             return
     filled = (call.func for call in walk_for(block, cst.Call) if isinstance(call.func, cst.Attribute))
-    if not any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled):
+    is_filled = any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled)
+    # Numbers of objects that one context has made are given to those of the next.
+    is_by_number = any(dotted(call.func) == "id" for call in walk_for(node, cst.Call))
+    if not is_filled or (is_by_number and _outlives_a_round(source, held, block)):
         yield node
+
+
+def _outlives_a_round(source: Source, held: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Tell whether a block runs again and again, each time with what was made outside of the loop."""
+    loops = loops_around(source.index, block)
+    return any(_is_made_outside(source, held, each) for each in loops if isinstance(each, cst.For))
 
 
 def _is_in(source: Source, node: cst.CSTNode, block: cst.CSTNode) -> bool:

@@ -96,3 +96,17 @@ def test_what_a_parameter_is_filled_with_may_be_a_plain_tensor() -> None:
 def test_each_parameter_of_a_loop_around_the_context() -> None:
     loop = "for n, p in m.named_parameters():\n    with FSDP.summon_full_params(m):\n        p.data.mul_(2)\n"
     assert "FM313" in {code for code, _ in found_comments(f"m = FSDP(net)\n{loop}")}
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "is_said"), [("seen = set()", "", True), ("", "seen = set()", False)]
+)
+def test_numbers_of_objects_from_one_context_to_the_next(before: str, within: str, *, is_said: bool) -> None:
+    """What a context shows is freed after it, and what the next one shows may get the same numbers."""
+    body = (
+        f"def count(model):\n    {before or 'pass'}\n    for unit in FSDP.fsdp_modules(model):\n"
+        f"        {within or 'pass'}\n        with FSDP.summon_full_params(unit, recurse=False):\n"
+        "            for p in unit.parameters():\n                if id(p) not in seen:\n"
+        "                    seen.add(id(p))\ncount(FSDP(net))\n"
+    )
+    assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said
