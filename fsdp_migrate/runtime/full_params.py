@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ModelStateError, UnsupportedFeatureError
 from fsdp_migrate.runtime.fsdp1_models import is_fsdp1
-from fsdp_migrate.runtime.sharded import gather, is_first_rank, shard_like, show_shards, write_back
+from fsdp_migrate.runtime.sharded import gather, is_first_of_its_shards, shard_like, show_shards, write_back
 from fsdp_migrate.torch_compat.param_groups import without_resets
 
 
@@ -80,7 +80,8 @@ def summon_full_params(
         model: A model, or a part of one, that holds FSDP2 units.
         recurse: Show those of all units; False: only those outside of the units inside ``model``.
         writeback: Keep what is written into the parameters.
-        rank0_only: Show them on the first rank only; the others keep seeing shards.
+        rank0_only: Show them on the first rank of each shard group only, as FSDP1 did: under HYBRID_SHARD one
+            of each node, under NO_SHARD every rank. The others keep seeing shards.
         offload_to_cpu: Show them on the CPU.
         with_grads: Show gradients as well; otherwise ``.grad`` is None in the context.
 
@@ -110,7 +111,7 @@ def summon_full_params(
         msg = "`summon_full_params` was called in the context of another one that shows the same parameters."
         raise ModelStateError(msg)
     summoned = _sharded_parameters(modules)
-    visible = not rank0_only or is_first_rank([item.sharded for item in summoned])
+    visible = not rank0_only or is_first_of_its_shards([item.sharded for item in summoned])
     guards = [
         module.register_forward_pre_hook(_refuse_forward, prepend=True)
         for module in modules.values()

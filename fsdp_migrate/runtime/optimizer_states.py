@@ -49,7 +49,8 @@ def full_optimizer_state_dict(
     Args:
         model: The sharded model, between steps.
         optimizer: Its optimizer, or several, whose state becomes one.
-        rank0_only: Build it on the first rank only; the others return ``{}``.
+        rank0_only: Build it on the first of the model's ranks only; the others return ``{}``. FSDP1 asked for
+            rank 0 of the group that it was given, which was all ranks where none was given.
         offload_to_cpu: Put the tensors on the CPU.
 
     Raises:

@@ -16,7 +16,9 @@ from fsdp_migrate.torch_compat import tensor_kinds, unit_state
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def units_of(model: nn.Module) -> list[FSDPModule]:
@@ -134,8 +136,41 @@ def write_back(sharded: torch.Tensor, whole: torch.Tensor) -> None:
 
 def is_first_rank(tensors: Iterable[torch.Tensor]) -> bool:
     """Tell whether this is the lowest of the ranks that share the tensors; rank 0 of all if none do."""
-    ranks = [int(mesh.mesh.min()) for mesh in {t.device_mesh for t in _sharded(tensors)}]
-    return dist.get_rank() == min(ranks, default=0)
+    # A mesh knows this rank's number also where a script has put another group into the place of the world.
+    shared = [(_own_rank(mesh), int(mesh.mesh.min())) for mesh in {t.device_mesh for t in _sharded(tensors)}]
+    if not shared:
+        return dist.get_rank() == 0
+    return shared[0][0] == min(lowest for _, lowest in shared)
+
+
+def is_first_of_its_shards(tensors: Iterable[torch.Tensor]) -> bool:
+    """Tell whether this is the lowest of the ranks that together hold what this rank holds a part of.
+
+    Under HYBRID_SHARD there is one in each shard group, under NO_SHARD each rank is one: so FSDP1 understood
+    rank 0 in its contexts, where the group that it asked was that of the shards.
+    """
+    own = {(t.device_mesh, tuple(place.is_replicate() for place in t.placements)) for t in _sharded(tensors)}
+    if not own:
+        return dist.get_rank() == 0
+    lowest = min(_lowest_shard(mesh, replicated) for mesh, replicated in own)
+    return _own_rank(next(mesh for mesh, _ in own)) == lowest
+
+
+def _lowest_shard(mesh: DeviceMesh, replicated: tuple[bool, ...]) -> int:
+    """Return the lowest of the ranks that differ from this one only along what is sharded."""
+    at = _coordinate(mesh)
+    index = tuple(at[dim] if is_replicated else slice(None) for dim, is_replicated in enumerate(replicated))
+    return int(mesh.mesh[index].min())
+
+
+def _own_rank(mesh: DeviceMesh) -> int:
+    return int(mesh.mesh[tuple(_coordinate(mesh))])
+
+
+def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
+    at = mesh.get_coordinate()
+    assert at is not None  # a rank holds no tensor of a mesh that it is not in
+    return at
 
 
 def _sharded(tensors: Iterable[torch.Tensor]) -> Iterator[DTensor]:

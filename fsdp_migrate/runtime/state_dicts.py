@@ -61,7 +61,8 @@ def full_state_dict(
     Args:
         model: The model, between steps.
         optimizer: Its optimizer, or several, whose state becomes one.
-        rank0_only: Build it on the first rank only; the others return ``{}``.
+        rank0_only: Build it on the first of the model's ranks only; the others return ``{}``. FSDP1 gave the
+            model's to the first of each shard group: under HYBRID_SHARD one of each node, under NO_SHARD all.
         offload_to_cpu: Put the result on the CPU.
 
     Returns:

@@ -38,13 +38,33 @@ def given_before(source: Source, call: cst.Call, model: str) -> list[str]:
         for target in _targets(assign):
             if target in given:
                 continue  # it is wrapped, not made: `model, optimizer = amp.initialize(model, optimizer)`
+            if source.index.excludes(assign, call):
+                continue
             if target in names:
                 names.remove(target)
+            if _is_sharded_above(source, assign, model):
+                continue
             if _holds_parameters(source, assign.value, model) or _may_hold_parameters(
                 source, assign.value, target, model
             ):
                 names.append(target)
     return names
+
+
+def _is_sharded_above(source: Source, assign: cst.Assign, model: str) -> bool:
+    """Tell whether a model was sharded before an assignment runs, whose optimizer holds what it has since."""
+    around = {assign, *source.index.ancestors(assign)}
+    function = source.index.function(assign)
+    for call in source.calls:
+        if source.index.function(call) is not function or not source.models.is_constructor(call.func):
+            continue
+        statement = source.index.statement(call)
+        target = source.index.parents[call]
+        named = _targets(target) if isinstance(target, cst.Assign) and len(target.targets) == 1 else []
+        is_above = source.position(call) < source.position(assign)
+        if is_above and model in named and source.index.parents[statement] in around:
+            return True
+    return False
 
 
 def assigned_before(source: Source, call: cst.Call, names: list[str]) -> Iterator[cst.Assign]:

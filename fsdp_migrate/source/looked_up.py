@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -14,9 +15,19 @@ from fsdp_migrate.source.python.parameters import PARAMETERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
 
+# What a sharded parameter tells as the whole one does.
+_ALIKE = frozenset(
+    {
+        *("device", "dim", "dtype", "is_floating_point", "ndim", "numel", "requires_grad", "requires_grad_"),
+        *("shape", "size"),
+    }
+)
+_PARAMETER = re.compile(r"(?:\w+_)?param(?:eter)?")
+_WEIGHT = re.compile(r"(?:^|_)(?:weight|bias|scale|lora_[AB]|param|parameter)$")
 _BY_KEY = frozenset({"get", "index", "pop"})
 _FILLS = frozenset({"add", "append", "setdefault", "update"})
 _ITEMS = frozenset({"items", "values"})
@@ -65,6 +76,65 @@ def held_from_outside(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNod
             yield from [loop.iter] if _is_made_outside(source, root, block) else ()
 
 
+def one_from_outside(source: Source, block: cst.CSTNode, model: str) -> Iterator[cst.CSTNode]:
+    """Yield the names of a block that stand for one parameter which was taken outside, each once.
+
+    Args:
+        source: The source.
+        block: What runs where parameters are other objects than they are outside of it.
+        model: What the model is called there whose parameters these are.
+    """
+    said: set[str] = set()
+    for name in walk_for(block, cst.Name):
+        if name.value in said or name not in source.index.scopes or not _is_read(source, name):
+            continue
+        bindings = source.index.bindings_of(name)
+        is_inside = any(_is_in(source, each.node, block) for each in bindings)
+        if bindings and not is_inside and all(_is_one(source, each, name, model) for each in bindings):
+            said.add(name.value)
+            yield name
+
+
+def _is_read(source: Source, name: cst.Name) -> bool:
+    """Tell whether more is asked of a name than what a sharded parameter has as well."""
+    above = source.index.parents[name]
+    if isinstance(above, cst.Attribute):
+        return above.value is name and above.attr.value not in _ALIKE
+    return not isinstance(above, (cst.AssignTarget, cst.Param)) and not (
+        isinstance(above, cst.Arg) and above.keyword is name
+    )
+
+
+def _is_one(source: Source, binding: Binding, name: cst.Name, model: str) -> bool:
+    """Tell whether a name is bound to one parameter of a model: by what is taken of it, or by its name."""
+    if binding.kind == "param":
+        # What is only handed on may be a tensor with which the parameter is filled.
+        is_asked = isinstance(source.index.parents[name], cst.Attribute)
+        return is_asked and _PARAMETER.fullmatch(name.value) is not None
+    value = binding.value
+    if value is None:
+        loops = [each for each in source.index.ancestors(binding.node) if isinstance(each, cst.For)]
+        return any(binds(each, name.value) and _takes(each.iter, model) for each in loops[:1])
+    if isinstance(value, cst.Attribute):
+        is_models = text_of(value.value) == model or text_of(value.value).startswith(f"{model}.")
+        return is_models and _WEIGHT.search(value.attr.value) is not None
+    is_item = isinstance(value, cst.Subscript) or (
+        isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in {"get_parameter", "next"}
+    )
+    return is_item and _takes(value, model)
+
+
+def _takes(value: cst.CSTNode, model: str) -> bool:
+    """Tell whether an expression asks a model, or a part of it, for parameters."""
+    for call in walk_for(value, cst.Call):
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value in {*PARAMETERS, "get_parameter"}:
+            owner = text_of(func.value)
+            if owner == model or owner.startswith(f"{model}."):
+                return True
+    return False
+
+
 def _groups(source: Source, over: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what is gone through around ``for p in group["params"]``: ``optimizer.param_groups``."""
     if not isinstance(over, cst.Subscript) or text_of(over.slice[0]).strip("'\"") != "params":
@@ -98,8 +168,17 @@ def _of(
         if text_of(target) == text:
             return
     filled = (call.func for call in walk_for(block, cst.Call) if isinstance(call.func, cst.Attribute))
-    if not any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled):
+    is_filled = any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled)
+    # Numbers of objects that one context has made are given to those of the next.
+    is_by_number = any(dotted(call.func) == "id" for call in walk_for(node, cst.Call))
+    if not is_filled or (is_by_number and _outlives_a_round(source, held, block)):
         yield node
+
+
+def _outlives_a_round(source: Source, held: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Tell whether a block runs again and again, each time with what was made outside of the loop."""
+    loops = loops_around(source.index, block)
+    return any(_is_made_outside(source, held, each) for each in loops if isinstance(each, cst.For))
 
 
 def _is_in(source: Source, node: cst.CSTNode, block: cst.CSTNode) -> bool:

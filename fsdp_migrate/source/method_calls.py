@@ -74,6 +74,11 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
 
 
+def is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether the project shows that a model is plain, by what makes it and by every call."""
+    return (source.position(model)[0], dotted(model)) in source.links.plain
+
+
 def _stays_fsdp1(source: Source, receiver: cst.BaseExpression) -> bool:
     """Tell whether a model that a check found FSDP1's may be one that another package makes so."""
     models = source.models

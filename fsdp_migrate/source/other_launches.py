@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -16,6 +17,9 @@ from fsdp_migrate.source.python.accelerate_models import fsdp_said
 
 if TYPE_CHECKING:
     from fsdp_migrate.source.project import Place
+
+
+_ENGINE: Final = re.compile(r"(?:backend|engine|launcher|parallel\w*|strategy)['\"\]]*$")
 
 
 def is_of_other_launch(place: Place) -> bool:
@@ -31,6 +35,26 @@ def _is_off(test: ast.expr, *, truth: bool) -> bool:
     if "istributed" not in text and "is_fsdp" not in text:
         return False
     return fsdp_said(cst.parse_expression(text), truth=truth) is False
+
+
+def is_of_other_engine(place: Place) -> bool:
+    """Tell whether a place is reached only where a project's own setting names another engine than FSDP."""
+    return any(_is_other(each.test, truth=each.truth) for each in place.asked)
+
+
+def _is_other(test: ast.expr, *, truth: bool) -> bool:
+    """Tell so of ``info["engine"] == "fsdp"`` that is false; another word may say how to shard as well."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    asked, word, operator = ast.unparse(test.left).lower(), test.comparators[0], test.ops[0]
+    is_fsdps = isinstance(word, ast.Constant) and word.value in {"fsdp", "torch_fsdp"}
+    is_equal = truth if isinstance(operator, ast.Eq) else not truth
+    return (
+        is_fsdps
+        and isinstance(operator, (ast.Eq, ast.NotEq))
+        and not is_equal
+        and _ENGINE.search(asked) is not None
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.callers import Callers
+from fsdp_migrate.source.other_launches import is_of_other_engine
+from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
@@ -71,10 +73,12 @@ class PlainPlaces:
 
     project: Project
     _callers: Callers = field(init=False, repr=False)
+    _doubts: Doubts = field(init=False, repr=False)
     _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._callers = Callers(self.project)
+        self._doubts = Doubts(self.project, self._callers)
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
         """Return the line and the text of each expression that something is done with, and that is plain."""
@@ -100,7 +104,8 @@ class PlainPlaces:
             return self._is_made_plain(node, place, depth + 1)
         if isinstance(node, ast.Name):
             values = values_bound(place, node.id)
-            return bool(values) and all(self._is_value_plain(each, depth + 1) for each in values or ())
+            is_seen = bool(values) and all(self._is_value_plain(each, depth + 1) for each in values or ())
+            return is_seen and not self._doubts.is_changed(place, node.id)
         if isinstance(node, ast.Attribute):
             return self._is_attribute_plain(node, place, depth + 1)
         if isinstance(node, ast.IfExp):
@@ -129,13 +134,20 @@ class PlainPlaces:
         if key not in self._known:
             self._known[key] = True  # what it gives to itself counts for nothing
             calls = self._callers.of(function)
-            is_called = bool(calls) or not shards(self.project.texts[function.module.path])
+            is_called = bool(calls) or not (
+                shards(self.project.texts[function.module.path]) or self._doubts.is_any_picked()
+            )
             self._known[key] = (
                 calls is not None
                 and is_called
+                and not self._doubts.is_picked(function)
+                and not self._doubts.is_given_out(function)
                 and all(
-                    (given := _given(function, name, call)) is not None
-                    and self._is_plain(given, place, depth)
+                    is_of_other_engine(place)
+                    or (
+                        (given := _given(function, name, call)) is not None
+                        and self._is_plain(given, place, depth)
+                    )
                     for call, place in calls
                 )
             )
@@ -158,7 +170,8 @@ class PlainPlaces:
             return self._is_plain_class(made) and self._is_given_none(call, place, depth)
         written = self._external(text, place)
         if written is None:
-            return self._makes_anew(call.func) and self._is_given_none(call, place, depth)
+            is_new = self._makes_anew(call.func) and not self._may_be_made_sharded(call.func, place)
+            return is_new and self._is_given_none(call, place, depth)
         return _SHARDS.search(written) is None and self._is_given_none(call, place, depth)
 
     @staticmethod
@@ -179,7 +192,10 @@ class PlainPlaces:
     def _external(self, text: str | None, place: Place) -> str | None:
         """Return the name, as imports write it, of what is not the project's."""
         written = self.project.qualified(text, place) if text is not None else ""
-        return written if written and not written.startswith(".") else None
+        parts = written.split(".")
+        starts = (".".join(parts[:count]) for count in range(1, len(parts)))
+        is_own = written.startswith(".") or any(self.project.paths(place.module, each) for each in starts)
+        return written if written and not is_own else None
 
     def _gives_plain(self, function: Definition, depth: int, part: int | None) -> bool:
         """Tell whether all that a function returns is plain, or a part of it."""
@@ -189,7 +205,7 @@ class PlainPlaces:
             for each in scope.statements
             if each.place.scope == function.name and isinstance(each.node, ast.Return)
         ]
-        if not given or _of_fsdp(function):
+        if not given or _of_fsdp(function) or not self._doubts.keeps(function):
             return False
         for value, place in given:
             one = value
@@ -212,9 +228,8 @@ class PlainPlaces:
         bases = [dotted(each) or "?" for each in made.node.bases]
         others = [each for each in bases if each.split(".")[-1] not in own]
         is_other = any(_NO_MODULE.search(each) for each in others)
-        return (
-            not is_other and not _of_fsdp(made) and all(map(self._is_plain_class, self.project.bases(made)))
-        )
+        is_sharded = _of_fsdp(made) or self._doubts.leads(made) or not self._doubts.keeps(made)
+        return not is_other and not is_sharded and all(map(self._is_plain_class, self.project.bases(made)))
 
     def _is_module(self, made: Definition) -> bool:
         """Tell whether a class is a module of torch's."""
@@ -237,9 +252,14 @@ class PlainPlaces:
             is_one = is_model(last) or _HOLDS.search(last) is not None
             if text.split(".")[0] in bound or (owners and owners[-1] in _SETTINGS):
                 return True
-            return self._is_plain(node, place, depth + 1) if is_one else not _may_be_sharded(node, place)
+            return self._is_plain(node, place, depth + 1) if is_one else not self._may_be_sharded(node, place)
         if isinstance(node, ast.Call):
             func = node.func.value if isinstance(node.func, ast.Attribute) else None
+            if self._doubts.wraps(node, place):
+                return False
+            is_models = isinstance(node.func, ast.Attribute) and node.func.attr in _OF_MODELS
+            if is_models and isinstance(func, ast.Name) and func.id not in bound:
+                return self._is_plain(func, place, depth + 1)
             parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
             parts += [func] if func is not None else []
         else:
@@ -250,6 +270,31 @@ class PlainPlaces:
             named = (each.id for loop in loops for each in ast.walk(loop) if isinstance(each, ast.Name))
             bound |= {*named, *(each.arg for each in args if isinstance(each, ast.arg))}
         return all(self._holds_none(each, place, depth + 1, bound) for each in parts)
+
+    def _may_be_sharded(self, node: ast.expr, place: Place) -> bool:
+        """Tell whether a name that is no model's is given something of FSDP's, or what is filled below."""
+        if not isinstance(node, ast.Name):
+            return False
+        values = values_bound(place, node.id)
+        if values is None:
+            return False
+        is_one = any(_OF_FSDP_CALL.search(ast.unparse(each.node)) or _is_empty(each.node) for each in values)
+        return is_one or self._doubts.may_hold(node, place)
+
+    def _may_be_made_sharded(self, func: ast.expr, place: Place) -> bool:
+        """Tell whether a class in a variable, or a method by its name, may give a sharded model."""
+        if isinstance(func, ast.Attribute):
+            return self._doubts.may_give(func.attr)
+        values = (values_bound(place, func.id) if isinstance(func, ast.Name) else None) or []
+        made = [(each.node, each.place) for each in values if isinstance(each.node, ast.expr)]
+        for value in values:
+            function = value.place.module.definitions.get(value.place.scope)
+            if isinstance(value.node, ast.arg) and function is not None:
+                given = (
+                    (_given(function, value.node.arg, c), p) for c, p in self._callers.of(function) or ()
+                )
+                made += [(each, at) for each, at in given if each is not None]
+        return any(self._doubts.is_a_maker(each, at) for each, at in made)
 
     def _is_attribute_plain(self, node: ast.Attribute, place: Place, depth: int) -> bool:
         owner = node.value
@@ -276,6 +321,7 @@ class PlainPlaces:
                 not is_none and self._is_plain_class(owner) and not self._is_set_elsewhere(owner, name)
             )
             self._known[key] = is_set_here and all(self._is_value_plain(each, depth + 1) for each in values)
+            self._known[key] &= not self._is_filled(owner, name)
         return self._known[key]
 
     def _values_of(self, owner: Definition, name: str) -> Iterator[Bound]:
@@ -290,11 +336,24 @@ class PlainPlaces:
         for base in self.project.bases(owner):
             yield from self._values_of(base, name)
 
+    def _is_filled(self, owner: Definition, name: str) -> bool:
+        """Tell whether something that is not plain is put into what an attribute holds."""
+        for scope in scopes_of(owner.module):
+            for statement in scope.statements:
+                if self.project.class_of(statement.place) is owner:
+                    given = filled(statement, f"self.{name}")
+                    if not all(self._holds_none(each, statement.place, 0) for each in given):
+                        return True
+        return any(self._is_filled(base, name) for base in self.project.bases(owner))
+
     def _is_set_elsewhere(self, owner: Definition, name: str) -> bool:
         """Tell whether an attribute may be set from outside its class, or by a class below."""
         last = owner.name.split(".")[-1]
+        word = re.escape(name)
         outside = re.compile(
-            rf"(?<!\bself)\.{re.escape(name)}\b(?!\s*[.(\[])[^=\n()]*=(?!=)|setattr\([^)\n]*['\"]{re.escape(name)}['\"]"
+            rf"(?<!\bself)\.{word}\b(?!\s*[.(\[])[^=\n()]*=(?!=)|setattr\([^)\n]*['\"]{word}['\"]"
+            rf"|\b(?:as|for)\s+\(?[\w., ]*\.{word}\b"
+            rf"|(?<!\bself)\.{word}\.(?:append|extend|insert|add_\w+)\("
             rf"|^\s*class \w+\([^)]*\b{last}\b",
             re.MULTILINE,
         )
@@ -338,12 +397,6 @@ def _asked(call: ast.Call) -> Iterator[ast.expr]:
         yield call.func.value
     if (dotted(call.func) or "").split(".")[-1] in _FUNCTIONS:
         yield from call.args[:1]
-
-
-def _may_be_sharded(node: ast.expr, place: Place) -> bool:
-    """Tell whether a name that is no model's is given something of FSDP's, or what is filled below."""
-    values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
-    return any(_OF_FSDP_CALL.search(ast.unparse(each.node)) or _is_empty(each.node) for each in values or ())
 
 
 def _is_empty(node: ast.AST) -> bool:

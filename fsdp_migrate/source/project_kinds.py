@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.method_order import runs_before
+from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
@@ -142,7 +143,7 @@ class ProjectKinds:
     def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         """Return what a name, or an attribute of one, may be."""
         found = self._of_names(text, place)
-        if "fsdp" in found and self._is_before(text, node, place):
+        if "fsdp" in found and (is_of_other_engine(place) or self._is_before(text, node, place)):
             found.discard("fsdp")
         start, _, last = text.rpartition(".")
         if last == "module" and start:

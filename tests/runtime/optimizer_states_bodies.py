@@ -158,3 +158,30 @@ def wrapped() -> tuple[dict[str, Any], dict[str, Any]]:
     wrapper: Any = Wrapper(optimizer)
     optimizer.load_state_dict(optim_state_dict_to_load(model, wrapper, bare))
     return bare, full_optimizer_state_dict(model, wrapper, rank0_only=False)
+
+
+def in_the_place_of_the_world() -> list[list[bool]]:
+    """Tell who has the state, with the groups of all, then with the model's group as the world.
+
+    Model parallelism has groups of ranks that are apart, and FSDP1 gave a whole optimizer's state to rank 0
+    of all. Scripts put the model's group there, so that each group's first rank got it.
+    """
+    halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    group = halves[dist.get_rank() % 2]
+    old = _trained(fsdp1("blocks", process_group=group))
+    new = _trained(prepared("blocks", process_group=group))
+    found = []
+    world = dist.GroupMember.WORLD
+    for asked in (world, group):
+        dist.GroupMember.WORLD = asked
+        try:
+            state = FSDP.full_optim_state_dict(*old)
+            found.append([bool(state), bool(full_optimizer_state_dict(*new))])
+        finally:
+            dist.GroupMember.WORLD = world
+    return found
+
+
+def who_has_the_state() -> list[bool]:
+    """Tell for FSDP1 and for ours whether this rank of 2 x 2 has the state of `rank0_only`."""
+    return [bool(state) for state in states("HYBRID_SHARD", rank0_only=True).values()]

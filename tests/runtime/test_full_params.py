@@ -66,6 +66,16 @@ def test_what_is_written_is_kept_at_two_by_two_ranks() -> None:
         assert_equal(found[2], expected[2])
 
 
+@pytest.mark.slow
+def test_the_first_rank_of_each_shard_group_sees_whole_parameters_as_under_fsdp1() -> None:
+    found = run_ranks(whole_parameters.who_sees, "HYBRID_SHARD", world_size=4, timeout=400)
+    assert found == [[True, True], [False, False]] * 2
+
+
+def test_every_replica_sees_whole_parameters_as_under_fsdp1() -> None:
+    assert run_ranks(whole_parameters.who_sees, "NO_SHARD") == [[True, True]] * 2
+
+
 def test_what_is_written_after_an_evaluation_is_computed_with() -> None:
     assert run_ranks(whole_parameters.write_after_evaluation) == [(0.0, 0.0)] * 2
 

@@ -32,6 +32,19 @@ def test_the_state_is_that_of_fsdp1(case: str, rank0_only: bool) -> None:
         assert [group["weight_decay"] for group in ours["param_groups"]] == [0.01, 0.0, 0.01]
 
 
+@pytest.mark.slow
+def test_rank_0_of_all_has_the_state_of_two_by_two_ranks_as_under_fsdp1() -> None:
+    found = run_ranks(optimizer_states.who_has_the_state, world_size=4, timeout=400)
+    assert found == [[True, True], *[[False, False]] * 3]
+
+
+@pytest.mark.slow
+def test_the_first_of_the_models_ranks_has_the_state_whatever_group_stands_for_the_world() -> None:
+    found = run_ranks(optimizer_states.in_the_place_of_the_world, world_size=4, timeout=400)
+    # Rank 1 has it at once, where FSDP1 needed the other group for that.
+    assert found == [[[True, True]] * 2, [[False, True], [True, True]], *[[[False, False]] * 2] * 2]
+
+
 @pytest.mark.parametrize(("case", "how"), TAKEN)
 def test_a_state_is_loaded_as_fsdp1_loaded_it(case: str, how: str) -> None:
     for found in LOADED.of(case, how):

@@ -45,6 +45,9 @@ def test_the_full_state_is_that_of_fsdp1_at_two_by_two_ranks() -> None:
     ranks = run_ranks(runtime_state.full_states, "HYBRID_SHARD", world_size=4, timeout=400)
     assert [rank["ours"] for rank in ranks[1:]] == [{}] * 3
     assert_equal(ranks[0]["ours"]["model"], ranks[0]["FSDP1"]["model"])
+    # FSDP1 gave the model's to the first of each shard group; what saves there is said (FM308).
+    assert [bool(rank["FSDP1"]["model"]) for rank in ranks] == [True, False] * 2
+    assert [bool(rank["FSDP1"]["optimizer"]) for rank in ranks] == [True, False, False, False]
 
 
 def test_a_full_state_is_loaded_and_training_goes_on() -> None:

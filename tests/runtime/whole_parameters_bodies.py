@@ -22,6 +22,7 @@ from tests.rank_bodies.runtime import BLOCKS, backward, error_of, fail, fsdp1, p
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 
@@ -191,3 +192,18 @@ def _in_forward(model: Any, tokens: torch.Tensor) -> None:
         model(tokens)
     finally:
         handle.remove()
+
+
+def who_sees(case: str) -> list[bool]:
+    """Tell for FSDP1 and for ours whether `rank0_only` shows the parameters on this rank."""
+    return [len(dict(_seen_alone(model))) > 0 for model in _both(case)]
+
+
+def _seen_alone(model: Any) -> Iterator[tuple[str, torch.Size]]:
+    shapes = {name: param.shape for name, param in Net().named_parameters() if param.ndim > 1}
+    with _summon(model, rank0_only=True, writeback=False):
+        for name, param in model.named_parameters():
+            # What is one rank's alone FSDP1 shows whole anyway; so does the DTensor of ours.
+            local = param.to_local() if isinstance(param, DTensor) else param
+            if local.shape == shapes.get(_clean(name)):
+                yield name, local.shape

@@ -54,3 +54,59 @@ def test_a_parameter_as_a_key(inner: str, is_said: bool) -> None:
 def test_parameters_that_were_taken_outside(loop: str, is_said: bool) -> None:
     found = found_comments(f"o = Adam(net.parameters())\n{START}    {loop}\n")
     assert ("FM313" in {code for code, _ in found}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("before", "inner", "is_said"),
+    [
+        ("w = m.weight", "send(w.norm())", True),
+        ("w = m.head.bias", "w.data.zero_()", True),
+        ("w = dict(m.named_parameters())[name]", "send(w.data.clone())", True),
+        ("w = next(m.parameters())", "send(w)", True),
+        ("w = m.get_parameter('a.weight')", "send(w[0])", True),
+        ("w = m.weight", "send(w.shape, w.dtype)", False),
+        ("w = m.weight", "w = m.weight\n    send(w)", False),
+        ("w = m.config", "send(w.size)", False),
+        ("w = other.weight", "send(w)", False),
+        ("", "send(m.weight)", False),
+    ],
+)
+def test_one_parameter_that_was_taken_outside(before: str, inner: str, is_said: bool) -> None:
+    body = f"m = FSDP(net, use_orig_params=True)\n{before}\nwith FSDP.summon_full_params(m):\n    {inner}\n"
+    assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"), [("param", True), ("new_param", True), ("value", False), ("params", False)]
+)
+def test_a_parameter_that_a_function_is_given(given: str, is_said: bool) -> None:
+    summons = "    with FSDP.summon_full_params(m):\n"
+    body = (
+        f"def read(m, {given}):\n{summons}        return {given}.data.clone()\nread(FSDP(net), net.weight)\n"
+    )
+    assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said
+
+
+def test_what_a_parameter_is_filled_with_may_be_a_plain_tensor() -> None:
+    summons = "    with FSDP.summon_full_params(m):\n"
+    body = f"def fill(m, param):\n{summons}        m.weight.data.copy_(param)\nfill(FSDP(net), x)\n"
+    assert "FM313" not in {code for code, _ in found_comments(body)}
+
+
+def test_each_parameter_of_a_loop_around_the_context() -> None:
+    loop = "for n, p in m.named_parameters():\n    with FSDP.summon_full_params(m):\n        p.data.mul_(2)\n"
+    assert "FM313" in {code for code, _ in found_comments(f"m = FSDP(net)\n{loop}")}
+
+
+@pytest.mark.parametrize(
+    ("before", "within", "is_said"), [("seen = set()", "", True), ("", "seen = set()", False)]
+)
+def test_numbers_of_objects_from_one_context_to_the_next(before: str, within: str, *, is_said: bool) -> None:
+    """What a context shows is freed after it, and what the next one shows may get the same numbers."""
+    body = (
+        f"def count(model):\n    {before or 'pass'}\n    for unit in FSDP.fsdp_modules(model):\n"
+        f"        {within or 'pass'}\n        with FSDP.summon_full_params(unit, recurse=False):\n"
+        "            for p in unit.parameters():\n                if id(p) not in seen:\n"
+        "                    seen.add(id(p))\ncount(FSDP(net))\n"
+    )
+    assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said

@@ -78,3 +78,45 @@ def test_what_a_method_of_another_launch_makes_holds_a_plain_model(tmp_path: Pat
 def test_one_that_may_be_fsdps_too_stays_named(tmp_path: Path, more: str) -> None:
     assert is_named(tmp_path, f"{TRAINER.format(kind='FSDP')}\n{more}")
     assert not is_named(tmp_path, f"{TRAINER.format(kind='FSDP')}\n{DIRECT.format(test='!=')}")
+
+
+WRAPS = """\
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from plain import save_plain
+
+
+def run(args, model, info):
+    model = FSDP(model) if args.engine == "fsdp" else model
+    if {test}:
+        pass
+    else:
+        save_plain(model, "m.pt")
+"""
+PLAIN = """\
+import torch
+
+
+def save_plain(model, path):
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        state = model.module.state_dict()
+    else:
+        state = model.state_dict()
+    torch.save(state, path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("info['engine'] == 'fsdp'", False),
+        ("args.train_engine == 'torch_fsdp'", False),
+        ("args.engine != 'fsdp'", True),
+        ("args.format == 'fsdp'", True),
+        ("args.engine == 'ddp'", True),
+    ],
+)
+def test_a_function_that_another_engines_branch_calls(tmp_path: Path, test: str, *, is_said: bool) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "run.py").write_text(WRAPS.format(test=test))
+    uses = [use for use in scan_paths([tmp_path]).uses if use.path.endswith("plain.py")]
+    assert bool({use.code for use in uses} & {"FM308", "FM333", "FM450"}) is is_said

@@ -153,3 +153,21 @@ def test_lists_of_parameters(tmp_path: Path, other: str, *, is_named: bool) -> N
 def test_megatrons_models_are_its_own(tmp_path: Path, words: str, *, is_named: bool) -> None:
     tools = f"from megatron.core import mpu\n{words}{SAVE}"
     assert bool(named(tmp_path, tools, "from tools import save\nsave(lib.net)\n")) is is_named
+
+
+RESUMES = (
+    f"{FSDP}from torch.distributed.fsdp import FullStateDictConfig as Full, StateDictType\n"
+    "def resume(model, state):\n"
+    "    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, Full())\n"
+    "    model.load_state_dict(state)\n"
+    "def save(model):\n"
+    "    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, Full(rank0_only=True))\n"
+    "    return model.state_dict()\n"
+    "def infer(model, state):\n    model.load_state_dict(state)\n"
+)
+
+
+@pytest.mark.parametrize(("given", "is_said"), [("Net().eval()", False), ("lib.net", True)])
+def test_a_namesake_that_every_call_gives_a_plain_model(tmp_path: Path, given: str, *, is_said: bool) -> None:
+    named(tmp_path, RESUMES, f"from tools import infer\nnet = {given}\ninfer(net, 1)\n")
+    assert ("FM333" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

@@ -36,6 +36,10 @@ _FORWARD = (
     "out."
 )
 _MAYBE = "where this is the sharded model, there is no `.module`: FSDP2 wraps nothing, take the model itself."
+_SET = (
+    "FSDP1's wrapper took this, and the model within kept its own: where its class reads self.{}, it "
+    "reads what is set here now, and computes by it. If that is not meant, leave this line out."
+)
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
@@ -53,6 +57,44 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if dotted(call.func) in {"hasattr", "getattr"} and len(call.args) >= 2:
             yield from _of_question(source, call)
+    yield from _set_on_the_wrapper(source)
+
+
+def _set_on_the_wrapper(source: Source) -> Iterator[Found]:
+    """Yield where an attribute of a sharded model is set that a module class here sets and reads itself."""
+    own = _own_switches(source)
+    for target in walk_for(source.module, cst.AssignTarget) if own else ():
+        node = target.target
+        is_one = isinstance(node, cst.Attribute) and node.attr.value in own and dotted(node.value) != "self"
+        if isinstance(node, cst.Attribute) and is_one and sureness(source, node.value) == "sure":
+            yield Found("FM315", node, _SET.format(node.attr.value), "commented")
+
+
+def _own_switches(source: Source) -> set[str]:
+    """Return what constructors of modules in this source set, no call's result, and their methods read."""
+    found: set[str] = set()
+    for owner in source.index.by_kind.get(cst.ClassDef, ()):
+        assert isinstance(owner, cst.ClassDef)
+        if not any((dotted(base.value) or "").split(".")[-1] == "Module" for base in owner.bases):
+            continue
+        methods = [each for each in owner.body.body if isinstance(each, cst.FunctionDef)]
+        made = [each for each in methods if each.name.value == "__init__"]
+        set_here = {
+            text_of(each.target)
+            for method in made
+            for assign in walk_for(method, cst.Assign)
+            if not isinstance(assign.value, cst.Call)
+            for each in assign.targets
+        }
+        read = {
+            text_of(each)
+            for method in methods
+            if method not in made
+            for each in walk_for(method, cst.Attribute)
+            if not isinstance(source.index.parents[each], (cst.AssignTarget, cst.AugAssign))
+        }
+        found |= {each.removeprefix("self.") for each in set_here & read if each.startswith("self.")}
+    return {each for each in found if "." not in each}
 
 
 def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:

@@ -13,6 +13,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -61,15 +62,17 @@ def find(source: Source) -> Iterator[Found]:
         if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
             continue
         loop, names = _loop_over(source, call)
-        if loop is None or source.models.certainty(func.value) is None or source.contexts.is_summoned(call):
+        model = whole_of(source, func.value)
+        if loop is None or model is None or source.contexts.is_summoned(call):
             continue
         function = source.index.function(call) or source.module
         if not _chooses(loop, names[1]) or _CLEANED.search(text_of(function)):
             continue
-        by = source.models.sharded_by(func.value)
+        by = source.models.sharded_by(model)
         if by in _OF_A_MODULE:
             continue
-        is_inner = text_of(func.value).endswith(".module")
+        # A part has names of the model's own, but for those of flat parameters.
+        is_inner = model is not func.value or text_of(func.value).endswith(".module")
         for test, is_start in _tests(source, loop, names):
             if is_start and not is_inner:
                 yield Found("FM318", test, _START, "commented")

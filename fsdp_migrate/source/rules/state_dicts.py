@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given, mixed, state
-from fsdp_migrate.source.method_calls import adds_keys, sureness
+from fsdp_migrate.source.method_calls import adds_keys, is_seen_plain, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -115,8 +115,9 @@ _HOLDS = (
     "load_model_state_dict of fsdp_migrate.runtime. Every rank must make this call."
 )
 _OF_NODES = (
-    "under HYBRID_SHARD FSDP1 gave this to rank 0 of each node, and that rank saves here; now rank 0 of all "
-    "alone has it, and the others would save nothing: let that one save, or leave cpu_offload out."
+    "under HYBRID_SHARD FSDP1 gave this to rank 0 of each node, under NO_SHARD to all, and each node's saves "
+    "here; now rank 0 of all alone has it, and the others would save nothing: let that one save, or leave "
+    "cpu_offload out."
 )
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
@@ -381,7 +382,9 @@ def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Cer
                 # By its name alone, what another function is given may be a plain model. Where one type is
                 # set for all, the new call suits both.
                 is_one = setter.model is not None and models.key_of(setter.model) == models.key_of(model)
-                return "certain" if is_one or source.contexts.settings_at(call) is not None else "mixed"
+                if is_one or source.contexts.settings_at(call) is not None:
+                    return "certain"
+                return None if is_seen_plain(source, model) else "mixed"
     return certainty
 
 
@@ -429,7 +432,8 @@ def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
 
     becomes = short(build(call), 110)
     needs = (_GET, _OPTIONS) if made else (_GET,)
-    is_one_ranks = settings.kind == "full" and settings.rank0 is not False and "HYBRID_SHARD" in source.code
+    may_replicate = any(strategy in source.code for strategy in ("HYBRID_SHARD", "NO_SHARD"))
+    is_one_ranks = settings.kind == "full" and settings.rank0 is not False and may_replicate
     note = _OF_NODES if is_one_ranks and saves_on_each_node(source.index) else ""
     return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs, note=note)
 

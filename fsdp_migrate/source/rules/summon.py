@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.called_methods import is_the_model, methods_that_may_run
-from fsdp_migrate.source.looked_up import held_from_outside, looked_up
+from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
@@ -79,6 +79,10 @@ _SHARDED = (
     "these parameters were taken outside of summon_full_params and stay sharded in it, where FSDP1's showed "
     "the whole under use_orig_params: take model.named_parameters() inside of it."
 )
+_ONE = (
+    "this parameter was taken outside of summon_full_params and stays sharded in it, where FSDP1's showed "
+    "the whole under use_orig_params: take it inside, by its name, of the model."
+)
 _UNSEEN = (
     "what runs in this context is not seen here: if it reads parameters, call "
     "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead, and "
@@ -112,6 +116,8 @@ def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
     for body, _ in _bodies(source, block, call):
         yield from (Found("FM313", node, _OTHERS, "commented") for node in looked_up(source, body))
         yield from (Found("FM313", node, _SHARDED, "commented") for node in held_from_outside(source, body))
+    taken = one_from_outside(source, block.body, text_of(call.args[0].value))
+    yield from (Found("FM313", node, _ONE, "commented") for node in taken)
 
 
 def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:

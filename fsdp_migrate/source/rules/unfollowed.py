@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
@@ -133,18 +134,13 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     lists = [*((each, None, _LIST) for each in _clipped_lists(source)), *((e, None, _FOREACH) for e in both)]
     for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
-        is_known = model is not None and (not is_unknown(source, model) or _is_seen_plain(source, model))
+        is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))
         is_whole = meant in {_PRETRAINED, _STATE} and source.contexts.is_summoned(node)
         if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)
             yield Found("FM450", node, meant, "unclear")
-
-
-def _is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether the project shows that a model is plain, by what makes it and by every call."""
-    return (source.position(model)[0], dotted(model)) in source.links.plain
 
 
 def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression, str]]:
@@ -175,7 +171,7 @@ def _clipped_lists(source: Source) -> Iterator[cst.Call]:
     """Yield what clips an optimizer's parameters, or a list that others give, of which nothing is known."""
     for call in source.calls:
         given = clipped(call)
-        if given is not None and are_unknown(source, given) and not _is_seen_plain(source, given):
+        if given is not None and are_unknown(source, given) and not is_seen_plain(source, given):
             yield call
 
 

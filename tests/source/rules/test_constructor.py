@@ -294,3 +294,32 @@ def test_two_alternatives_are_not_one_inside_the_other() -> None:
     )
     assert [code for code, _ in codes(body)] == ["FM301", "FM301"]
     assert "FM303" in dict(codes("a = FSDP(net.layers)\nb = FSDP(net)\n"))
+
+
+STAGES = (
+    "def main(args):\n    if args.first:\n        model = FSDP(net)\n"
+    "        optimizer = Adam(model.parameters())\n"
+    "        train(model, optimizer)\n    if not args.first:\n        model = FSDP(model)\n"
+)
+OTHER_BRANCH = (
+    "def main(args):\n    model = make()\n    optimizer = {}\n    if args.plain:\n"
+    "        optimizer = Adam(model.parameters())\n    else:\n        model = FSDP(model)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("does", "given"),
+    [
+        (STAGES, 0),  # it holds what an earlier stage has sharded, and need not be bound here
+        (OTHER_BRANCH.format("None"), 0),
+        (OTHER_BRANCH.format("Adam(model.parameters())"), 1),
+        (
+            "net = make()\nif x:\n    net = FSDP(net)\noptimizer = Adam(net.parameters())\nnet = FSDP(net)\n",
+            1,
+        ),
+    ],
+)
+def test_optimizers_of_other_branches_and_of_sharded_models_are_not_handed_over(
+    does: str, given: int
+) -> None:
+    assert turned(does).count("optimizers=optimizer") == given

@@ -169,3 +169,25 @@ def test_a_question_with_a_default_where_nothing_is_trained() -> None:
 )
 def test_a_forward_that_would_call_itself(use: str, action: str) -> None:
     assert ("FM315", action) in codes(f"m = FSDP(net)\n{use}")
+
+
+SWITCHED = (
+    "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.flag = False\n"
+    "        self.body = nn.Linear(2, 2)\n        self.unread = 1\n"
+    "    def forward(self, x):\n        return self.body(x) if self.flag else x\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("model = FSDP(Net())\nmodel.flag = True\n", True),
+        ("model = FSDP(Net())\nmodel.unread = 2\n", False),
+        ("model = FSDP(Net())\nmodel.other = 2\n", False),
+        ("model = Net()\nmodel.flag = True\nmodel = FSDP(model)\n", False),
+        ("model = FSDP(Net())\nmodel.module.flag = True\n", False),
+    ],
+)
+def test_what_is_set_on_the_wrapper_reaches_the_model_now(does: str, *, is_said: bool) -> None:
+    after = turned(f"{SWITCHED}{does}")
+    assert ("FM315 FSDP1's wrapper took this" in after) is is_said

@@ -115,3 +115,23 @@ def test_another_file_says_whether_names_are_kept(tmp_path: Path) -> None:
         train = f"{FSDP}from groups import groups\nmodel = FSDP(net{asks})\ngroups(model)\n"
         (tmp_path / "train.py").write_text(train)
         assert [use.code for use in scan_paths([tmp_path]).uses].count("FM318") == count
+
+
+@pytest.mark.parametrize(
+    ("before", "part", "test", "is_said"),
+    [
+        ("", "model.body", "'head' in n", True),
+        ("", "model.layers[0]", "'head' in n", True),
+        ("body = model.body\n", "body", "'head' in n", True),
+        ("", "model.body", "n.startswith('head')", True),
+        ("", "other.body", "'head' in n", False),
+    ],
+)
+def test_names_of_a_part_of_the_model(before: str, part: str, test: str, *, is_said: bool) -> None:
+    loop = f"for n, p in {part}.named_parameters():\n    if {test}:\n        p.requires_grad = True\n"
+    assert (("FM318", "commented") in codes(f"model = FSDP(net)\n{before}{loop}")) is is_said
+
+
+def test_names_of_a_part_that_keep_their_own_say_nothing() -> None:
+    loop = "for n, p in model.body.named_parameters():\n    if n.startswith('a'):\n        xs.append(p)\n"
+    assert ("FM318", "commented") not in codes(f"model = FSDP(net, use_orig_params=True)\n{loop}")

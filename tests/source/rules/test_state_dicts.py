@@ -507,6 +507,7 @@ def test_a_model_that_an_object_calls_its_module_has_that_name() -> None:
     [
         ("HYBRID_SHARD", "int(os.environ['LOCAL_RANK']) == 0", True),
         ("_HYBRID_SHARD_ZERO2", "local_rank == 0", True),
+        ("NO_SHARD", "local_rank == 0", True),
         ("HYBRID_SHARD", "rank == 0", False),
         ("FULL_SHARD", "local_rank == 0", False),
     ],

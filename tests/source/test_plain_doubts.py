@@ -1,0 +1,108 @@
+"""What a sharded model reaches by an unusual way is named: that a plain one comes there too is no proof."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.test_plain_places import HELD, SAVE, named
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+CALLED = "from tools import save\nfrom wrap import wrap\nimport tools\n"
+MADE = "class Maker:\n    def build(self):\n        return wrap(Net())\n"
+BOX = (
+    "class Box(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.inner = Net()\n    def shard(self):\n        self.inner = wrap(self.inner)\n"
+)
+CLIPS = "def clip(params):\n    torch.nn.utils.clip_grad_norm_(params, 1.0)\n"
+KEEPS = "def keep(optimizer):\n    return optimizer.state_dict()\n"
+EVENT = (
+    "class Hook:\n    def on_end(self, model):\n        model.state_dict()\n"
+    "    def run(self, event, model):\n        getattr(self, f'on_{event}')(model)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tools", "other"),
+    [
+        # By a name that is put together when it runs.
+        (SAVE, "m = wrap(Net())\ngetattr(tools, f'sa{x}')(m)\nsave(Net())\n"),
+        (SAVE, "m = wrap(Net())\ngetattr(tools, 'sa' + x)(m)\nsave(Net())\n"),
+        (EVENT, "hook = tools.Hook()\nhook.on_end(Net())\nhook.run('end', wrap(Net()))\n"),
+        (f"{SAVE}ALL = list(vars().values())\n", "for f in tools.ALL:\n    f(wrap(Net()))\nsave(Net())\n"),
+        (HELD, "getattr(lib.load('tools'), 'Sa' + 'ver')(wrap(Net())).save()\ntools.Saver(Net())\n"),
+        # Decorators that make something else of it.
+        (
+            SAVE,
+            (
+                "def deco(f):\n    return lambda: wrap(f())\n"
+                "@deco\ndef make():\n    return Net()\nsave(make())\n"
+            ),
+        ),
+        (SAVE, "from lib import sharded\n@sharded\ndef make():\n    return Net()\nsave(make())\n"),
+        (HELD, "@lib.wrap\nclass Big(Net):\n    pass\ntools.Saver(Big()).save()\n"),
+        # In place, and by names that are no model's.
+        (SAVE, "from torch.distributed.fsdp import fully_shard\nm = Net()\nfully_shard(m)\nsave(m)\n"),
+        (SAVE, "def shard(x):\n    wrap(x.part)\nm = Net()\nshard(m)\nsave(m)\n"),
+        (SAVE, "w = wrap(Net())\nsave(torch.nn.Sequential(w))\n"),
+        (
+            HELD,
+            "class Box:\n    def __init__(self, x):\n        pass\ntools.Saver(Box(wrap(Net()))).save()\n",
+        ),
+        (HELD, f"{BOX}b = Box()\nb.shard()\ntools.Saver(b).save()\n"),
+        # Lists that are not empty, and are filled on.
+        (
+            CLIPS,
+            "m = wrap(Net())\nps = list(Net().parameters())\nps.extend(m.parameters())\ntools.clip(ps)\n",
+        ),
+        (
+            CLIPS,
+            (
+                "def put(m, out):\n    for p in m.parameters():\n        out.append(p)\n"
+                "ps = [Net().weight]\nput(wrap(Net()), ps)\ntools.clip(ps)\n"
+            ),
+        ),
+        # Optimizers of what has another name.
+        (KEEPS, "m = wrap(Net())\no = torch.optim.SGD(m.parameters())\ntools.keep(o)\n"),
+        (
+            KEEPS,
+            "m = wrap(Net())\no = torch.optim.SGD([p])\no.add_param_group({'p': m.weight})\ntools.keep(o)\n",
+        ),
+        (
+            KEEPS,
+            "m = wrap(Net())\ng = [{}]\ng.append({'p': [m.weight]})\no = torch.optim.SGD(g)\ntools.keep(o)\n",
+        ),
+        (
+            f"{KEEPS}def made(m):\n    return torch.optim.SGD(m.parameters())\n",
+            "tools.keep(tools.made(wrap(Net())))\n",
+        ),
+        # What makes it has an attribute, a method or a variable for that.
+        (SAVE, "def run(model_fn):\n    model = model_fn(1)\n    save(model)\nrun(lambda x: wrap(Net()))\n"),
+        (SAVE, "maker = lib.Maker()\nmaker.build = lambda: wrap(Net())\nsave(maker.build())\n"),
+        (SAVE, f"{MADE}def run(maker):\n    model = maker.build()\n    save(model)\nrun(Maker())\n"),
+        (
+            SAVE,
+            (
+                "class All:\n    def build(self, x):\n        return self.makers[x]()\n"
+                "every = All()\nmodel = every.build(1)\nsave(model)\n"
+            ),
+        ),
+        # Targets of loops and contexts.
+        (HELD, "s = tools.Saver(Net())\nfor s.model in [wrap(Net())]:\n    s.save()\n"),
+        (HELD, "s = tools.Saver(Net())\nwith lib.ctx() as s.model:\n    s.save()\n"),
+    ],
+)
+def test_unusual_ways_of_a_sharded_model_are_no_proof_of_a_plain_one(
+    tmp_path: Path, tools: str, other: str
+) -> None:
+    named(tmp_path, tools, f"{CALLED if 'def save(model' in tools else CALLED.partition(chr(10))[2]}{other}")
+    uses = scan_paths([tmp_path]).uses
+    assert [use for use in uses if use.code == "FM450" and use.path.endswith("tools.py")]
