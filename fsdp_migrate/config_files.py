@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     import os
 
     from fsdp_migrate.adapters.document.nodes import Node
-    from fsdp_migrate.adapters.engine.base import Block, Settings
+    from fsdp_migrate.adapters.engine.base import Block
+    from fsdp_migrate.adapters.engine.settings import Settings
 
 
 COMMAND = "--command"

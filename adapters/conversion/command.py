@@ -31,18 +31,14 @@ from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pie
 from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
-from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
+from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
 from fsdp_migrate.adapters.conversion.written_configs import convert_written
 from fsdp_migrate.adapters.document.nodes import REFERENCE
-from fsdp_migrate.adapters.engine.base import (
-    Settings,
-    by_name as keys_by_name,
-    elsewhere,
-    read_number,
-)
+from fsdp_migrate.adapters.engine.base import by_name as keys_by_name, elsewhere, read_number
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
 from fsdp_migrate.findings import Finding, make_finding
@@ -212,6 +208,7 @@ class _Script:
         self.settings = replace(
             with_exports(settings or Settings(), text),
             number=partial(number_of, text=text),
+            value=partial(value_of, text=text),
         )
         self.pieces: set[Piece] = set()
         self.blocks: list[BlockReport] = []

@@ -15,7 +15,7 @@ from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fsdp_migrate.adapters.engine.base import Settings
+    from fsdp_migrate.adapters.engine.settings import Settings
     from fsdp_migrate.findings import Finding
 
 
