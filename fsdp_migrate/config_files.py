@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
+from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
 from fsdp_migrate.adapters.conversion.project_imports import (
@@ -187,10 +188,10 @@ def convert_config_file(
             is_json = is_json_text(path, text)
             conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
     except NothingToConvertError as error:
-        raise _named(_with_what_becomes(error, path, text, settings), path) from error
+        raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
-    conversion = _with_commands(conversion, path)
+    conversion = _with_commands(_with_others(conversion, path), path)
     raise_on_findings(conversion.findings, strict=strict)
     if dst is not None:
         return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
@@ -368,16 +369,25 @@ def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigEr
     return UnsupportedFeatureError(text, feature=error.feature)
 
 
-def _with_what_becomes(
+def _why_nothing(
     error: NothingToConvertError, path: Path, text: str, settings: Settings
 ) -> NothingToConvertError:
-    """Return the error with what the commands become that a manifest holds, or what a script names."""
+    """Return the error with what a manifest's commands become, or a script names, or whose its keys are."""
     if is_script(path.suffix or path.name, text):
         return error.saying(f"{error} {say_named(text, path.parent, str(error))}".strip())
+    if (others := adds_to_another(path, text)) is not None:
+        return others
     if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
     return error.saying(f"{error} {said}".strip())
+
+
+def _with_others(conversion: TextConversion, path: Path) -> TextConversion:
+    """Return a conversion with what other files add to the strategies of Lightning's in it."""
+    strategies = [block.path for block in conversion.blocks if block.framework == "lightning"]
+    said = said_of_others(path, conversion.source, strategies) if strategies else []
+    return replace(conversion, findings=(*conversion.findings, *said))
 
 
 def _names_lightning(text: str) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
+ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
 _MOST_LEVELS = 6
 _MOST_FILES = 400
@@ -86,7 +86,7 @@ def is_hydra_group(config: Path) -> bool:
 def project_root(path: Path) -> Path | None:
     """Return the nearest folder above a file that looks like a project's root."""
     folders = path.resolve().parents[:_MOST_LEVELS]
-    return next((folder for folder in folders if any((folder / name).exists() for name in _ROOT)), None)
+    return next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
 
 
 def _sources(root: Path) -> Iterator[Path]:

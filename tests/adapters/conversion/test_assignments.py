@@ -40,8 +40,7 @@ def test_what_is_said_of_a_variable_is_its_value() -> None:
     "flags",
     [
         "torchrun t.py --output_dir o --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap $L",
-        "torchrun t.py --output_dir o --fsdp 'full_shard auto_wrap' --fsdp_config "
-        """'{"transformer_layer_cls_to_wrap": ["'"${L}"'"]}'""",
+        """python t.py --fsdp auto_wrap --fsdp_config '{"transformer_layer_cls_to_wrap": ["'"${L}"'"]}'""",
         "accelerate launch --use_fsdp --fsdp_transformer_layer_cls_to_wrap $L t.py",
     ],
 )
