@@ -271,12 +271,13 @@ def documents_of(path: Path, text: str) -> list[Node]:
     name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
     if not is_script(name.suffix or name.name, text):
         return read_documents(text.removeprefix("\ufeff"), is_json=is_json_text(path, text))
-    settings = settings_in_script(text)
+    given = settings_in(path.parent, None, None)
+    settings = settings_in_script(text, given)
     documents = [document for each in settings for document in read_documents(each, is_json=True)]
     for each in configs_written(text):
         documents += read_documents(each, is_json=looks_like_json(each))
     if not documents:
-        told = ", ".join(block.path for block in convert_script(text).blocks)
+        told = ", ".join(block.path for block in convert_script(text, settings=given).blocks)
         msg = (
             f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
             f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."

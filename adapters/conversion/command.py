@@ -97,16 +97,17 @@ class _Changes:
 
 def _changes_of(command: str, settings: Settings | None) -> _Changes:
     launch = launch_of(words_of(command))
+    is_own = _has_own(command, settings)
     pieces: list[Piece] = []
     blocks: list[BlockReport] = []
     findings: list[Finding] = []
-    for framework in ("accelerate", "hf"):
+    for framework in ("accelerate",) if is_own else ("accelerate", "hf"):
         done = _converted(framework, command, launch.runner, settings)
         if done is not None:
             pieces += done.pieces
             blocks += done.blocks
             findings += done.findings
-    own = _own_flags(command, launch.runner)
+    own = _own_flags(command, launch.runner, is_own=is_own)
     written = list(dict.fromkeys(_as_written(flag, command) for flag in own))
     if not blocks:
         why = "Expected `--fsdp` of HF Trainer, or flags such as `--fsdp_version` of `accelerate launch`."
@@ -116,14 +117,14 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
         elif own:
             listed = ", ".join(f"`{name}`" for name in sorted(written))
             why = f"{listed} must be the script's own. `fsdp-migrate scan` tells what it does with them."
-            if any(_is_switch(flag) for flag in own):
+            if any(_is_switch(flag) for flag in own) and not is_own:
                 why += f" {BARE_SWITCH}"
         elif _FLAG.search(command):
             why = "They stand within quotes or in a variable, which is not looked into: give them alone."
         msg = f"The command has no FSDP flags of HF Trainer or of `accelerate launch`: {why}"
         raise NothingToConvertError(msg, names_fsdp=_FLAG.search(command) is not None)
     text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
-    switches = {_as_written(flag, command) for flag in own if _is_switch(flag)}
+    switches = {_as_written(flag, command) for flag in own if _is_switch(flag) and not is_own}
     ignored = {
         _as_written(flag, command): _text_of_unread(flag, command)
         for flag in own
@@ -172,7 +173,7 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     return TextConversion(source, with_pieces(source, pieces), tuple(blocks), tuple(findings))
 
 
-def settings_in_script(text: str) -> list[str]:
+def settings_in_script(text: str, settings: Settings | None = None) -> list[str]:
     r"""Return what the FSDP flags of each command in a shell script stand for, as JSON; each text once.
 
     Example:
@@ -183,16 +184,16 @@ def settings_in_script(text: str) -> list[str]:
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
-    handed_on = with_exports(Settings(), text).environment
+    given = with_exports(settings or Settings(), text)
     for command in commands:
         if not _FLAG.search(command):
             continue
         runner = launch_of(words_of(command)).runner
-        for framework in ("accelerate", "hf"):
+        for framework in ("accelerate",) if _has_own(command, given) else ("accelerate", "hf"):
             flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
             document = _document(framework, flags)
             if framework == "hf" and document is not None:
-                document["fsdp"] = with_strategy(document["fsdp"], handed_on)
+                document["fsdp"] = with_strategy(document["fsdp"], given.environment)
             if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
                 document = accelerate_document(flags)  # without others: Accelerate's defaults
             if document is not None:
@@ -376,7 +377,17 @@ def _names_settings(flags: dict[str, Flag]) -> bool:
     )
 
 
-def _own_flags(command: str, runner: str) -> list[Flag]:
+def _has_own(command: str, settings: Settings | None) -> bool:
+    """Tell whether the script that a command starts has ``--fsdp`` for an argument of its own."""
+    words = words_of(command)
+    at = launch_of(words).script_at
+    given = [word.value for word in words if at is not None and word.start >= at][:2]
+    if given and given[0] in {"-m", "--module"}:
+        given = [f"{name.replace('.', '/')}.py" for name in given[1:]]
+    return bool(settings and given and settings.is_own(given[0]))
+
+
+def _own_flags(command: str, runner: str, *, is_own: bool) -> list[Flag]:
     """Return the FSDP flags of a command that are neither HF Trainer's nor Accelerate's."""
     taken = {
         flag.start
@@ -384,7 +395,7 @@ def _own_flags(command: str, runner: str) -> list[Flag]:
         if flag.name in _ACCELERATE_FLAGS or flag.name.startswith("fsdp_")
     }
     of_script = _flags_of_tool("hf", command, runner)
-    if _is_hf({flag.name: flag for flag in of_script}):
+    if not is_own and _is_hf({flag.name: flag for flag in of_script}):
         taken |= {flag.start for flag in of_script if flag.name in _HF_FLAGS}
     named = (flag for flag in read_flags(command) if _NAMES_FSDP.search(flag.name))
     return [flag for flag in named if flag.start not in taken]
