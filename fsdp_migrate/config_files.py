@@ -33,7 +33,7 @@ from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.config_texts import is_file, is_json_text, read_text, settings_in
+from fsdp_migrate.config_texts import found_from, is_file, is_json_text, read_text, settings_in
 from fsdp_migrate.errors import (
     ConfigError,
     NothingToConvertError,
@@ -375,7 +375,8 @@ def _why_nothing(
 ) -> NothingToConvertError:
     """Return the error with what a manifest's commands become, or a script names, or whose its keys are."""
     if is_script(path.suffix or path.name, text):
-        return error.saying(f"{error} {say_named(text, path.parent, str(error))}".strip())
+        said = _from_here(say_named(text, path.parent, str(error)), path.parent)
+        return error.saying(f"{error} {said}".strip())
     if (others := adds_to_another(path, text)) is not None:
         return others
     if not error.names_fsdp:
@@ -412,12 +413,11 @@ def _with_commands(conversion: TextConversion, path: Path) -> TextConversion:
 
 
 def _from_here(text: str, folder: Path) -> str:
-    """Name a file that a script names, and that lies beside it alone, as it is found from here."""
+    """Name a file that a script names as it is found from here, where it lies beside the script or above."""
 
     def found(match: re.Match[str]) -> str:
-        name = match[1]
-        is_beside = not name.startswith("/") and not is_file(Path(name)) and is_file(folder / name)
-        return f"fsdp-migrate config {folder / name}" if is_beside else match[0]
+        path = None if is_file(Path(match[1])) else found_from(folder, match[1])
+        return match[0] if path is None else f"fsdp-migrate config {shlex.quote(str(path))}"
 
     return re.sub(r"fsdp-migrate config ([\w./-]+\.(?:json|ya?ml))\b", found, text)
 

@@ -34,7 +34,7 @@ from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
-from fsdp_migrate.adapters.conversion.written_configs import convert_written
+from fsdp_migrate.adapters.conversion.written_configs import convert_written, with_writing_line
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.base import by_name as keys_by_name, elsewhere, read_number
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
@@ -161,16 +161,17 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     for start, end, given in script.unused():
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
-    told, said = told_by_environment(text, settings)
-    blocks, findings = [*blocks, *told], [*findings, *of_framework(said, blocks)]
+    told, by_environment = told_by_environment(text, settings)
+    blocks, findings = [*blocks, *told], [*findings, *of_framework(by_environment, blocks)]
     written = convert_written(text, settings)
     blocks, findings = [*blocks, *written.blocks], written.beside(findings)
     if not blocks:
         raise nothing_in_script(text, findings)
     if inner := settings_written(text, written.lines):
         findings.append(make_finding("FM356", "here-document", inner))
+    said = tuple(with_writing_line(each, text) for each in findings)
     pieces = [*done.pieces, *written.pieces]
-    return TextConversion(source, with_pieces(source, pieces), tuple(blocks), tuple(findings))
+    return TextConversion(source, with_pieces(source, pieces), tuple(blocks), said)
 
 
 def settings_in_script(text: str, settings: Settings | None = None) -> list[str]:
@@ -410,7 +411,10 @@ def _is_unread_hf(flag: Flag, command: str, runner: str) -> bool:
 def _text_of_unread(flag: Flag, command: str) -> str:
     name = _as_written(flag, command)
     if flag.name != "fsdp_config":
-        return f"{name} is HF Trainer's, which reads it only beside `--fsdp`: left as it is."
+        return (
+            f"{name}: an HF Trainer reads it only beside `--fsdp`, and what another script does with it "
+            "`fsdp-migrate scan` tells. It is left as it is."
+        )
     return (
         f"{name} is HF Trainer's, which without `--fsdp` reads at most `xla`, and `activation_checkpointing` "
         f"where Accelerate runs FSDP: left as it is. If code sets `fsdp`, convert {flag.value} with "

@@ -57,8 +57,7 @@ def test_a_flag_that_the_scripts_parser_has_is_its_own(files: dict[str, str], tm
     [
         OWN.replace("p = ", "from transformers import HfArgumentParser\np = "),
         OWN.replace("--fsdp", "--fsdp2"),
-        OWN
-        + 'p.add_argument("--fsdp_config")\nTrainingArguments(fsdp=args.fsdp, fsdp_config=args.fsdp_config)\n',
+        OWN + 'p.add_argument("--fsdp_config")\nTrainingArguments(**vars(args))\n',
         "",
     ],
 )
