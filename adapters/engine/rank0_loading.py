@@ -37,7 +37,8 @@ def _loads_whole(block: Block) -> bool:
         return not held and names_transformers_layer(",".join(names))
     # By the classes that the model names itself, which is what models of transformers do.
     policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
-    return block.framework != "accelerate" or policy == "transformer_based_wrap"
+    is_by_class = policy == "transformer_based_wrap" and not block.settings.lacks_transformers()
+    return block.framework != "accelerate" or is_by_class
 
 
 _STOPS = ACCELERATE["loads_not_all"].says
