@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
+from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
 from fsdp_migrate.adapters.conversion.project_imports import (
@@ -32,7 +33,7 @@ from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.config_texts import is_file, is_json_text, read_text, settings_in
+from fsdp_migrate.config_texts import found_from, is_file, is_json_text, read_text, settings_in
 from fsdp_migrate.errors import (
     ConfigError,
     NothingToConvertError,
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     import os
 
     from fsdp_migrate.adapters.document.nodes import Node
-    from fsdp_migrate.adapters.engine.base import Block, Settings
+    from fsdp_migrate.adapters.engine.base import Block
+    from fsdp_migrate.adapters.engine.settings import Settings
 
 
 COMMAND = "--command"
@@ -186,10 +188,10 @@ def convert_config_file(
             is_json = is_json_text(path, text)
             conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
     except NothingToConvertError as error:
-        raise _named(_with_what_becomes(error, path, text, settings), path) from error
+        raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
-    conversion = _with_commands(conversion, path)
+    conversion = _with_commands(_with_others(conversion, path), path)
     raise_on_findings(conversion.findings, strict=strict)
     if dst is not None:
         return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
@@ -269,12 +271,13 @@ def documents_of(path: Path, text: str) -> list[Node]:
     name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
     if not is_script(name.suffix or name.name, text):
         return read_documents(text.removeprefix("\ufeff"), is_json=is_json_text(path, text))
-    settings = settings_in_script(text)
+    given = settings_in(path.parent, None, None)
+    settings = settings_in_script(text, given)
     documents = [document for each in settings for document in read_documents(each, is_json=True)]
     for each in configs_written(text):
         documents += read_documents(each, is_json=looks_like_json(each))
     if not documents:
-        told = ", ".join(block.path for block in convert_script(text).blocks)
+        told = ", ".join(block.path for block in convert_script(text, settings=given).blocks)
         msg = (
             f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
             f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."
@@ -367,16 +370,26 @@ def _named(error: ConfigError | UnsupportedFeatureError, path: Path) -> ConfigEr
     return UnsupportedFeatureError(text, feature=error.feature)
 
 
-def _with_what_becomes(
+def _why_nothing(
     error: NothingToConvertError, path: Path, text: str, settings: Settings
 ) -> NothingToConvertError:
-    """Return the error with what the commands become that a manifest holds, or what a script names."""
+    """Return the error with what a manifest's commands become, or a script names, or whose its keys are."""
     if is_script(path.suffix or path.name, text):
-        return error.saying(f"{error} {say_named(text, path.parent, str(error))}".strip())
+        said = _from_here(say_named(text, path.parent, str(error)), path.parent)
+        return error.saying(f"{error} {said}".strip())
+    if (others := adds_to_another(path, text)) is not None:
+        return others
     if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
     return error.saying(f"{error} {said}".strip())
+
+
+def _with_others(conversion: TextConversion, path: Path) -> TextConversion:
+    """Return a conversion with what other files add to the strategies of Lightning's in it."""
+    strategies = [block.path for block in conversion.blocks if block.framework == "lightning"]
+    said = said_of_others(path, conversion.source, strategies) if strategies else []
+    return replace(conversion, findings=(*conversion.findings, *said))
 
 
 def _names_lightning(text: str) -> bool:
@@ -400,12 +413,11 @@ def _with_commands(conversion: TextConversion, path: Path) -> TextConversion:
 
 
 def _from_here(text: str, folder: Path) -> str:
-    """Name a file that a script names, and that lies beside it alone, as it is found from here."""
+    """Name a file that a script names as it is found from here, where it lies beside the script or above."""
 
     def found(match: re.Match[str]) -> str:
-        name = match[1]
-        is_beside = not name.startswith("/") and not is_file(Path(name)) and is_file(folder / name)
-        return f"fsdp-migrate config {folder / name}" if is_beside else match[0]
+        path = None if is_file(Path(match[1])) else found_from(folder, match[1])
+        return match[0] if path is None else f"fsdp-migrate config {shlex.quote(str(path))}"
 
     return re.sub(r"fsdp-migrate config ([\w./-]+\.(?:json|ya?ml))\b", found, text)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
+from fsdp_migrate.adapters.conversion.project_imports import lacks_transformers
 from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 
 MAX_BYTES = 16 << 20
+_FARTHEST = 4
 TOLD_BY_FILE = frozenset({"accelerate", "hf"})
 """Whose configs and commands may name another file with the settings."""
 
@@ -63,6 +67,20 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def found_from(folder: Path, name: str) -> Path | None:
+    """Return where a file that a script names is found from here: beside the script, or in a folder above.
+
+    A script in `jobs` may start in the folder that holds `jobs`.
+    """
+    if Path(name).is_absolute():
+        return Path(name) if is_file(Path(name)) else None
+    if is_file(folder / name):
+        return folder / name
+    above = (each / name for each in folder.absolute().parents[:_FARTHEST])
+    found = next((path for path in above if is_file(path)), None)
+    return found if found is None or folder.is_absolute() else Path(os.path.relpath(found))
+
+
 def is_json_text(path: Path, text: str) -> bool:
     """Tell whether a text is JSON: by the file's name, and else by its looks."""
     if path.suffix.lower() == ".json":
@@ -80,12 +98,14 @@ def settings_in(
         package,
         is_converted=partial(holds_fsdp2, folder),
         refusal=partial(refusal_of, folder),
+        is_own=partial(defines_fsdp, folder),
+        lacks_transformers=partial(lacks_transformers, folder),
     )
 
 
 def _named_text(folder: Path, name: str) -> tuple[str, bool] | None:
     """Return the text of a file that another one in a folder names, and whether it is JSON."""
-    for file in (folder / name, Path(name)):
+    for file in (found_from(folder, name) or folder / name, Path(name)):
         try:
             text = read_text(file).removeprefix("\ufeff")
             is_json = is_json_text(file, text)

@@ -6,8 +6,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.shell import assignment_of, in_folder_of
-from fsdp_migrate.adapters.engine.base import Settings, elsewhere
+from fsdp_migrate.adapters.conversion.shell import assignments_of, in_folder_of
+from fsdp_migrate.adapters.engine.base import elsewhere
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.findings import make_finding
 
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"(?!-)[\w./-]+\.(?:json|ya?ml)\b")
 _FOLDER = re.compile(r"\$\{?\w+\}?/")
+_MOST = 3
 _DEFAULT = re.compile(r"\$\{\w+:?-(.*)\}\Z")
 
 
@@ -32,19 +34,19 @@ def with_assignment(finding: Finding, text: str, settings: Settings | None = Non
     """
     variable = re.match(r"\$\{?(\w+)\}?", finding.message)
     is_told = finding.code in {"FM346", "FM356"} and variable is not None
-    given = assignment_of(variable.group(1), text) if variable and is_told else None
-    if given is None:
+    every = assignments_of(variable.group(1), text) if variable and is_told else []
+    if not every:
         return finding
-    line, value = given
+    (line, value), also = every[0], _also(every)
     if not value:
         message = f"{finding.message} Line {line} leaves the variable empty at first."
         return replace(finding, message=message, hint=None)
     rest = finding.message[variable.end() :].partition(" ")[0] if variable else ""
     what = "the variable" if rest else "it"
-    old, new = "is not set in this file: kept", f"is kept: line {line} sets {what} to `{value}`"
+    old, new = "is not set in this file: kept", f"is kept: line {line} sets {what} to `{value}`{also}"
     message = finding.message.replace(old, new, 1)
     if message == finding.message:
-        message = f"{message} Line {line} sets the variable to `{value}`."
+        message = f"{message} Line {line} sets the variable to `{value}`{also}."
     default = _DEFAULT.match(value)
     given_value = default.group(1).strip("\"'") if default else value
     whole = f"{in_folder_of(given_value, text)}{rest}"
@@ -66,3 +68,9 @@ def with_assignment(finding: Finding, text: str, settings: Settings | None = Non
         f"`fsdp-migrate config {name} --from {options}`{there.group() if there else ''}." if name else None
     )
     return replace(finding, message=message, hint=command or finding.hint)
+
+
+def _also(given: list[tuple[int, str]]) -> str:
+    """Name the other places that set a variable, or add to it, as far as they say something else."""
+    others = [(line, value) for line, value in dict.fromkeys(given[1:]) if value and value != given[0][1]]
+    return "".join(f", line {line} to `{value}`" for line, value in others[:_MOST])

@@ -31,18 +31,14 @@ from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pie
 from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
 from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
-from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, words_of
+from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
 from fsdp_migrate.adapters.conversion.variables import Expanded, Piece, Script
-from fsdp_migrate.adapters.conversion.written_configs import convert_written
+from fsdp_migrate.adapters.conversion.written_configs import convert_written, with_writing_line
 from fsdp_migrate.adapters.document.nodes import REFERENCE
-from fsdp_migrate.adapters.engine.base import (
-    Settings,
-    by_name as keys_by_name,
-    elsewhere,
-    read_number,
-)
+from fsdp_migrate.adapters.engine.base import by_name as keys_by_name, elsewhere, read_number
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
 from fsdp_migrate.findings import Finding, make_finding
@@ -101,16 +97,17 @@ class _Changes:
 
 def _changes_of(command: str, settings: Settings | None) -> _Changes:
     launch = launch_of(words_of(command))
+    is_own = _has_own(command, settings)
     pieces: list[Piece] = []
     blocks: list[BlockReport] = []
     findings: list[Finding] = []
-    for framework in ("accelerate", "hf"):
+    for framework in ("accelerate",) if is_own else ("accelerate", "hf"):
         done = _converted(framework, command, launch.runner, settings)
         if done is not None:
             pieces += done.pieces
             blocks += done.blocks
             findings += done.findings
-    own = _own_flags(command, launch.runner)
+    own = _own_flags(command, launch.runner, is_own=is_own)
     written = list(dict.fromkeys(_as_written(flag, command) for flag in own))
     if not blocks:
         why = "Expected `--fsdp` of HF Trainer, or flags such as `--fsdp_version` of `accelerate launch`."
@@ -120,14 +117,14 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
         elif own:
             listed = ", ".join(f"`{name}`" for name in sorted(written))
             why = f"{listed} must be the script's own. `fsdp-migrate scan` tells what it does with them."
-            if any(_is_switch(flag) for flag in own):
+            if any(_is_switch(flag) for flag in own) and not is_own:
                 why += f" {BARE_SWITCH}"
         elif _FLAG.search(command):
             why = "They stand within quotes or in a variable, which is not looked into: give them alone."
         msg = f"The command has no FSDP flags of HF Trainer or of `accelerate launch`: {why}"
         raise NothingToConvertError(msg, names_fsdp=_FLAG.search(command) is not None)
     text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
-    switches = {_as_written(flag, command) for flag in own if _is_switch(flag)}
+    switches = {_as_written(flag, command) for flag in own if _is_switch(flag) and not is_own}
     ignored = {
         _as_written(flag, command): _text_of_unread(flag, command)
         for flag in own
@@ -164,19 +161,20 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     for start, end, given in script.unused():
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
-    told, said = told_by_environment(text, settings)
-    blocks, findings = [*blocks, *told], [*findings, *of_framework(said, blocks)]
+    told, by_environment = told_by_environment(text, settings)
+    blocks, findings = [*blocks, *told], [*findings, *of_framework(by_environment, blocks)]
     written = convert_written(text, settings)
     blocks, findings = [*blocks, *written.blocks], written.beside(findings)
     if not blocks:
         raise nothing_in_script(text, findings)
     if inner := settings_written(text, written.lines):
         findings.append(make_finding("FM356", "here-document", inner))
+    said = tuple(with_writing_line(each, text) for each in findings)
     pieces = [*done.pieces, *written.pieces]
-    return TextConversion(source, with_pieces(source, pieces), tuple(blocks), tuple(findings))
+    return TextConversion(source, with_pieces(source, pieces), tuple(blocks), said)
 
 
-def settings_in_script(text: str) -> list[str]:
+def settings_in_script(text: str, settings: Settings | None = None) -> list[str]:
     r"""Return what the FSDP flags of each command in a shell script stand for, as JSON; each text once.
 
     Example:
@@ -187,16 +185,16 @@ def settings_in_script(text: str) -> list[str]:
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
-    handed_on = with_exports(Settings(), text).environment
+    given = with_exports(settings or Settings(), text)
     for command in commands:
         if not _FLAG.search(command):
             continue
         runner = launch_of(words_of(command)).runner
-        for framework in ("accelerate", "hf"):
+        for framework in ("accelerate",) if _has_own(command, given) else ("accelerate", "hf"):
             flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
             document = _document(framework, flags)
             if framework == "hf" and document is not None:
-                document["fsdp"] = with_strategy(document["fsdp"], handed_on)
+                document["fsdp"] = with_strategy(document["fsdp"], given.environment)
             if framework == runner == "accelerate" and "use_fsdp" in flags and "config_file" not in flags:
                 document = accelerate_document(flags)  # without others: Accelerate's defaults
             if document is not None:
@@ -212,6 +210,7 @@ class _Script:
         self.settings = replace(
             with_exports(settings or Settings(), text),
             number=partial(number_of, text=text),
+            value=partial(value_of, text=text),
         )
         self.pieces: set[Piece] = set()
         self.blocks: list[BlockReport] = []
@@ -379,7 +378,17 @@ def _names_settings(flags: dict[str, Flag]) -> bool:
     )
 
 
-def _own_flags(command: str, runner: str) -> list[Flag]:
+def _has_own(command: str, settings: Settings | None) -> bool:
+    """Tell whether the script that a command starts has ``--fsdp`` for an argument of its own."""
+    words = words_of(command)
+    at = launch_of(words).script_at
+    given = [word.value for word in words if at is not None and word.start >= at][:2]
+    if given and given[0] in {"-m", "--module"}:
+        given = [f"{name.replace('.', '/')}.py" for name in given[1:]]
+    return bool(settings and given and settings.is_own(given[0]))
+
+
+def _own_flags(command: str, runner: str, *, is_own: bool) -> list[Flag]:
     """Return the FSDP flags of a command that are neither HF Trainer's nor Accelerate's."""
     taken = {
         flag.start
@@ -387,7 +396,7 @@ def _own_flags(command: str, runner: str) -> list[Flag]:
         if flag.name in _ACCELERATE_FLAGS or flag.name.startswith("fsdp_")
     }
     of_script = _flags_of_tool("hf", command, runner)
-    if _is_hf({flag.name: flag for flag in of_script}):
+    if not is_own and _is_hf({flag.name: flag for flag in of_script}):
         taken |= {flag.start for flag in of_script if flag.name in _HF_FLAGS}
     named = (flag for flag in read_flags(command) if _NAMES_FSDP.search(flag.name))
     return [flag for flag in named if flag.start not in taken]
@@ -402,7 +411,10 @@ def _is_unread_hf(flag: Flag, command: str, runner: str) -> bool:
 def _text_of_unread(flag: Flag, command: str) -> str:
     name = _as_written(flag, command)
     if flag.name != "fsdp_config":
-        return f"{name} is HF Trainer's, which reads it only beside `--fsdp`: left as it is."
+        return (
+            f"{name}: an HF Trainer reads it only beside `--fsdp`, and what another script does with it "
+            "`fsdp-migrate scan` tells. It is left as it is."
+        )
     return (
         f"{name} is HF Trainer's, which without `--fsdp` reads at most `xla`, and `activation_checkpointing` "
         f"where Accelerate runs FSDP: left as it is. If code sets `fsdp`, convert {flag.value} with "

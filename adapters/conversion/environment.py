@@ -22,7 +22,7 @@ from fsdp_migrate.findings import Finding, make_finding, named
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fsdp_migrate.adapters.engine.base import Settings
+    from fsdp_migrate.adapters.engine.settings import Settings
 
 
 _PRECISION = "ACCELERATE_MIXED_PRECISION"

@@ -23,7 +23,7 @@ from fsdp_migrate.words import bare_word
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
-    from fsdp_migrate.adapters.engine.base import Settings
+    from fsdp_migrate.adapters.engine.settings import Settings
 
 
 _GIVEN = re.compile(

@@ -15,7 +15,7 @@ from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import read_documents
 from fsdp_migrate.adapters.document.nodes import Reference, plain
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError
 
 

@@ -13,8 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
+ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
 _LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
+# These load models of transformers themselves too.
+_TRANSFORMERS = re.compile(
+    r"^\s*(?:import|from)\s+(?:transformers|trl|peft|unsloth|axolotl|swift|llamafactory|sentence_transformers)\b",
+    re.MULTILINE,
+)
+_ACCELERATE = re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE)
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_GROUPS = 4
@@ -43,6 +49,25 @@ def lightning_package(config: Path) -> str | None:
         return None
     [(package, _)] = counts.most_common(1)
     return "lightning.pytorch" if package == "lightning" else package
+
+
+def lacks_transformers(folder: Path) -> bool:
+    """Tell whether the project around a folder has Accelerate prepare models, and none of transformers.
+
+    Example:
+        >>> lacks_transformers(Path("/absent"))
+        False
+    """
+    root = project_root(folder / "config")
+    if root is None:
+        return False
+    prepares = False
+    for count, path in enumerate(_sources(root), 1):
+        text = path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
+        if count == _MOST_FILES or _TRANSFORMERS.search(text):
+            return False
+        prepares = prepares or _ACCELERATE.search(text) is not None
+    return prepares
 
 
 def fabric_of_group(config: Path, depth: int = 4) -> str | None:
@@ -86,7 +111,7 @@ def is_hydra_group(config: Path) -> bool:
 def project_root(path: Path) -> Path | None:
     """Return the nearest folder above a file that looks like a project's root."""
     folders = path.resolve().parents[:_MOST_LEVELS]
-    return next((folder for folder in folders if any((folder / name).exists() for name in _ROOT)), None)
+    return next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
 
 
 def _sources(root: Path) -> Iterator[Path]:

@@ -148,13 +148,40 @@ def assignment_of(name: str, text: str) -> tuple[int, str] | None:
         >>> assignment_of("C", 'C=$(echo "$1"); shift\n')
         (1, '$(echo "$1")')
     """
-    before = r"(?:^|[;)])[ \t]*(?:(?:export|local|readonly|declare)\s+)?"
-    found = re.search(rf"{before}{re.escape(name)}=(.*)$", text, re.MULTILINE)
-    if found is None:
-        return None
-    value = _first_word(re.sub(r"\s+#.*$", "", found.group(1)).strip())
+    return next(iter(assignments_of(name, text)), None)
+
+
+def assignments_of(name: str, text: str) -> list[tuple[int, str]]:
+    r"""Return every line in which a script gives a variable a value, or adds to it, and what stands there.
+
+    Example:
+        >>> assignments_of("C", "if x; then C=a; else C=b; fi\n[ $D ] && C+=c\n")
+        [(1, 'a'), (1, 'b'), (2, 'c')]
+    """
+    before = r"(?:^|[;)&|{]|\b(?:then|else|do))[ \t]*(?:(?:export|local|readonly|declare)\s+)?"
+    return [
+        (text.count("\n", 0, found.start(1)) + 1, _assigned(found.group(1)))
+        for found in re.finditer(rf"{before}{re.escape(name)}\+?=(?=(.*)$)", text, re.MULTILINE)
+    ]
+
+
+def _assigned(rest: str) -> str:
+    """Return the value with which what stands behind the sign begins."""
+    value = _first_word(re.sub(r"\s+#.*$", "", rest).strip())
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return text.count("\n", 0, found.start(1)) + 1, value[1:-1] if quoted else value
+    return value[1:-1] if quoted else value
+
+
+def value_of(word: str, text: str) -> str | None:
+    r"""Return what a variable of a script holds, where one place alone sets it, and to a plain text.
+
+    Example:
+        >>> value_of("$L", "L=T5Block\n"), value_of("${L}", "L=a\nL=b\n"), value_of("$L", "L=$1\n")
+        ('T5Block', None, None)
+    """
+    variable = re.fullmatch(r"\$(?:(\w+)|\{(\w+)\})", word.strip())
+    given = assignments_of(variable[1] or variable[2], text) if variable else []
+    return given[0][1] if len(given) == 1 and re.fullmatch(r"[\w., -]+", given[0][1]) else None
 
 
 def _first_word(text: str) -> str:

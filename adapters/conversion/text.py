@@ -11,7 +11,8 @@ from fsdp_migrate.adapters.document.edits import Edits
 from fsdp_migrate.adapters.document.json_reader import read_json
 from fsdp_migrate.adapters.document.nodes import Mapping, Node, effective, plain
 from fsdp_migrate.adapters.document.yaml_reader import read_yaml
-from fsdp_migrate.adapters.engine.base import Adapter, Block, Draft, Settings, mappings_of
+from fsdp_migrate.adapters.engine.base import Adapter, Block, Draft, mappings_of
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.config import FSDP1Config, FSDP2Config
 from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
 from fsdp_migrate.findings import make_finding

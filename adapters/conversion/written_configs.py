@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fsdp_migrate.adapters.engine.base import Settings
+    from fsdp_migrate.adapters.engine.settings import Settings
     from fsdp_migrate.findings import Finding
 
 
@@ -59,6 +60,29 @@ def convert_written(text: str, settings: Settings | None) -> WrittenConfigs:
         done.findings += [replace(each, subject=f"{place}: {each.subject}") for each in made.findings]
         done.pieces += [Piece(here.start, here.end, made.text)] if made.is_changed else []
     return done
+
+
+def with_writing_line(finding: Finding, text: str) -> Finding:
+    r"""Say of another file that a finding names where the script writes it: the next run does that again.
+
+    Example:
+        >>> from fsdp_migrate.findings import make_finding
+        >>> said = make_finding("FM356", "x", "o/c.json is another file.", "Convert it.")
+        >>> print(with_writing_line(said, "echo '{}' > o/c.json").hint)
+        Convert it. Line 1 writes that file: what it becomes must stand there.
+    """
+    name, is_other, _ = finding.message.partition(" is another file")
+    if finding.code != "FM356" or not is_other or not finding.hint:
+        return finding
+    written = re.search(
+        rf"(?:>|\btee\s(?:\s*-a)?)\s*[\"']?(?:\./)?{re.escape(name.removeprefix('./'))}(?![\w.])", text
+    )
+    if written is None:
+        return finding
+    line = text.count("\n", 0, written.start()) + 1
+    return replace(
+        finding, hint=f"{finding.hint} Line {line} writes that file: what it becomes must stand there."
+    )
 
 
 def configs_written(text: str) -> list[str]:

@@ -332,7 +332,7 @@ class Edits:
         return _Piece(start, after + 1, 0, comments)
 
     def _comments(self, entry: Entry) -> list[str]:
-        """Return the comments that stand in the lines of an entry, with its name: they outlive it."""
+        """Return the comments in the lines of an entry, with the name of the line's key: they outlive it."""
         content = _content_end(self.text, entry.value, entry.key.end)
         text = self.text[entry.key.end : _end_of_line(self.text, content)]
         # What is in scalars is blanked out first: a `#` in a quoted text begins no comment.
@@ -340,8 +340,14 @@ class Edits:
             if isinstance(node, Scalar) and node.end > node.start:
                 low, high = node.start - entry.key.end, node.end - entry.key.end
                 text = text[:low] + "".join("\n" if c == "\n" else "x" for c in text[low:high]) + text[high:]
-        found = [match.group(1).strip() for line in text.splitlines() if (match := _COMMENT.search(line))]
-        return [_named(entry, comment) for comment in found if comment]
+        inner = [each for _, node in walk(entry.value) if isinstance(node, Mapping) for each in node.entries]
+        # The outer ones come last, and count: `a: {b: 1}  # on a`.
+        by_line = {self._line(each.key.start): each for each in (*reversed(inner), entry)}
+        found = [
+            (n, match[1]) for n, line in enumerate(text.splitlines()) if (match := _COMMENT.search(line))
+        ]
+        first = self._line(entry.key.start)
+        return [_named(by_line.get(first + n, entry), said.strip()) for n, said in found if said.strip()]
 
     def _flow(
         self, mapping: Mapping, changes: dict[int, Change], added: list[tuple[str, Any]]

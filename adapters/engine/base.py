@@ -21,6 +21,7 @@ from fsdp_migrate.adapters.document.nodes import (
     target,
     unknown_in,
 )
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import Finding, make_finding
 
@@ -29,29 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fsdp_migrate.config import FSDP2Config
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
-
-    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``refusal``
-    why it is refused itself, or None, and ``number`` which number a word of a command is, or None.
-    ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
-    before, and ``environment`` what is handed on to Accelerate beside it. ``is_hydra`` tells of a file of
-    Lightning's that another one chooses it as of a group of Hydra's.
-    """
-
-    world_size: int | None = None
-    nodes: int | None = None
-    lightning: str | None = None
-    is_converted: Callable[[str], bool] = lambda name: False
-    number: Callable[[str], int | None] | None = None
-    refusal: Callable[[str], str | None] = lambda name: None
-    is_command: bool = False
-    adds_json: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
-    is_hydra: bool = False
 
 
 @dataclass
@@ -83,6 +61,13 @@ class Block:
     def at(self, key: str) -> str:
         """Return the path of a key of the block."""
         return ".".join((*self.path, key))
+
+    def settled(self, value: Any) -> Any:
+        """Return a value with what its variables hold, where that is known; in a list too."""
+        if isinstance(value, list):
+            return [self.settled(item) for item in value]
+        known = self.settings.value(str(value)) if isinstance(value, (str, Reference)) else None
+        return value if known is None else known
 
     def beside(self, key: str) -> str:
         """Return the path of a key of the mapping around the block."""
@@ -376,7 +361,20 @@ class Draft:
             hint = f"The key is {key.becomes}. Write its value out and convert again, or change it by hand."
             self.say("FM346", subject, f"{value} is not set in this file: kept as it is.", hint)
             return None
+        self._say_of_value(key, value, block, subject)
         return Outcome("FM346", f"{value} is not set in this file: kept.", key=outcome.key)
+
+    def _say_of_value(self, key: Key, value: Reference, block: Block, subject: str) -> None:
+        """Say of a variable that is kept what is otherwise with the value that it is known to hold."""
+        known = block.settled(value)
+        if known is value:
+            return
+        try:
+            outcome = key.handle(known, block)
+        except ConfigError:
+            return
+        if outcome.code == "FM343" and not (outcome.remove or outcome.has_value):
+            self.say(outcome.code, subject, outcome.message, outcome.hint)
 
     def take(
         self,

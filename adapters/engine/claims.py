@@ -157,6 +157,7 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         "no_sync_batchnorm": Claim(
             "`ModelParallelStrategy` does not read `sync_batchnorm`, which `FSDPStrategy` heeds", since="2.4"
         ),
+        "refuses_fsdps": Claim("`ModelParallelStrategy` stops at arguments of `FSDPStrategy`", since="2.4"),
         "one_name_is_a_policy": Claim("`auto_wrap_policy` that is no set of classes goes to torch as it is"),
         "precision_casts": Claim(
             "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`"

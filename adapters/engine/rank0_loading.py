@@ -28,7 +28,7 @@ LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write
 def _loads_whole(block: Block) -> bool:
     """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
     values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
-    classes = values.get("transformer_layer_cls_to_wrap")
+    classes = block.settled(values.get("transformer_layer_cls_to_wrap"))
     if isinstance(classes, Reference):
         return True
     names = class_names(classes)
@@ -37,7 +37,8 @@ def _loads_whole(block: Block) -> bool:
         return not held and names_transformers_layer(",".join(names))
     # By the classes that the model names itself, which is what models of transformers do.
     policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
-    return block.framework != "accelerate" or policy == "transformer_based_wrap"
+    is_by_class = policy == "transformer_based_wrap" and not block.settings.lacks_transformers()
+    return block.framework != "accelerate" or is_by_class
 
 
 _STOPS = ACCELERATE["loads_not_all"].says

@@ -227,7 +227,7 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
             _DECODER,
         ),
     ):
-        shared = [name for name in class_names(value) if layers.match(name)]
+        shared = [name for name in class_names(block.settled(value)) if layers.match(name)]
         if key is not None and shared:
             text = (
                 f"{','.join(shared)}: {holds}. Accelerate {ACCELERATE['embeddings_apart'].versions} gives "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -116,18 +117,62 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
         prepared = set(map(id, _prepared_below(module)))
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
-                for definition in called(node.func, Place(module, "")):
-                    if not isinstance(definition.node, ast.ClassDef):
-                        continue
+                for definition in _picked(node.func, module, called):
                     is_one = _note(definition, called, made.classes)
                     if is_one and id(node) not in prepared:
                         _note(definition, called, made.of_parts)
                     if is_one and any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
                         made.with_states.add(definition.name.split(".")[-1])
-                    if is_one or _derives_from_nothing(definition, called):
+                    if dotted(node.func) and (is_one or _derives_from_nothing(definition, called)):
                         written = _written(module, dotted(node.func) or "")
                         made.names.setdefault(module.path, set()).add(written)
     return made
+
+
+def _picked(value: ast.expr, module: Module, called: Called, depth: int = 0) -> Iterator[Definition]:
+    """Yield the classes that an expression may stand for: one itself, or what a function or a dict gives."""
+    if depth > 2 * _DEEPEST:
+        return
+    found = list(called(value, Place(module, "")))
+    yield from (each for each in found if isinstance(each.node, ast.ClassDef))
+    if isinstance(value, ast.Call):
+        name = (dotted(value.func) or "").split(".")[-1]
+        for each in value.args[:1] if name == "partial" else ():
+            yield from _picked(each, module, called, depth + 1)
+        functions = [
+            each for each in called(value.func, Place(module, "")) if not isinstance(each.node, ast.ClassDef)
+        ]
+        for function in functions:
+            for given in ast.walk(function.node):
+                if isinstance(given, ast.Return) and given.value is not None:
+                    yield from _picked(given.value, function.module, called, depth + 1)
+    for each in () if found else _stands_for(value, module):
+        yield from _picked(each, module, called, depth + 1)
+
+
+def _stands_for(value: ast.expr, module: Module) -> Iterator[ast.expr]:
+    """Yield what a name is bound to in its file, which two values one is of, and what a dict holds."""
+    if isinstance(value, ast.IfExp):
+        yield from (value.body, value.orelse)
+    elif isinstance(value, ast.Dict):
+        yield from value.values
+    elif isinstance(value, ast.Subscript):
+        yield value.value
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "get":
+        yield value.func.value
+    elif isinstance(value, ast.Name):
+        yield from _bound(module).get(value.id, ())
+
+
+@functools.lru_cache(maxsize=8)
+def _bound(module: Module) -> dict[str, list[ast.expr]]:
+    """Return what each name of a file is assigned, wherever that is."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(module.tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if isinstance(node, ast.Assign) and isinstance(target, ast.Name):
+                found.setdefault(target.id, []).append(node.value)
+    return found
 
 
 def _derives_from_nothing(definition: Definition, called: Called) -> bool:

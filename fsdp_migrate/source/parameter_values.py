@@ -92,7 +92,7 @@ class ParameterValues:
     def _is_taken(self, call: cst.Call) -> bool:
         """Tell whether a call gives one of many: ``next(model.parameters())``, ``model.get_parameter(n)``."""
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "get_parameter":
-            return self._is_sharded(call.func.value) and not self.source.contexts.is_summoned(call)
+            return self.is_sharded(call.func.value) and not self.source.contexts.is_summoned(call)
         return dotted(call.func) == "next" and bool(call.args) and self.is_many(call.args[0].value)
 
     def _is_weight(self, node: cst.Attribute) -> bool:
@@ -254,16 +254,17 @@ class ParameterValues:
     def is_list(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is ``model.parameters()`` of a sharded model."""
         if isinstance(node, cst.Attribute) and node.attr.value == "_parameters":
-            return self._is_sharded(node.value) or self._is_module_of_one(node.value)
+            return self.is_sharded(node.value) or self._is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
         if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
             return False
         if node.func.attr.value not in PARAMETERS:
             return False
-        return self._is_sharded(node.func.value) or self._is_module_of_one(node.func.value)
+        return self.is_sharded(node.func.value) or self._is_module_of_one(node.func.value)
 
-    def _is_sharded(self, model: cst.BaseExpression) -> bool:
+    def is_sharded(self, model: cst.BaseExpression) -> bool:
+        """Tell whether a model is sharded, or a part of one that is, as far as this source shows."""
         models = self.source.models
         is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
@@ -283,7 +284,7 @@ class ParameterValues:
             if (
                 isinstance(func, cst.Attribute)
                 and func.attr.value in _MODULES
-                and self._is_sharded(func.value)
+                and self.is_sharded(func.value)
             ):
                 return True
         return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import convert_text
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 from fsdp_migrate.source.python.environment import fsdp_environment
 from fsdp_migrate.source.python.items import ItemChange

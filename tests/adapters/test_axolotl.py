@@ -9,7 +9,8 @@ from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.axolotl import AXOLOTL_KEYS
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
-from fsdp_migrate.adapters.engine.base import Settings, bare
+from fsdp_migrate.adapters.engine.base import bare
+from fsdp_migrate.adapters.engine.settings import Settings
 
 
 pytestmark = pytest.mark.any_torch

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from fsdp_migrate.adapters.composer import COMPOSER_KEYS, FSDP2_FIELDS
 from fsdp_migrate.adapters.config_objects.composer import COMPOSER_FIELDS
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 
 
 pytestmark = pytest.mark.any_torch

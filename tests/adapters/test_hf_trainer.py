@@ -9,7 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
-from fsdp_migrate.adapters.engine.base import Settings, bare
+from fsdp_migrate.adapters.engine.base import bare
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.hf_trainer import HF_KEYS
 from fsdp_migrate.errors import NothingToConvertError
 

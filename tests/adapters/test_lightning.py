@@ -9,8 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
-from fsdp_migrate.adapters.engine.base import Settings
 from fsdp_migrate.adapters.engine.lightning_hook import hook_code
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.lightning import LIGHTNING_KEYS
 from fsdp_migrate.config_files import convert_config_file
 

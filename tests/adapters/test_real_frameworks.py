@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.conversion.text import convert_text
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 
 
 # The lanes have the same frameworks.

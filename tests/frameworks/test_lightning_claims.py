@@ -47,6 +47,14 @@ found["one_name_is_a_policy"] = (
     given.kwargs["auto_wrap_policy"] is print
     and given._activation_checkpointing_kwargs["auto_wrap_policy"] is print
 )
+def refuses(name):
+    try:
+        ModelParallelStrategy(**{name: None})
+    except TypeError:
+        return True
+    return False
+names = ("auto_wrap_policy", "sharding_strategy", "limit_all_gathers", "cpu_offload", "state_dict_type")
+found["refuses_fsdps"] = found["model_parallel"] and all(map(refuses, names))
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 arguments = sorted(set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})

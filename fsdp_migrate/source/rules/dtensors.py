@@ -15,6 +15,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.last_values import last_value
@@ -234,6 +235,7 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     """Yield where a plain tensor meets a parameter, and where items of one are set: ``p.grad[mask] = 0``."""
     source = values.source
     yield from ((node, _BESIDE) for node in met(values))
+    yield from ((node, MEANT) for node in met_models(values))
     targets = [each.target for assign in source.assignments for each in assign.targets]
     targets += [
         cst.ensure_type(node, cst.AugAssign).target for node in source.index.by_kind.get(cst.AugAssign, ())

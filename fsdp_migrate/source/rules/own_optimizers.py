@@ -149,6 +149,7 @@ _ARITHMETIC = frozenset(
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
 _KERNELS = frozenset({"apex", "bitsandbytes", "deepspeed", "fused_adam", "transformer_engine"})
+_COMPOSERS = re.compile(r"composer\b.*\.Trainer$")
 _GROUPS = re.compile(r"param\w*$|group|decay", re.IGNORECASE)
 _TAKE_APART = frozenset({"full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
@@ -239,7 +240,23 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
             continue
         if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
             return True
-    return is_prepared_with_its_model(source, call)
+    return is_prepared_with_its_model(source, call) or is_given_to_composer(source, call)
+
+
+def is_given_to_composer(source: Source, call: cst.Call) -> bool:
+    """Tell whether Composer's Trainer, which is asked for FSDP, has the optimizer that a call makes."""
+    made = source.index.parents[call]
+    names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
+    for other in source.calls if "composer" in source.code else ():
+        given = {arg.keyword.value: arg.value for arg in other.args if arg.keyword is not None}
+        asked = [given[each] for each in ("fsdp_config", "parallelism_config") if each in given]
+        held = given.get("optimizers")
+        is_its = held is call or (held is not None and text_of(held).strip("[]()") in names)
+        if is_its and any(text_of(each) != "None" for each in asked):
+            is_trainer = any(_COMPOSERS.match(each) for each in source.index.qualified(other.func))
+            if is_trainer and source.index.function(other) is source.index.function(call):
+                return True
+    return False
 
 
 def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
@@ -319,7 +336,8 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes an optimizer of another package, as far as names tell."""
     name = (dotted(call.func) or "").split(".")[-1]
     known = source.index.qualified(call.func)
-    others = {each for each in known if not each.startswith("torch.")}
+    # Composer's own go with its FSDP2.
+    others = {each for each in known if not each.startswith(("composer.", "torch."))}
     names = [each.rpartition(".")[2] for each in others] if _is_chosen(source, call.func) else [name]
     if not others or not any(each[:1].isupper() for each in names):
         return False

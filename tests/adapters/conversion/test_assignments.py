@@ -34,3 +34,59 @@ def test_what_is_said_of_a_variable_is_its_value() -> None:
     done = convert_script(f"{text}--fsdp_transformer_layer_cls_to_wrap $CLS t.py\n")
     [said] = [f.message for f in done.findings if f.code == "FM346"]
     assert 'line 2 sets it to `$(echo "$1")`' in said
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "torchrun t.py --output_dir o --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap $L",
+        """python t.py --fsdp auto_wrap --fsdp_config '{"transformer_layer_cls_to_wrap": ["'"${L}"'"]}'""",
+        "accelerate launch --use_fsdp --fsdp_transformer_layer_cls_to_wrap $L t.py",
+    ],
+)
+@pytest.mark.parametrize(
+    ("given", "is_told"), [("L=T5Block", True), ("L=T5Block\nL=A", False), ("L=A", False)]
+)
+def test_what_is_said_of_a_class_is_said_of_one_in_a_variable(flags: str, given: str, is_told: bool) -> None:
+    done = convert_script(f"{given}\n{flags}\n")
+    said = [f for f in done.findings if f.code == "FM343" and "T5Block: the encoder" in f.message]
+    assert len(said) == is_told
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "word"),
+    [
+        ("--fsdp_auto_wrap_policy $P", "P=SIZE_BASED_WRAP", "SIZE_BASED_WRAP: Accelerate's FSDP2 wraps"),
+        (
+            "--fsdp_transformer_layer_cls_to_wrap $P",
+            "P=EsmLayer",
+            "Without it the launcher takes true: rank 0",
+        ),
+        (
+            "--fsdp_cpu_ram_efficient_loading $P --fsdp_transformer_layer_cls_to_wrap ResidualBlock",
+            "P=true",
+            "true: rank 0 alone",
+        ),
+    ],
+)
+def test_what_a_known_value_does_otherwise_is_told(flag: str, given: str, word: str) -> None:
+    launch = f"accelerate launch --use_fsdp {flag} t.py\n"
+    told = [f.message for f in convert_script(f"{given}\n{launch}").findings if f.code == "FM343"]
+    assert [text for text in told if text.startswith(word)]
+    other = [f.message for f in convert_script(f"P=$1\n{launch}").findings if f.code == "FM343"]
+    assert not [text for text in other if text.startswith(word)]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("if x; then L=A; else L=B; fi", "line 1 sets it to `A`, line 1 to `B`"),
+        ("if x\nthen\n  L=A\nelse\n  L='B C'\nfi", "line 3 sets it to `A`, line 5 to `B C`"),
+        ("L=A\n[[ $O ]] && L+=,B", "line 1 sets it to `A`, line 2 to `,B`"),
+        ("L=A\nL=A", "line 1 sets it to `A`."),
+    ],
+)
+def test_every_place_that_sets_a_variable_is_named(given: str, told: str) -> None:
+    text = f"{given}\naccelerate launch --use_fsdp --fsdp_transformer_layer_cls_to_wrap $L t.py\n"
+    [said] = [f.message for f in convert_script(text).findings if f.code == "FM346"]
+    assert told in said

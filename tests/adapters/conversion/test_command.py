@@ -11,7 +11,7 @@ import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_command
 from fsdp_migrate.adapters.conversion.flags import read_flags
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError
 from tools import config_tables
 

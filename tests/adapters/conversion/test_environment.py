@@ -6,7 +6,7 @@ import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
-from fsdp_migrate.adapters.engine.base import Settings
+from fsdp_migrate.adapters.engine.settings import Settings
 
 
 pytestmark = pytest.mark.any_torch

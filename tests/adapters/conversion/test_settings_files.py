@@ -95,6 +95,46 @@ def test_a_file_beside_the_script_is_named_from_here(tmp_path: Path) -> None:
         assert f"`fsdp-migrate config {wanted} --from accelerate" in str(said.hint)
 
 
+def test_a_file_in_a_folder_above_the_script_is_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}\n"
+    for name, text in {
+        "jobs/slurm/go.sh": "accelerate launch --config_file ./conf/c.yaml t.py\n",
+        "jobs/slurm/no.sh": "python t.py conf/c.yaml\n",
+        "conf/c.yaml": settings,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for here, found in ((tmp_path, "./conf/c.yaml"), (tmp_path / "jobs", "../conf/c.yaml")):
+        monkeypatch.chdir(here)
+        folder = (tmp_path / "jobs/slurm").relative_to(here)
+        [said] = convert_config_file(folder / "go.sh").conversion.findings
+        assert f"`fsdp-migrate config {found} --from accelerate`" in str(said.hint)
+        with pytest.raises(NothingToConvertError, match=f"config {found.removeprefix('./')}`"):
+            convert_config_file(folder / "no.sh")
+    convert_config_file("../conf/c.yaml", in_place=True)
+    [said] = convert_config_file("slurm/go.sh").conversion.findings
+    assert said.code == "FM347"
+
+
+@pytest.mark.parametrize(
+    ("writes", "line"),
+    [
+        ('cat > c.json <<EOF\n{"transformer_layer_cls_to_wrap": ["X"]}\nEOF\n', 1),
+        ('mkdir o\necho "{\\"use_orig_params\\": true}" > "c.json"\n', 2),
+        ("jq . d.json | tee c.json\n", 1),
+        ("cat c.json > d.json\n", 0),
+        ("echo > abc.json; echo > c.json.bak\n", 0),
+    ],
+)
+def test_a_file_that_the_script_writes_itself_is_told(writes: str, line: int) -> None:
+    done = convert_script(f"{writes}{RUN.format('full_shard auto_wrap', './c.json')}")
+    [said] = [f for f in done.findings if f.code == "FM356" and "c.json --from hf" in str(f.hint)]
+    assert (f"Line {line} writes that file" in str(said.hint)) is bool(line)
+    assert ("writes that file" in str(said.hint)) is bool(line)
+
+
 @pytest.mark.parametrize(
     ("run", "config", "is_said"),
     [

@@ -438,7 +438,7 @@ def test_flags_of_hf_trainer_without_fsdp_are_no_scripts_own() -> None:
         ConfigError, match=r"without `--fsdp` reads at most .* convert f\.json with `--from hf`"
     ):
         convert_command(f"torchrun t.py {flags}")
-    with pytest.raises(ConfigError, match="reads it only beside `--fsdp`"):
+    with pytest.raises(ConfigError, match="an HF Trainer reads it only beside `--fsdp`, and what another"):
         convert_command("torchrun t.py --output_dir x --fsdp_transformer_layer_cls_to_wrap A")
 
 

@@ -39,6 +39,9 @@ def edit(text: str, *, json: bool = False, at: str = "", **what: Any) -> str:
     return result
 
 
+_OF_LINES = "# a: x\n# k: y\n# a: z\n# m: w\nb: 2\n"
+
+
 @pytest.mark.parametrize(
     ("text", "what", "expected"),
     [
@@ -74,6 +77,8 @@ def edit(text: str, *, json: bool = False, at: str = "", **what: Any) -> str:
         ("# on a and b\na: 1\nb: 2\n", {"a": None}, "# on a and b\nb: 2\n"),
         ("c: 3\n# on a\na: 1", {"a": None}, "c: 3\n# a: on a"),
         ("k:\n  c: 3\n  # on a\n  a: 1\nd: 4\n", {"d": 5}, "k:\n  c: 3\n  # on a\n  a: 1\nd: 5\n"),
+        # A comment in a line of an inner key is about that.
+        ("a:  # x\n  k: 1  # y\n  l:\n    - 2  # z\n  m: {n: 1}  # w\nb: 2\n", {"a": None}, _OF_LINES),
         ("a: 1\n# on b\nb: 2\n", {"a": None, "b": None, "c": 3}, "# b: on b\nc: 3\n"),
     ],
 )

@@ -281,3 +281,53 @@ def test_parameters_that_the_wrapping_leaves_alone_stay_what_they_are(ignored: s
 )
 def test_optimizers_of_torch_that_take_no_dtensors(made: str, is_said: bool) -> None:
     assert (("FM445", "commented") in codes(f"model = FSDP(net)\nopt = {made}\n")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("picks", "made"),
+    [
+        (
+            "def make(name):\n    if name == 'own':\n        return Own\n    raise ValueError(name)\n",
+            "make(name)",
+        ),
+        (
+            "def make(name):\n    cls = ALL[name] if name else 0\n    return cls\nALL = {1: Own}\n",
+            "make(name)",
+        ),
+        ("def make(name):\n    return functools.partial(Own, betas=(0.9, 0.99))\n", "make(name)"),
+        ("ALL = {'adam': torch.optim.Adam, 'own': Own}\ndef make():\n    return ALL.get('own')\n", "make()"),
+    ],
+)
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_a_class_that_a_function_or_a_dict_gives(
+    picks: str, made: str, is_bound: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "opts.py").write_text(f"import functools\nimport torch\n\n\n{WHOLE}{picks}")
+    (tmp_path / "other.py").write_text(f"import torch\n\n\n{WHOLE}")
+    call = f"cls = {made}\noptimizer = cls(model.parameters(), lr=0.1)\n"
+    call = call if is_bound else f"optimizer = {made}(model.parameters(), lr=0.1)\n"
+    (tmp_path / "main.py").write_text(f"from opts import *\n{IMPORTS}model = FSDP(net)\n{call}")
+    left = {file.path.rpartition("/")[2]: file.after for file in rewrite_paths([tmp_path]).changed}
+    assert set(left) == {"opts.py", "main.py"}
+    assert "# fsdp-migrate: FM445" in left["opts.py"]
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "is_said"),
+    [
+        ("opt = Own(model.parameters())", "optimizers=opt, fsdp_config=cfg.fsdp", True),
+        ("opt = Own(model.parameters())", "optimizers=[opt], parallelism_config={'fsdp': cfg.fsdp}", True),
+        ("pass", "optimizers=Own(model.parameters()), fsdp_config=cfg.fsdp", True),
+        ("opt = StableAdamW(model.parameters())", "optimizers=opt, fsdp_config=cfg.fsdp", True),
+        ("opt = DecoupledAdamW(model.parameters())", "optimizers=opt, fsdp_config=cfg.fsdp", False),
+        ("opt = torch.optim.AdamW(model.parameters())", "optimizers=opt, fsdp_config=cfg.fsdp", False),
+        ("opt = Own(model.parameters())", "optimizers=opt, fsdp_config=None", False),
+        ("opt = Own(model.parameters())", "optimizers=opt", False),
+        ("opt = Own(model.parameters())", "optimizers=other, fsdp_config=cfg.fsdp", False),
+    ],
+)
+def test_an_optimizer_that_composers_trainer_is_given(made: str, given: str, is_said: bool) -> None:
+    header = "import torch\nfrom composer import Trainer\nfrom composer.optim import DecoupledAdamW\n"
+    header += "from optimi import StableAdamW\n\n\n"
+    run = f"def main(cfg):\n    model = make_model()\n    {made}\n    Trainer(model=model, {given}).fit()\n"
+    assert (("FM445", "commented") in codes(WHOLE + run, header)) is is_said

@@ -1,0 +1,39 @@
+"""What a config or a command does not say itself, and is told beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
+
+    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``refusal``
+    why it is refused itself, or None, ``number`` which number a word of a command is, or None, and ``value``
+    what a variable holds that one place alone sets, or None. ``is_own`` tells of the script that a
+    command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of the project
+    around whether no source of it imports transformers.
+    ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
+    before, and ``environment`` what is handed on to Accelerate beside it. ``is_hydra`` tells of a file of
+    Lightning's that another one chooses it as of a group of Hydra's.
+    """
+
+    world_size: int | None = None
+    nodes: int | None = None
+    lightning: str | None = None
+    is_converted: Callable[[str], bool] = lambda name: False
+    number: Callable[[str], int | None] | None = None
+    refusal: Callable[[str], str | None] = lambda name: None
+    value: Callable[[str], str | None] = lambda word: None
+    is_own: Callable[[str], bool] = lambda script: False
+    lacks_transformers: Callable[[], bool] = lambda: False
+    is_command: bool = False
+    adds_json: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    is_hydra: bool = False
