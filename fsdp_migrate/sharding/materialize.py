@@ -95,8 +95,10 @@ def _check_reset(fqn: str, module: nn.Module) -> None:
         written = tensor_kinds.written_tensors(twin.reset_parameters, tensors)  # type: ignore[arg-type]
     if written is None:
         return
+    now = dict(own_tensors(twin))
+    replaced = {name for name, tensor in tensors.items() if now.get(name) is not tensor}
     meta = [name for name, tensor in own_tensors(module) if tensor.is_meta and tensor.numel()]
-    untouched = [name for name in meta if name not in written]
+    untouched = [name for name in meta if name not in written and name not in replaced]
     if untouched:
         names = ", ".join(f"`{fqn}.{name}`" for name in untouched)
         msg = (

@@ -44,6 +44,14 @@ class Layer(nn.Module):
         return out
 
 
+class Replacing(Layer):
+    """Its ``reset_parameters`` puts another tensor in the buffer's place."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.gain)
+        self.scale = torch.full((2,), 0.25, device=self.scale.device)
+
+
 class Stack(nn.Module):
     """An embedding, three layers, a head; all of it can be initialised again."""
 
@@ -83,6 +91,7 @@ def initialise_both(with_init: bool) -> tuple[Tensors, Tensors, Tensors]:
     for prepared in (False, True):
         with torch.device("meta"):
             model = Stack()
+            model.layers[1] = Replacing()
         arguments = {"auto_wrap_policy": ModuleWrapPolicy({Layer}), "device_id": torch.device("cpu"), **more}
         torch.manual_seed(5)
         if prepared:
