@@ -1,4 +1,4 @@
-"""Answers to questions that may lead back to themselves, each worked out once for all places it is asked at."""
+"""Answers to questions that may lead back to themselves, each worked out once for all who ask."""
 
 from __future__ import annotations
 

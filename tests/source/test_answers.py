@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -53,7 +54,7 @@ def test_what_is_kept_is_what_asking_anew_gives(seed: int) -> None:
 
 def test_a_question_with_many_ways_to_it_is_answered_once() -> None:
     nodes: list[cst.BaseExpression] = [cst.Name(f"x{count}") for count in range(9)]
-    leads = {each: [below] * 6 for each, below in zip(nodes, nodes[1:], strict=False)} | {nodes[-1]: []}
+    leads = {each: [below] * 6 for each, below in itertools.pairwise(nodes)} | {nodes[-1]: []}
     graph = _Graph(leads, set(), 20)
     assert not graph.answers.once(nodes[0], graph.kept)
     assert graph.count == len(nodes)
