@@ -72,6 +72,7 @@ HOUSE: House = (
             "config_notes",
             ["source.catalog", "source.uses"],
             "source.python",
+            "source.answers",
             [
                 "source.called_methods",
                 "source.kept_lists",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Callers:
         if module not in self._words:
             words: dict[str, list[ast.AST]] = {}
             above: dict[int, ast.AST] = {}
-            for node in ast.walk(module.tree):
+            for node in walked(module.tree):
                 above.update((id(each), node) for each in ast.iter_child_nodes(node))
                 word = _word(node)
                 if word is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def is_found(project: Project, function: ast.AST | None, value: ast.expr, place:
     every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     if any(arg.arg == value.id for arg in every):
         return False
-    for node in ast.walk(function):
+    for node in walked(function):
         if isinstance(node, ast.While) and isinstance(node.test, ast.UnaryOp):
             is_end = isinstance(node.test.op, ast.Not) and node.lineno < value.lineno
             breaks = any(isinstance(each, ast.Break) for each in ast.walk(node))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def called_parameter(project: Project, func: ast.expr, place: Place) -> tuple[De
         return (found, text) if found is not None and text in _names(found) else None
     owner = project.class_of(place)
     made = project.method(owner, "__init__")
-    for node in ast.walk(made.node) if owner is not None and made is not None else ():
+    for node in walked(made.node) if owner is not None and made is not None else ():
         if isinstance(node, ast.Assign) and any(dotted(target) == text for target in node.targets):
             parts = node.value.values if isinstance(node.value, ast.BoolOp) else [node.value]
             held = [part.id for part in parts if isinstance(part, ast.Name)]

@@ -14,6 +14,7 @@ from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerators import ACCELERATORS
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.named_objects import NamedObjects, last_part, names_in
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
 
 
@@ -74,7 +75,7 @@ def _makers(module: Module, kind: NamedObjects, text: str) -> Iterator[tuple[str
         return is_made or last_part(dotted(node) or "") in known
 
     for name, definition in module.definitions.items():
-        for each in ast.walk(definition.node):
+        for each in walked(definition.node):
             value = each.value if isinstance(each, ast.Return) else None
             parts = value.elts if isinstance(value, ast.Tuple) else [] if value is None else [value]
             for place, part in enumerate(parts):

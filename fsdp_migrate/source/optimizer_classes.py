@@ -18,6 +18,7 @@ from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.own_states import adds_to_its_state
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def methods_by_file(
     """
     names: set[str] = set()
     for module in modules:
-        calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+        calls = [node for node in walked(module.tree) if isinstance(node, ast.Call)]
         asked = [
             (dotted(call.func.value), call.func.attr)
             for call in calls
@@ -115,7 +116,7 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
     made = Made()
     for module in (each for each in modules if str(each.path) in owners):
         prepared = set(map(id, _prepared_below(module)))
-        for node in ast.walk(module.tree):
+        for node in walked(module.tree):
             if isinstance(node, ast.Call):
                 for definition in _picked(node.func, module, called):
                     is_one = _note(definition, called, made.classes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.answers import Answers
 from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
@@ -51,8 +52,8 @@ class ParameterValues:
     """Answers for one source what holds parameters of a sharded model. Reads only."""
 
     source: Source
-    _asked: list[cst.CSTNode] = field(default_factory=list, repr=False)
-    """What is being looked at: a list may be filled with what was taken of itself."""
+    _answers: Answers = field(default_factory=lambda: Answers(_DEEPEST), repr=False)
+    """What is being looked at, and was: a list may be filled with what was taken of itself."""
 
     def is_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
@@ -185,13 +186,7 @@ class ParameterValues:
         return self._is_given(name, self.is_one)
 
     def _once(self, node: cst.BaseExpression, ask: Callable[[cst.BaseExpression], bool]) -> bool:
-        if node in self._asked or len(self._asked) > _DEEPEST:
-            return False
-        self._asked.append(node)
-        try:
-            return ask(node)
-        finally:
-            self._asked.pop()
+        return self._answers.once(node, ask)
 
     def _is_filled(self, node: cst.Name | cst.Attribute) -> bool:
         """Tell whether a list or a dict is filled with them, one by one or many at once."""

@@ -14,6 +14,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.python.newer_syntax import parse_newer
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Module:
     """What :func:`~fsdp_migrate.source.project_scopes.scopes_of` has found, as soon as it was asked."""
 
     def __post_init__(self) -> None:
-        for node in ast.walk(self.tree):
+        for node in walked(self.tree):
             if isinstance(node, ast.ImportFrom):
                 self._note_from(node)
             elif isinstance(node, ast.Import):
@@ -138,9 +139,11 @@ class Project:
     _methods: dict[tuple[str, str], Definition | None] = field(default_factory=dict, repr=False)
     _bases: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
     _by_last: dict[str, list[tuple[tuple[str, ...], Path]]] = field(default_factory=dict, repr=False)
+    _by_text: dict[str, Path] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for path in self.texts:
+            self._by_text.setdefault(str(path), path)
             parts = parts_of(path)
             if parts:
                 self._by_last.setdefault(parts[-1], []).append((parts, path))
@@ -225,7 +228,7 @@ class Project:
     def split(self, key: str) -> tuple[Path, str]:
         """Return the file and the name that a :attr:`Definition.key` is made of."""
         path, _, name = key.rpartition(":")
-        return next(each for each in self.texts if str(each) == path), name
+        return self._by_text[path], name
 
     def paths(self, module: Module, written: str) -> list[Path]:
         """Return the files that a module's name, as an import writes it, may be: the nearest first."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fsdp_migrate.source.project import Definition, Place, bound, dotted
 from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def is_owed(known: Facts, owner: Definition, name: str) -> bool:
         return False
     place = Place(made.module, made.name)
     values = _values(owner).get(name, [])
-    if not set(ast.walk(made.node)).issuperset(values):
+    if not set(walked(made.node)).issuperset(values):
         return False
     parts = [part for value in values for part in _parts(value)]
     given = [part for part in parts if isinstance(part, ast.Name) and _is_model(known, made, part.id)]

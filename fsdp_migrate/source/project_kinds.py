@@ -36,6 +36,7 @@ from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, 
 from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.switched_off import is_switched_off
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
@@ -463,7 +464,7 @@ def is_about(kinds: Collection[str]) -> bool:
 
 def makes_attribute(owner: Definition, text: str) -> bool:
     """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
-    assigns = (node for node in ast.walk(owner.node) if isinstance(node, ast.Assign))
+    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
     return any(
         isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
         for each in assigns

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 from fsdp_migrate.source.project import Asked, Place, dotted
 from fsdp_migrate.source.python.switches import STEADY, contradict
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ class _Fact(NamedTuple):
 
     said: tuple[str, str | None, bool]
     test: ast.expr
+
+
+# What tests of a function say: that is asked as often as a name of a model is met there.
+_FACTS: WeakKeyDictionary[ast.AST, dict[tuple[ast.expr, bool], tuple[_Fact, ...]]] = WeakKeyDictionary()
 
 
 class Mark(NamedTuple):
@@ -80,8 +86,12 @@ def chosen(value: ast.expr) -> tuple[Asked, ...]:
 
 
 def _facts(asked: Sequence[Asked], function: ast.AST) -> Iterator[_Fact]:
+    known = _FACTS.setdefault(function, {})
     for each in asked:
-        yield from _split(each.test, function, truth=each.truth)
+        key = each.test, each.truth
+        if key not in known:
+            known[key] = tuple(_split(each.test, function, truth=each.truth))
+        yield from known[key]
 
 
 def _split(test: ast.expr, function: ast.AST, *, truth: bool, depth: int = 0) -> Iterator[_Fact]:
@@ -112,7 +122,7 @@ def _value(name: ast.Name, function: ast.AST) -> ast.expr | None:
     places = _stores(function, name.id)
     assigns = [
         node
-        for node in ast.walk(function)
+        for node in walked(function)
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.targets[0] in places
     ]
     tests = (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Attribute)
@@ -134,7 +144,7 @@ def _is_steady(test: ast.expr) -> bool:
 def _last(place: Place, function: ast.AST, tests: Sequence[ast.expr]) -> bool:
     """Tell whether what is asked keeps its value from the first of some tests on."""
     first = min(test.lineno for test in tests)
-    looped = {id(each) for loop in ast.walk(function) if isinstance(loop, _LOOPS) for each in ast.walk(loop)}
+    looped = {id(each) for loop in walked(function) if isinstance(loop, _LOOPS) for each in ast.walk(loop)}
 
     def is_early(node: ast.expr) -> bool:
         return node.lineno < first and id(node) not in looped
@@ -146,16 +156,16 @@ def _last(place: Place, function: ast.AST, tests: Sequence[ast.expr]) -> bool:
     attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
     if not attributes:
         return True
-    own = {id(each): each for each in ast.walk(function)}
+    own = {id(each): each for each in walked(function)}
     made_anew = {
         id(each)
-        for init in ast.walk(place.module.tree)
+        for init in walked(place.module.tree)
         if isinstance(init, ast.FunctionDef) and init.name == "__init__" and init is not function
         for each in ast.walk(init)
     }
     return all(
         is_early(each) if id(each) in own else id(each) in made_anew
-        for each in ast.walk(place.module.tree)
+        for each in walked(place.module.tree)
         if isinstance(each, ast.Attribute) and each.attr in attributes and not isinstance(each.ctx, ast.Load)
     )
 
@@ -168,15 +178,15 @@ def _asks_what_is_given(test: ast.expr) -> bool:
 def _stores(function: ast.AST, name: str) -> list[ast.expr]:
     return [
         node
-        for node in ast.walk(function)
+        for node in walked(function)
         if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
     ]
 
 
 def _parameters(function: ast.AST) -> set[str]:
-    return {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+    return {each.arg for each in walked(function) if isinstance(each, ast.arg)}
 
 
 def _is_global(place: Place, name: str) -> bool:
     """Tell whether functions of the file set a variable of the module."""
-    return any(isinstance(each, ast.Global) and name in each.names for each in ast.walk(place.module.tree))
+    return any(isinstance(each, ast.Global) and name in each.names for each in walked(place.module.tree))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import functools
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 import libcst as cst
 
 from fsdp_migrate.source.python.named_objects import NamedObjects, last_part
 from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -80,15 +82,22 @@ def method_in(tree: ast.Module, func: ast.expr) -> ast.Attribute | None:
     """Return what :func:`method` does, of a source that the standard library has parsed."""
     if isinstance(func, ast.Attribute):
         return func
-    return _names_in(tree).get(func.id) if isinstance(func, ast.Name) else None
+    if not isinstance(func, ast.Name):
+        return None
+    if tree not in _NAMES_IN:
+        _NAMES_IN[tree] = _names_in(tree)
+    return _NAMES_IN[tree].get(func.id)
 
 
-@functools.lru_cache(maxsize=64)
+# Of all files of a project, which are gone through in turn many times; as long as one is parsed.
+_NAMES_IN: WeakKeyDictionary[ast.Module, dict[str, ast.Attribute]] = WeakKeyDictionary()
+
+
 def _names_in(tree: ast.Module) -> dict[str, ast.Attribute]:
     """Return the names that a source gives an Accelerator's methods, and nothing else."""
     found: dict[str, ast.Attribute] = {}
     others: set[str] = set()
-    for node in ast.walk(tree):
+    for node in walked(tree):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             value = node.value if isinstance(node, ast.Assign) else None
             if isinstance(target, ast.Name) and isinstance(value, ast.Attribute) and value.attr in _KEPT:

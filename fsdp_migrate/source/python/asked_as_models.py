@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
 from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _maker(value: cst.BaseExpression) -> str:
 @functools.lru_cache(maxsize=64)
 def asked_in(tree: ast.Module, *, or_called: bool = True) -> frozenset[str]:
     """Return what :func:`asked_as_models` does, of a source that the standard library has parsed."""
-    nodes = list(ast.walk(tree))
+    nodes = list(walked(tree))
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
     asked = [func.value for func in calls if isinstance(func, ast.Attribute) and func.attr in ASKS_A_MODEL]
     made = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))]

@@ -19,7 +19,7 @@ from fsdp_migrate.source.python.asked_classes import (
 )
 from fsdp_migrate.source.python.branches import asks_of_one_object, leaves
 from fsdp_migrate.source.python.chosen_functions import places_chosen
-from fsdp_migrate.source.python.last_values import last_value, renamed_as
+from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -336,6 +336,11 @@ class Guards:
             given = answer_of(function)
             if params and given is not None:
                 yield given, params[0]
+
+    @functools.cached_property
+    def calls(self) -> dict[cst.FunctionDef, list[cst.Call]]:
+        """The calls of each function of this source by a name: kept, as each parameter asks for them."""
+        return calls_by_function(self.index, self.functions)
 
     def functions(self, func: cst.CSTNode, depth: int = 0) -> Iterator[cst.FunctionDef]:
         """Yield the functions of this source that a call may run, by their own or by another name."""

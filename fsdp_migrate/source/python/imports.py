@@ -85,7 +85,8 @@ def unneeded(source: Source, gone: set[cst.CSTNode]) -> set[tuple[cst.CSTNode, s
     strings = {
         str(node.evaluated_value)
         for node in source.index.by_kind.get(cst.SimpleString, ())
-        if isinstance(node, cst.SimpleString)
+        # No name has a space, and docstrings have: to evaluate a text takes a parser.
+        if isinstance(node, cst.SimpleString) and (" " not in node.value or "\\" in node.value)
     }
     removed = set()
     gone_names = {_root(node) for node in gone}

@@ -148,15 +148,25 @@ def _given(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExp
     """Yield what the calls of this source give to a parameter of the function around a name, by its place."""
     function = index.function(name)
     names = [each.name.value for each in function.params.params] if function is not None else []
-    if name.value not in names or "self" in names:
+    if function is None or name.value not in names or "self" in names:
         return
+    place = names.index(name.value)
+    for call in guards.calls.get(function, ()):
+        given = call.args[: place + 1]
+        if len(given) > place and not any(arg.star or arg.keyword for arg in given):
+            yield given[-1].value
+
+
+def calls_by_function(
+    index: Index, functions: Callable[[cst.CSTNode], Iterable[cst.FunctionDef]]
+) -> dict[cst.FunctionDef, list[cst.Call]]:
+    """Return the calls of each function of a source by a name, in order."""
+    found: dict[cst.FunctionDef, list[cst.Call]] = {}
     for call in index.by_kind.get(cst.Call, ()):
         assert isinstance(call, cst.Call)
-        given = call.args[: names.index(name.value) + 1]
-        if len(given) <= names.index(name.value) or any(arg.star or arg.keyword for arg in given):
-            continue
-        if isinstance(call.func, cst.Name) and function in list(guards.functions(call.func)):
-            yield given[-1].value
+        for function in set(functions(call.func)) if isinstance(call.func, cst.Name) else ():
+            found.setdefault(function, []).append(call)
+    return found
 
 
 def always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:

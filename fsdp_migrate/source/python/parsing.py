@@ -9,6 +9,7 @@ import warnings
 import libcst as cst
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.python.walked import children_of
 
 
 MAX_DEPTH = 300
@@ -71,7 +72,7 @@ def _refuse_what_kills(code: str, path: str) -> str | None:
 def _is_deep(tree: ast.AST) -> bool:
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        level = [child for node in level for child in children_of(node)]
         # `a and b and c` is flat for CPython, and nested for LibCST.
         if any(isinstance(node, ast.BoolOp) and len(node.values) > MAX_DEPTH for node in level):
             return True

