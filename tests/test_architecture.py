@@ -90,6 +90,7 @@ HOUSE: House = (
                 "source.copied_parameters",
                 "source.framework_words",
                 "source.kept_in_classes",
+                "source.plain_models",
                 "source.plain_tensors",
                 "source.waiting_gradients",
             ],
