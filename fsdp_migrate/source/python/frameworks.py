@@ -189,5 +189,4 @@ class Frameworks:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""
         func = method(self.index, call.func)
         is_unwrapped = func is not None and func.attr.value == UNWRAPS
-        is_theirs = self._accelerate or self._asks_accelerate or self._told
-        return call.args[0].value if is_unwrapped and call.args and is_theirs else None
+        return call.args[0].value if is_unwrapped and call.args else None

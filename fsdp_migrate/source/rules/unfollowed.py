@@ -96,7 +96,7 @@ _OPTIMIZER_NAME: Final = re.compile(r"optim|(?:^|_)opt$")
 _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
     r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
-    r"|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
+    r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
 )
 _SETTINGS: Final = re.compile(r"(?:^|_)(?:args|cfg|conf|config|hparams|opt|settings)$")
 _WHOLE_IN_CONTEXT: Final = frozenset(
@@ -220,7 +220,11 @@ def _is_of_another_kind(call: cst.Call, name: str) -> bool:
 
 
 def _wrapped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the model that ``accelerator.unwrap_model(model)`` gives back, or what is given."""
+    """Return the model that ``accelerator.unwrap_model(model)`` gives back, by a name too, or what is given."""
+    if isinstance(node, cst.Name) and not is_model(node.value):
+        value = last_value(source.index, node)
+        inner = _wrapped(source, value) if isinstance(value, cst.Call) else value
+        return node if inner is None or inner is value else inner
     func = method(source.index, node.func) if isinstance(node, cst.Call) and node.args else None
     is_unwrapped = func is not None and func.attr.value == UNWRAPS
     return cst.ensure_type(node, cst.Call).args[0].value if is_unwrapped else node

@@ -105,6 +105,18 @@ def test_what_is_plain_or_no_model_is_not_named(tmp_path: Path, plain: str) -> N
     assert [use for use in scan_paths([tmp_path]).uses if use.action == "unclear"] == []
 
 
+def test_what_an_accelerator_gives_back_is_the_model_by_any_name(tmp_path: Path) -> None:
+    saves = "def save(model, a, x):\n    inner = a.{}(model)\n    torch.save(inner.state_dict(), x)\n"
+    assert list(found(tmp_path, saves.format("unwrap_model"))) == ["inner.state_dict()"]
+    assert found(tmp_path, saves.format("make")) == {}
+    # Of a model that is sharded in sight no framework has to be asked.
+    unwraps = "from accelerate import Accelerator\nfrom wrap import wrap\n\n\nmodel = wrap(net)\n"
+    unwraps += "inner = Accelerator().unwrap_model(model)\nstate = inner.state_dict()\n"
+    (tmp_path / "wrap.py").write_text(WRAP)
+    (tmp_path / "train.py").write_text(unwraps)
+    assert "FM308" in {use.code for use in scan_paths([tmp_path]).uses if use.text == "inner.state_dict()"}
+
+
 def test_what_another_rule_says_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(
         f"{WRAP}\n\ndef run(net, optimizer):\n    model = wrap(net)\n    model.state_dict()\n"
