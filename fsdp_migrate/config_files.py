@@ -180,7 +180,8 @@ def convert_config_file(
     names_lightning = _names_lightning(text)
     package = (fabric_of_group(path) or lightning_package(path)) if names_lightning else None
     settings = settings_in(path.parent, world_size, nodes, package)
-    settings = replace(settings, is_hydra=names_lightning and is_hydra_group(path))
+    is_hydra = names_lightning and is_hydra_group(path)
+    settings = replace(settings, is_hydra=is_hydra, file_name=path.name)
     try:
         if is_script(path.suffix or path.name, text):
             conversion = convert_script(text, settings=settings)

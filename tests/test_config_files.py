@@ -53,6 +53,17 @@ def test_an_output_is_written_with_the_permissions_of_the_source(source: Path) -
     convert_config_file(source, out, overwrite=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "code"), [("fsdp_qlora.yaml", "FM343"), ("fsdp-4bit.yml", "FM343"), ("fsdp.yaml", "FM340")]
+)
+def test_a_files_name_tells_of_4_bit_weights(tmp_path: Path, name: str, code: str) -> None:
+    """FSDP2 sends none of rank 0's weights then: more to do than to read."""
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    (tmp_path / name).write_text(f"{text}  fsdp_cpu_ram_efficient_loading: true\n")
+    found = convert_config_file(tmp_path / name).conversion.findings
+    assert [each.code for each in found if each.subject.endswith("cpu_ram_efficient_loading")] == [code]
+
+
 def test_the_source_is_no_output(source: Path) -> None:
     with pytest.raises(OutputExistsError, match="the source itself"):
         convert_config_file(source, source, overwrite=True)

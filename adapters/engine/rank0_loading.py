@@ -21,6 +21,7 @@ _LOADED_WITH_BUFFERS = re.compile(
     r"(?:(?:M|PL)?Bart|Marian|(?:BigBird)?Pegasus|Blenderbot(?:Small)?|LED|Mvp)(?:En|De)coderLayer\Z|EsmLayer\Z"
 )
 """Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
+_OF_PACKED = re.compile(r"(?i)qlora|4[-_]?bit|bnb|nf4")
 _SENDS = ACCELERATE["sends_no_4bit"].says
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write false for such a model"
 
@@ -51,11 +52,12 @@ _LOAD_ON_ALL = "Write false for such a model."
 
 
 def is_packed(block: Block) -> bool:
-    """Tell whether the same file has the model's weights in 4 bits of bitsandbytes."""
+    """Tell whether the same file has the model's weights in 4 bits of bitsandbytes, or is called by that."""
     values = plain_values(block.owner)
     bits = str(values.get("quantization_bit"))  # LLaMA-Factory's
     loads = str(values.get("load_in_4bit")).lower()  # TRL's and Axolotl's
-    return bits == "4" or loads == "true" or values.get("adapter") == "qlora"
+    is_so_called = block.framework == "accelerate" and _OF_PACKED.search(block.settings.file_name) is not None
+    return bits == "4" or loads == "true" or values.get("adapter") == "qlora" or is_so_called
 
 
 def keep_ram_loading(value: Any, block: Block) -> Outcome:

@@ -220,7 +220,7 @@ def _is_of_another_kind(call: cst.Call, name: str) -> bool:
 
 
 def _wrapped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
-    """Return the model that ``accelerator.unwrap_model(model)`` gives back, by a name too, or what is given."""
+    """Return the model that ``accelerator.unwrap_model(model)`` gives back, by a name too, or what it is."""
     if isinstance(node, cst.Name) and not is_model(node.value):
         value = last_value(source.index, node)
         inner = _wrapped(source, value) if isinstance(value, cst.Call) else value
