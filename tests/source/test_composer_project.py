@@ -79,3 +79,25 @@ def test_projects_that_ask_composer_for_fsdp1(
 def test_a_callback_of_another_package(tmp_path: Path) -> None:
     own = OWN.format("Callback", END, SAVES).replace("from composer.core", "from lightning")
     assert said(tmp_path, own, train_py=CODE) == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "above", "is_one"),
+    [
+        ("model=model, fsdp_config=settings", "pass", True),
+        ("model, parallelism_config={'fsdp': settings}", "pass", True),
+        ("model=model, fsdp_config=None", "pass", False),
+        ("model=model", "pass", False),
+        ("model=other, fsdp_config=settings", "pass", False),
+        ("model=model, fsdp_config=settings", "model.state_dict()", True),
+    ],
+)
+def test_what_the_trainer_is_given_is_sharded_below(
+    tmp_path: Path, given: str, above: str, *, is_one: bool
+) -> None:
+    code = "from composer import Trainer\n\n\ndef main(settings, other):\n    model = make()\n"
+    code += f"    {above}\n    trainer = Trainer({given})\n    trainer.fit()\n"
+    code += "    torch.save(model.state_dict(), p)\n"
+    (tmp_path / "train.py").write_text(code)
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM333"]
+    assert found == [9] * is_one

@@ -33,7 +33,7 @@ from fsdp_migrate.source.python.lightning_models import (
     trains_by_fsdp1,
 )
 from fsdp_migrate.source.python.nodes import text_of
-from fsdp_migrate.source.python.trainer_models import HFTrainers
+from fsdp_migrate.source.python.trainer_models import COMPOSED, HFTrainers, given_to_composer
 
 
 if TYPE_CHECKING:
@@ -130,8 +130,10 @@ class Frameworks:
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
                 return {"fsdp", "other", f"{BY}lightning"}
-            if self._is_fitted(node):
+            if self._is_below(node, self._fits):
                 return set(SHARDED)
+        if self._is_below(node, self._composed):
+            return set(COMPOSED)
         return self.trainers.of_name(node)
 
     def given_to_hooks(self) -> Iterator[tuple[cst.FunctionDef, str, set[str]]]:
@@ -149,11 +151,17 @@ class Frameworks:
     def _fits(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
         return fitted(self.index)
 
-    def _is_fitted(self, node: cst.Name | cst.Attribute) -> bool:
-        """Tell whether a name is the module that Lightning's Trainer was given, below where it trains."""
-        if not isinstance(node, cst.Name) or node.value not in self._fits:
+    @functools.cached_property
+    def _composed(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
+        return given_to_composer(self.index)
+
+    def _is_below(
+        self, node: cst.Name | cst.Attribute, given: dict[str, tuple[cst.CSTNode | None, int]]
+    ) -> bool:
+        """Tell whether a name is the model that a Trainer was given, below where it is sharded."""
+        if not isinstance(node, cst.Name) or node.value not in given:
             return False
-        function, place = self._fits[node.value]
+        function, place = given[node.value]
         if isinstance(self.index.parents[node], cst.AssignTarget):
             return False
         order = self.index.order.get(node, 0)
@@ -165,7 +173,7 @@ class Frameworks:
         """Tell whether it is what Hugging Face's or Lightning's Trainer was given, below where it trains."""
         if not isinstance(node, (cst.Name, cst.Attribute)):
             return False
-        return bool(self.trainers.of_name(node)) or (self._lightning and self._is_fitted(node))
+        return bool(self.trainers.of_name(node)) or (self._lightning and self._is_below(node, self._fits))
 
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""

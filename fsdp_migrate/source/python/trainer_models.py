@@ -1,7 +1,7 @@
 """The model of Hugging Face's Trainer, where its arguments ask for FSDP: sharded by ``train()``.
 
 Of its own methods, and of those of callbacks, some are run before that and some after it; which ones they are
-is what transformers does, and held by a test against it.
+is what transformers does, and held by a test against it. Composer's Trainer shards its model when it is made.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
 
+COMPOSED: Final = frozenset({"fsdp", "other", f"{BY}composer"})
+"""What a name may be that Composer's Trainer was given with FSDP's settings: it shards what is in it."""
+_COMPOSERS: Final = frozenset(f"composer.{name}Trainer" for name in ("", "trainer.", "trainer.trainer."))
+_SETTINGS: Final = frozenset({"fsdp_config", "parallelism_config"})
 SHARDED: Final = frozenset({"fsdp", "other", f"{BY}transformers"})
 """What the model of a Trainer may be, where it has been sharded."""
 RUN_SHARDED: Final = frozenset(
@@ -199,3 +203,19 @@ def _items(index: Index, node: cst.BaseExpression) -> dict[str, cst.BaseExpressi
     if isinstance(held, cst.Call) and dotted(held.func) == "dict":
         return {arg.keyword.value: arg.value for arg in held.args if arg.keyword is not None}
     return {}
+
+
+def given_to_composer(index: Index) -> dict[str, tuple[cst.CSTNode | None, int]]:
+    """Return the names that Composer's Trainer is given to shard, each with the function and the place."""
+    found: dict[str, tuple[cst.CSTNode | None, int]] = {}
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+        asked = (text_of(named[name]) for name in _SETTINGS & named.keys())
+        if not any(text != "None" for text in asked) or not _COMPOSERS & index.qualified(call.func):
+            continue
+        placed = [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]
+        model = named.get("model", placed[0] if placed else None)
+        if isinstance(model, cst.Name):
+            found.setdefault(model.value, (index.function(call), index.order[call]))
+    return found
