@@ -154,28 +154,6 @@ class SharedGPU(dist.ProcessGroup):
             _copy_back(output, value)
         return _done(outputs)
 
-    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
-        del opts
-        for output, value in zip(outputs, self._exchanged(inputs), strict=True):
-            _copy_back([output], [value])
-        return _done(outputs)
-
-    def _exchanged(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what each rank has for this one; as objects, because gloo's parts must be of one size."""
-        every: list[Any] = [None] * self._size
-        dist.all_gather_object(every, _in_host_memory(inputs), group=self)
-        return [each[self.rank()] for each in every]
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
-        self._gloo.send(_in_host_memory(tensors), rank, tag).wait()
-        return _done(tensors)
-
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Any:
-        values = _in_host_memory(tensors)
-        self._gloo.recv(values, rank, tag).wait()
-        _copy_back(tensors, values)
-        return _done(tensors)
-
     def barrier(self, opts: Any = None) -> Any:
         del opts
         self._gloo.barrier(BarrierOptions()).wait()

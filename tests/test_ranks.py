@@ -102,3 +102,20 @@ def test_a_rank_whose_parent_is_gone_ends_by_itself(tmp_path: Path) -> None:
 
 def test_the_harness_works_after_failures() -> None:
     assert len(run_ranks(harness.sum_of_ranks, 0)) == 2
+
+
+def test_ranks_that_share_a_gpu_get_what_collectives_give() -> None:
+    """Here in host memory; averages are those of NCCL, which gloo has not."""
+    found = run_ranks(harness.collectives, backend="shared_gpu")
+    first, second = [0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]
+    for rank, given in enumerate(found):
+        assert given == {
+            "sum": [10.0, 12.0, 14.0, 16.0],
+            "mean": [5.0, 6.0, 7.0, 8.0],
+            "broadcast": second,
+            "all-gather": first + second,
+            "reduce-scatter": [[5.0, 6.0], [7.0, 8.0]][rank],
+            "scatter": [first, [1.0, 2.0, 3.0, 4.0]][rank],
+            "DTensor": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+            "objects": [0, 1],
+        }

@@ -8,9 +8,12 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def sum_of_ranks(start: int) -> dict[str, object]:
@@ -84,3 +87,25 @@ def bodies_of_one_test() -> set[str]:
 
 
 IMPORTED_BY = os.getpid()
+
+
+def collectives() -> dict[str, list[float]]:
+    """Return what collectives of every kind give this rank, of numbers that differ by rank."""
+    rank = dist.get_rank()
+    own = torch.arange(4.0) + 10 * rank
+    summed, mean, sent = own.clone(), own.clone(), own.clone()
+    dist.all_reduce(summed)
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    dist.broadcast(sent, src=1)
+    every = [torch.empty(4) for _ in range(2)]
+    dist.all_gather(every, own)
+    part, parts = torch.empty(2), [own.clone(), own + 1] if rank == 0 else None
+    dist.reduce_scatter(part, list(own.split(2)), op=dist.ReduceOp.AVG)
+    scattered = torch.empty(4)
+    dist.scatter(scattered, parts, src=0)
+    ranks: list[Any] = [None, None]
+    dist.all_gather_object(ranks, rank)
+    whole = distribute_tensor(torch.arange(6.0).view(3, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    found = {"sum": summed, "mean": mean, "broadcast": sent, "all-gather": torch.cat(every)}
+    found |= {"reduce-scatter": part, "scatter": scattered, "DTensor": whole.full_tensor().flatten()}
+    return {**{name: tensor.tolist() for name, tensor in found.items()}, "objects": ranks}

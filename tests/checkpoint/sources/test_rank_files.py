@@ -59,9 +59,9 @@ def test_torch_loads_what_ranks_saved_under_other_names(rank_sources: RankSource
 
 @pytest.mark.parametrize("name", ["full.pt", "sharded", "local"])
 def test_what_was_written_on_a_gpu_is_read_without_one(name: str, tmp_path: Path) -> None:
-    """Each tensor is of `cuda:0`, and torch.load refuses it here."""
-    with pytest.raises(RuntimeError, match="CUDA"):
-        torch.load(next(iter([*FROM_GPU.glob(f"{name}/*"), FROM_GPU / name])), weights_only=False)
+    """Each tensor is of `cuda:0`, which torch.load refuses where there is none."""
+    files = [*FROM_GPU.glob(f"{name}/*")] or [FROM_GPU / name]
+    assert all(b"cuda:0" in file.read_bytes() for file in files)
     arguments: dict[str, Any] = {
         "auto_wrap_policy": {Block},
         "mixed_precision": {"param_dtype": "bfloat16", "reduce_dtype": "float32"},
