@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.walked import children_of, walked
 
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Callers:
             words: dict[str, list[ast.AST]] = {}
             above: dict[int, ast.AST] = {}
             for node in walked(module.tree):
-                above.update((id(each), node) for each in ast.iter_child_nodes(node))
+                above.update((id(each), node) for each in children_of(node))
                 word = _word(node)
                 if word is not None:
                     words.setdefault(word, []).append(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -51,12 +52,18 @@ def given_before(source: Source, call: cst.Call, model: str) -> list[str]:
     return names
 
 
+@functools.lru_cache(maxsize=1)
+def _constructors(source: Source) -> list[cst.Call]:
+    """Return the calls that shard models by their class; each assignment before one asks for them."""
+    return [call for call in source.calls if source.models.is_constructor(call.func)]
+
+
 def _is_sharded_above(source: Source, assign: cst.Assign, model: str) -> bool:
     """Tell whether a model was sharded before an assignment runs, whose optimizer holds what it has since."""
     around = {assign, *source.index.ancestors(assign)}
     function = source.index.function(assign)
-    for call in source.calls:
-        if source.index.function(call) is not function or not source.models.is_constructor(call.func):
+    for call in _constructors(source):
+        if source.index.function(call) is not function:
             continue
         statement = source.index.statement(call)
         target = source.index.parents[call]

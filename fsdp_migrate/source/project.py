@@ -14,7 +14,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.python.newer_syntax import parse_newer
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.walked import children_of, walked
 
 
 if TYPE_CHECKING:
@@ -423,14 +423,12 @@ def dotted(node: ast.expr) -> str | None:
 
 def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
     """Yield the calls of a statement, those of the statements in it left out."""
-    todo: list[ast.AST] = [
-        child for child in ast.iter_child_nodes(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))
-    ]
+    todo = [child for child in children_of(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))]
     while todo:
         each = todo.pop()
         if isinstance(each, ast.Call):
             yield each
-        todo.extend(ast.iter_child_nodes(each))
+        todo += children_of(each)
 
 
 def bound(

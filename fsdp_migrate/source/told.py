@@ -20,6 +20,7 @@ from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about, node_of
 from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, put, whole
 from fsdp_migrate.source.python.optimizers import STATE
+from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
@@ -200,7 +201,7 @@ class Told:
 def _note_attributes(scope: ast.AST, texts: dict[int, set[str]]) -> set[str]:
     """Note the attributes in each function and class, those of the ones in it too; a tree is walked once."""
     found: set[str] = set()
-    left = list(ast.iter_child_nodes(scope))
+    left = children_of(scope)
     while left:
         node = left.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -208,6 +209,6 @@ def _note_attributes(scope: ast.AST, texts: dict[int, set[str]]) -> set[str]:
             continue
         text = dotted(node) if isinstance(node, ast.Attribute) else None
         found |= {text} if text else set()
-        left.extend(ast.iter_child_nodes(node))
+        left += children_of(node)
     texts[id(scope)] = found
     return found

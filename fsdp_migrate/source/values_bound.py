@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.source.project import Place
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.walked import children_of
 
 
 if TYPE_CHECKING:
@@ -103,13 +104,11 @@ def _targets(node: ast.stmt) -> list[ast.AST]:
 
 def _own(node: ast.stmt) -> Iterator[ast.AST]:
     """Yield what a statement has, the statements in it left out."""
-    todo: list[ast.AST] = [
-        each for each in ast.iter_child_nodes(node) if not isinstance(each, (ast.stmt, ast.ExceptHandler))
-    ]
+    todo = [each for each in children_of(node) if not isinstance(each, (ast.stmt, ast.ExceptHandler))]
     while todo:
         each = todo.pop()
         yield each
-        todo.extend(ast.iter_child_nodes(each))
+        todo += children_of(each)
 
 
 def _is_named_in(node: ast.AST, name: str) -> bool:

@@ -125,4 +125,6 @@ def text_of_source(source: str | ast.Module | Index) -> str:
     """Return a source as it is written, or as it is parsed."""
     if isinstance(source, str):
         return source
-    return ast.unparse(source) if isinstance(source, ast.Module) else source.module.code
+    if isinstance(source, ast.Module):
+        return ast.unparse(source)
+    return source.code or source.module.code

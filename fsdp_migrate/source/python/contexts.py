@@ -257,7 +257,7 @@ class Contexts:
 
     def is_summoned(self, node: cst.CSTNode) -> bool:
         """Tell whether a node stands in a context that shows whole parameters, or that may be one."""
-        return any(
+        return "summon_full_params" in self.source.code and any(
             (dotted(call.func) or "").endswith("summon_full_params")
             for above in self.source.index.ancestors(node)
             if isinstance(above, cst.With)

@@ -17,9 +17,10 @@ from fsdp_migrate.source.python.asked_classes import (
     is_of_no_models,
     is_other_wrapper,
 )
-from fsdp_migrate.source.python.branches import asks_of_one_object, leaves
+from fsdp_migrate.source.python.branches import asks_of_one_object
 from fsdp_migrate.source.python.chosen_functions import places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
+from fsdp_migrate.source.python.made_sure import asks_class, made_sure
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -148,7 +149,7 @@ class Guards:
         """Tell whether a place is reached only where something was found to be in another wrapper."""
         is_class = is_other_wrapper(self.index, self.wrappers)
         checks = (test for test, truth in self.facts(node) if truth and isinstance(test, cst.Call))
-        return any(is_class(call.args[1].value) for call in checks if _asks_class(call))
+        return any(is_class(call.args[1].value) for call in checks if asks_class(call))
 
     def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
@@ -206,18 +207,24 @@ class Guards:
     def _chosen(self) -> dict[cst.FunctionDef, tuple[tuple[cst.BaseExpression, bool], ...]]:
         return {}
 
-    @staticmethod
     def _before(
-        block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
+        self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
     ) -> Iterator[tuple[cst.BaseExpression, bool]]:
         """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
-        for each in block.body:
-            if each is statement:
+        known = self._sure.get(id(block))
+        if known is None:
+            known = self._sure[id(block)] = list(made_sure(block))
+        order = self.index.order
+        place = order.get(statement) if known else None
+        for each, test, truth in known:
+            if place is not None and order[each] >= place:
                 return
-            if isinstance(each, cst.SimpleStatementLine):
-                yield from ((test, True) for small in each.body if (test := _asserted(small)) is not None)
-            elif isinstance(each, (cst.If, cst.While)) and _is_past(each):
-                yield each.test, False
+            yield test, truth
+
+    @functools.cached_property
+    def _sure(self) -> dict[int, list[tuple[cst.CSTNode, cst.BaseExpression, bool]]]:
+        """By the blocks of this source what their statements make sure for those below."""
+        return {}
 
     def _says(
         self,
@@ -266,7 +273,7 @@ class Guards:
         held = self._held(test) if depth < _MAX_DEPTH else None
         if held is not None:
             return lacks(held, deeper=1)
-        is_asked = isinstance(test, cst.Call) and bool(test.args) and not truth and not _asks_class(test)
+        is_asked = isinstance(test, cst.Call) and bool(test.args) and not truth and not asks_class(test)
         if is_asked and isinstance(test, cst.Call) and text_of(test.args[0].value) == text:
             asks = self._asked_by(test.func) if depth < _MAX_DEPTH else ()
             return any(lacks(asked, name, 1) for asked, name in asks)
@@ -318,7 +325,7 @@ class Guards:
     def _is_check(self, call: cst.Call, text: str, is_class: IsClass, depth: int, *, within: bool) -> bool:
         if not call.args or text_of(call.args[0].value) != text:
             return False
-        if _asks_class(call):
+        if asks_class(call):
             return is_class(call.args[1].value)
         return depth < _MAX_DEPTH and self._is_helper(call.func, is_class, depth + 1, within=within)
 
@@ -356,31 +363,6 @@ class Guards:
             for item in owner.body.body if owner is not None else ():
                 if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
                     yield item
-
-
-def _asserted(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:
-    """Return what a statement makes sure: ``assert x``, ``assertTrue(x)``, ``assertIsInstance(x, A)``."""
-    if isinstance(statement, cst.Assert):
-        return statement.test
-    call = statement.value if isinstance(statement, cst.Expr) else None
-    if not isinstance(call, cst.Call) or not call.args:
-        return None
-    name = (dotted(call.func) or "").partition("self.")[2]
-    return call if name == "assertIsInstance" else call.args[0].value if name == "assertTrue" else None
-
-
-def _asks_class(call: cst.Call) -> bool:
-    """Tell whether a call is a check for a class, or asserts that it is true."""
-    name = dotted(call.func) or ""
-    return len(call.args) >= 2 and (name == "isinstance" or name.endswith(".assertIsInstance"))
-
-
-def _is_past(each: cst.If | cst.While) -> bool:
-    """Tell whether a test is false behind a statement, one that leaves or that looks for a class."""
-    if isinstance(each, cst.If):
-        return each.orelse is None and leaves(each.body)
-    check = each.test.expression if isinstance(each.test, cst.UnaryOperation) else None
-    return isinstance(check, cst.Call) and _asks_class(check) and not any(walk_for(each, cst.Break))
 
 
 def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:

@@ -102,6 +102,12 @@ def _renamed_part(index: Index, name: cst.Name) -> cst.BaseExpression | None:
     return value if isinstance(value, cst.Attribute) else None
 
 
+# Other types are passed over by these: to ask what is no instance of an abstract class is slow.
+_AROUND = frozenset(
+    {cst.For, cst.FunctionDef, cst.Lambda, cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp}
+)
+
+
 def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:
     """Yield the loops, and those of comprehensions, that a place of a function stands in.
 
@@ -109,6 +115,9 @@ def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.Comp
     """
     around: set[cst.CSTNode] = {node}
     for above in index.ancestors(node):
+        if type(above) not in _AROUND:
+            around.add(above)
+            continue
         if isinstance(above, cst.For) and above.iter not in around:
             yield above
         elif isinstance(above, cst.BaseComp):

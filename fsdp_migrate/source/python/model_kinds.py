@@ -293,6 +293,8 @@ class ModelKinds:
         return known
 
     def _find_kinds(self, node: cst.BaseExpression) -> set[str]:
+        if type(node) is cst.Name or type(node) is cst.Attribute:  # most are; other questions are slower
+            return self._kinds_of_name(node)
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
@@ -307,8 +309,6 @@ class ModelKinds:
             return self.kinds(node.expression if isinstance(node, cst.Await) else node.value)
         if isinstance(node, cst.Subscript):
             return self._kinds_of_item(node)
-        if isinstance(node, (cst.Name, cst.Attribute)):
-            return self._kinds_of_name(node)
         is_list = isinstance(node, (cst.ListComp, cst.GeneratorExp))
         return (is_list and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
 

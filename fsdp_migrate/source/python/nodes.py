@@ -17,19 +17,34 @@ NodeT = TypeVar("NodeT", bound=cst.CSTNode)
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _FORMATTING = frozenset({"comma", "dot", "equal", "header", "footer", "leading_lines", "semicolon"})
 _EMPTY = cst.Module([])
+# By identity, with the node itself, so that no other node has it meanwhile.
+_KEPT: dict[int, tuple[cst.CSTNode, list[cst.CSTNode]]] = {}
 
 
 def children(node: cst.CSTNode) -> list[cst.CSTNode]:
     """Return the parts of a node in the order of the source, formatting left out.
 
-    LibCST's own ``children`` copies the node, which is too slow for large sources.
+    LibCST's own ``children`` copies the node, which is slow in large sources. They are kept until another
+    source is walked (:func:`forget`): many questions go through the same part of one.
     """
+    known = _KEPT.get(id(node))
+    if known is None or known[0] is not node:
+        known = _KEPT[id(node)] = (node, _find_children(node))
+    return known[1]
+
+
+def forget() -> None:
+    """Forget the children that are kept, when another source is begun."""
+    _KEPT.clear()
+
+
+def _find_children(node: cst.CSTNode) -> list[cst.CSTNode]:
     names = _FIELDS.get(type(node))
     if names is None:
         every = type(node).__dataclass_fields__
         names = tuple(n for n in every if not (n in _FORMATTING or "whitespace" in n or n.startswith("_")))
         _FIELDS[type(node)] = names
-    found = []
+    found: list[cst.CSTNode] = []
     for name in names:
         value = getattr(node, name)
         if _is_node(type(value)):
@@ -83,12 +98,14 @@ def dotted(node: cst.CSTNode) -> str | None:
         >>> dotted(cst.parse_expression("self.model")), dotted(cst.parse_expression("f().x"))
         ('self.model', None)
     """
-    if isinstance(node, cst.Name):
-        return node.value
-    if isinstance(node, cst.Attribute):
-        start = dotted(node.value)
-        return None if start is None else f"{start}.{node.attr.value}"
-    return None
+    # By the types themselves: to ask what is no instance of an abstract class is slow.
+    names = []
+    while type(node) is cst.Attribute:
+        names.append(node.attr.value)
+        node = node.value
+    if type(node) is not cst.Name:
+        return None
+    return ".".join((node.value, *reversed(names))) if names else node.value
 
 
 def text_of(node: cst.CSTNode) -> str:

@@ -40,9 +40,9 @@ class Positions:
 
     def of(self, node: cst.CSTNode) -> tuple[int, int]:
         """Return the line and the column of a node, both from 1."""
-        while node in self._same:
-            node = self._same[node]
-        begin = self._begins[node]
+        while id(node) in self._same:
+            node = self._same[id(node)]
+        begin = self._begins[id(node)]
         line = bisect_right(self._lines, begin)
         return line, begin - self._lines[line - 1] + 1
 
@@ -55,8 +55,9 @@ class _Counting(PositionProvidingCodegenState):
     def __init__(self, module: cst.Module) -> None:
         super().__init__(module.default_indent, module.default_newline, PositionProvider())
         self.offset = 0
-        self.begins: dict[cst.CSTNode, int] = {}
-        self.same: dict[cst.CSTNode, cst.CSTNode] = {}
+        # By identity: the nodes' own hash is a call of Python's.
+        self.begins: dict[int, int] = {}
+        self.same: dict[int, cst.CSTNode] = {}
 
     def add_indent_tokens(self) -> None:
         self.offset += sum(map(len, self.indent_tokens))
@@ -65,7 +66,7 @@ class _Counting(PositionProvidingCodegenState):
         self.offset += len(value)
 
     def before_codegen(self, node: cst.CSTNode) -> None:
-        self.begins[node] = self.offset
+        self.begins[id(node)] = self.offset
 
     def after_codegen(self, node: cst.CSTNode) -> None:
         pass
@@ -78,7 +79,7 @@ class _Counting(PositionProvidingCodegenState):
         end_node: cst.CSTNode | None = None,
     ) -> Any:
         if start_node is not None:
-            self.same[node] = start_node
+            self.same[id(node)] = start_node
         else:
-            self.begins[node] = self.offset
+            self.begins[id(node)] = self.offset
         return _NOTHING

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import NodeT, children, dotted
+from fsdp_migrate.source.python.binders import BINDERS
+from fsdp_migrate.source.python.nodes import NodeT, children, dotted, forget
 
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Index:
     """What names of the project's other files stand for, where that is FSDP1's."""
     objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By frameworks' classes the names that are objects of them, which other files make."""
+    code: str = field(default="", repr=False)
+    """The text of the source."""
     parents: dict[cst.CSTNode, cst.CSTNode] = field(default_factory=dict)
     scopes: dict[cst.CSTNode, Scope] = field(default_factory=dict)
     """The scope of each name and attribute, call, and definition."""
@@ -96,24 +99,31 @@ class Index:
     """The modules all of whose names are imported."""
     _above: dict[int, cst.CSTNode] = field(default_factory=dict, repr=False)
     """The parents by identity, which Python finds without a call of a node's own hash."""
+    _functions: dict[int, cst.FunctionDef | None] = field(default_factory=dict, repr=False)
+    """The innermost function around each node, by identity."""
+    _fsdp1: dict[int, str | None] = field(default_factory=dict, repr=False)
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     _reached: dict[cst.CSTNode, list[Binding]] = field(default_factory=dict, repr=False)
     _methods: dict[str, list[cst.Call]] | None = field(default=None, repr=False)
     _set: dict[str, list[cst.AssignTarget]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        forget()
         self.scope = Scope(self.module, None)
         self.scopes[self.module] = self.scope
         for statement in self.module.body:
             self.parents[statement] = self.module
             self._visit(statement, self.scope)
-        self._above = {id(node): above for node, above in self.parents.items()}
+        functions = self._functions
+        for node, above in self.parents.items():  # what is outside comes first
+            self._above[id(node)] = above
+            functions[id(node)] = above if isinstance(above, cst.FunctionDef) else functions.get(id(above))
 
     def _visit(self, node: cst.CSTNode, scope: Scope) -> None:
         kind = type(node)
         self.by_kind.setdefault(kind, []).append(node)
         self.scopes[node] = scope
-        binder = _BINDERS.get(kind)
+        binder = BINDERS.get(kind)
         if binder is not None:
             binder(self, node, scope)
         if kind in _OPENS_SCOPE:
@@ -241,6 +251,15 @@ class Index:
 
     def fsdp1(self, node: cst.CSTNode) -> str | None:
         """Return the name of the thing of FSDP1's that an expression stands for, or None."""
+        key = id(node)
+        if key in self._fsdp1:
+            return self._fsdp1[key]
+        found = self._find_fsdp1(node)
+        if key in self._above:  # as long as the source is kept, no other node is given this identity
+            self._fsdp1[key] = found
+        return found
+
+    def _find_fsdp1(self, node: cst.CSTNode) -> str | None:
         names = {catalog.fsdp1_name(name) for name in self.qualified(node)} - {None}
         return min(names, key=str) if names else self._inherited(node)
 
@@ -331,7 +350,7 @@ class Index:
 
     def function(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         """Return the innermost function that a node stands in."""
-        return self._nearest(node, cst.FunctionDef)
+        return self._functions.get(id(node))
 
     def path_of(self, node: cst.CSTNode) -> str:
         """Return the name of a definition, with those that it stands in: ``Trainer.fit``."""
@@ -395,106 +414,3 @@ def _evaluated_outside(node: cst.CSTNode) -> set[cst.CSTNode]:
     if isinstance(node, cst.ClassDef):
         return {node.name, *node.decorators, *node.bases, *node.keywords}
     return set()
-
-
-def _bind_import(index: Index, node: cst.CSTNode, scope: Scope) -> None:
-    assert isinstance(node, cst.Import)
-    for alias in node.names:
-        full = dotted(alias.name) or ""
-        if alias.asname is not None and isinstance(alias.asname.name, cst.Name):
-            scope.bind(alias.asname.name.value, "import", node, qualified=full)
-        else:
-            first = full.split(".")[0]
-            scope.bind(first, "import", node, qualified=first)
-
-
-def _bind_import_from(index: Index, node: cst.CSTNode, scope: Scope) -> None:
-    assert isinstance(node, cst.ImportFrom)
-    module = "." * len(node.relative) + ((dotted(node.module) or "") if node.module else "")
-    if isinstance(node.names, cst.ImportStar):
-        index.stars.add(module)
-        return
-    for alias in node.names:
-        name = alias.name.value if isinstance(alias.name, cst.Name) else ""
-        bound = alias.asname.name if alias.asname is not None else alias.name
-        if isinstance(bound, cst.Name):
-            whole = f"{module}.{name}"
-            scope.bind(bound.value, "import", node, qualified=index.names.get(whole, whole))
-
-
-def _bind_definition(index: Index, node: cst.CSTNode, scope: Scope) -> None:
-    assert isinstance(node, (cst.FunctionDef, cst.ClassDef))
-    scope.bind(node.name.value, "class" if isinstance(node, cst.ClassDef) else "def", node)
-
-
-def _bind_assign(index: Index, node: cst.CSTNode, scope: Scope) -> None:
-    assert isinstance(node, cst.Assign)
-    for target in node.targets:
-        _bind_target(target.target, node.value, scope)
-
-
-def _bind_target(
-    target: cst.BaseExpression, value: cst.BaseExpression | None, scope: Scope, index: int | None = None
-) -> None:
-    if isinstance(target, cst.Name):
-        scope.bind(target.value, "assign" if value is not None else "other", target, value=value, index=index)
-    elif isinstance(target, (cst.Tuple, cst.List)):
-        items = value.elements if isinstance(value, (cst.Tuple, cst.List)) and index is None else None
-        for place, element in enumerate(target.elements):
-            if items is not None and len(items) == len(target.elements):
-                _bind_target(element.value, items[place].value, scope)
-            else:
-                _bind_target(element.value, value if index is None else None, scope, place)
-
-
-def _bind_other(index: Index, node: cst.CSTNode, scope: Scope) -> None:
-    if isinstance(node, (cst.AnnAssign, cst.AugAssign)):
-        value = node.value if isinstance(node, cst.AnnAssign) else None
-        if value is not None or isinstance(node, cst.AugAssign):
-            _bind_target(node.target, value, scope)
-    elif isinstance(node, cst.NamedExpr):
-        # `:=` binds in the function around a comprehension, not in it.
-        while isinstance(scope.node, cst.BaseComp) and scope.parent is not None:
-            scope = scope.parent
-        _bind_target(node.target, node.value, scope)
-    elif isinstance(node, (cst.For, cst.CompFor)):
-        _bind_target(node.target, None, scope)
-    elif isinstance(node, cst.WithItem) and node.asname is not None:
-        _bind_target(node.asname.name, None, scope)
-    elif isinstance(node, cst.ExceptHandler) and node.name is not None:
-        _bind_target(node.name.name, None, scope)
-    elif isinstance(node, (cst.MatchAs, cst.MatchStar)) and node.name is not None:
-        _bind_target(node.name, None, scope)
-
-
-def _bind_elsewhere(index: Index, node: cst.CSTNode, scope: Scope) -> None:
-    assert isinstance(node, (cst.Global, cst.Nonlocal))
-    for item in node.names:
-        name = item.name.value
-        found = scope.parent.find(name) if isinstance(node, cst.Nonlocal) and scope.parent else None
-        scope.elsewhere[name] = found or scope.root
-
-
-_BINDERS = {
-    cst.Import: _bind_import,
-    cst.ImportFrom: _bind_import_from,
-    cst.FunctionDef: _bind_definition,
-    cst.ClassDef: _bind_definition,
-    cst.Assign: _bind_assign,
-    **dict.fromkeys(
-        (
-            cst.AnnAssign,
-            cst.AugAssign,
-            cst.NamedExpr,
-            cst.For,
-            cst.CompFor,
-            cst.WithItem,
-            cst.ExceptHandler,
-            cst.MatchAs,
-            cst.MatchStar,
-        ),
-        _bind_other,
-    ),
-    cst.Global: _bind_elsewhere,
-    cst.Nonlocal: _bind_elsewhere,
-}

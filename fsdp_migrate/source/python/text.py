@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.uses import Need
 
 
+_IMPORTS = frozenset({cst.Import, cst.ImportFrom, cst.ImportAlias})
 _NOT_LOADS = (cst.ImportAlias, cst.AsName, cst.FunctionDef, cst.ClassDef, cst.AssignTarget, cst.NameItem)
 
 
@@ -45,7 +46,7 @@ class Source:
 
     def __post_init__(self) -> None:
         self.module = parse_module(self.code, self.path)
-        self.index = Index(self.module, self.links.names, self.links.objects)
+        self.index = Index(self.module, self.links.names, self.links.objects, self.code)
 
     @functools.cached_property
     def guards(self) -> Guards:
@@ -105,10 +106,7 @@ class Source:
         return not isinstance(above, _NOT_LOADS)
 
     def _is_imported(self, node: cst.CSTNode) -> bool:
-        return any(
-            isinstance(above, (cst.Import, cst.ImportFrom, cst.ImportAlias))
-            for above in self.index.ancestors(node)
-        )
+        return any(type(above) in _IMPORTS for above in self.index.ancestors(node))
 
     @functools.cached_property
     def references(self) -> dict[cst.BaseExpression, str]:

@@ -1,0 +1,57 @@
+"""What the statements of a block have made sure for those below them: assertions, and ``if ...: return``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.branches import leaves
+from fsdp_migrate.source.python.nodes import dotted, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def made_sure(
+    block: cst.IndentedBlock | cst.Module,
+) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression, bool]]:
+    r"""Yield the statements of a block behind which a test is known to be true, or false.
+
+    Example:
+        >>> block = cst.parse_module("assert a\nif b:\n    raise E\n")
+        >>> [(test.value, truth) for _, test, truth in made_sure(block)]
+        [('a', True), ('b', False)]
+    """
+    for each in block.body:
+        if isinstance(each, cst.SimpleStatementLine):
+            tests = (_asserted(small) for small in each.body)
+            yield from ((each, test, True) for test in tests if test is not None)
+        elif isinstance(each, (cst.If, cst.While)) and _is_past(each):
+            yield each, each.test, False
+
+
+def _asserted(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:
+    """Return what a statement makes sure: ``assert x``, ``assertTrue(x)``, ``assertIsInstance(x, A)``."""
+    if isinstance(statement, cst.Assert):
+        return statement.test
+    call = statement.value if isinstance(statement, cst.Expr) else None
+    if not isinstance(call, cst.Call) or not call.args:
+        return None
+    name = (dotted(call.func) or "").partition("self.")[2]
+    return call if name == "assertIsInstance" else call.args[0].value if name == "assertTrue" else None
+
+
+def asks_class(call: cst.Call) -> bool:
+    """Tell whether a call is a check for a class, or asserts that it is true."""
+    name = dotted(call.func) or ""
+    return len(call.args) >= 2 and (name == "isinstance" or name.endswith(".assertIsInstance"))
+
+
+def _is_past(each: cst.If | cst.While) -> bool:
+    """Tell whether a test is false behind a statement, one that leaves or that looks for a class."""
+    if isinstance(each, cst.If):
+        return each.orelse is None and leaves(each.body)
+    check = each.test.expression if isinstance(each.test, cst.UnaryOperation) else None
+    return isinstance(check, cst.Call) and asks_class(check) and not any(walk_for(each, cst.Break))
