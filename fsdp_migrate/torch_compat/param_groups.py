@@ -32,6 +32,7 @@ from fsdp_migrate.torch_compat.reduction_order import (
     is_outside_backward,
     reduce_when_passed,
 )
+from fsdp_migrate.torch_compat.shown_shards import shard_after_evaluation
 from fsdp_migrate.torch_compat.switched import keep_switches, undo_casts
 from fsdp_migrate.torch_compat.unit_outputs import hook_all_outputs
 from fsdp_migrate.torch_compat.whole_units import show_whole_units
@@ -351,6 +352,7 @@ def reduce_as_fsdp1(model: nn.Module, when_only_frozen: Callable[[str], None] = 
     _add_up_before_rounding(groups)
     reduce_when_passed(groups)
     keep_switches(groups)
+    shard_after_evaluation(_states(model), groups)
     # After `keep_switches`, whose methods call those of the class: these wrap what stands on the instances,
     # and would be lost under them.
     gather_outside_inference(groups)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fsdp_migrate.torch_compat.shown_shards import gather_for_forward
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +30,7 @@ def show_whole_units(model: nn.Module, groups: Iterable[Any]) -> None:
     def show(module: nn.Module, args: Any) -> None:
         del module, args
         for group in whole:
-            group.unshard(False)
-            group.wait_for_unshard()
+            gather_for_forward(group)
 
     if whole:  # after FSDP2's own hook, which makes groups ready
         model.register_forward_pre_hook(torch.compiler.disable(show))
