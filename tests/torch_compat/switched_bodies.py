@@ -68,6 +68,8 @@ class Run:
     optimizer: str = "all"
     strategy: str = "FULL_SHARD"
     evaluates: bool = False
+    gradients: bool = False
+    """Whether evaluations make gradients, as those that stand in no ``no_grad`` do."""
     within: bool = False
 
 
@@ -125,7 +127,7 @@ def train(run: Run, kind: str) -> tuple[list[float], Tensors]:
     losses = []
     for step in range(STEPS):
         if run.evaluates:
-            with torch.no_grad():
+            with nullcontext() if run.gradients else torch.no_grad():
                 loss_of(model, batch(99, dist.get_rank()))
         thawed = switch(model, schedule, step, flat=kind == "FSDP1, flat")
         known = {param for group in optimizer.param_groups for param in group["params"]}
@@ -192,9 +194,8 @@ def set_on_shards() -> dict[str, list[bool]]:
     shards = dict(model.named_parameters())
     found: dict[str, list[bool]] = {}
 
-    def evaluate() -> None:
-        with torch.no_grad():
-            loss_of(model, batch(0, dist.get_rank()))
+    def evaluate() -> None:  # with gradients: without them a unit shows no whole parameters
+        loss_of(model, batch(0, dist.get_rank()))
 
     evaluate()
     assert not isinstance(model.head.out.weight, DTensor)

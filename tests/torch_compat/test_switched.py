@@ -22,13 +22,16 @@ RUNS = [
     Run("a part by turns", strategy="SHARD_GRAD_OP", evaluates=True),
     Run("frozen later", "bf16, fp32", strategy="SHARD_GRAD_OP", evaluates=True),
     Run("by turns", strategy="NO_SHARD", evaluates=True),
+    Run("thawed later", strategy="SHARD_GRAD_OP", optimizer="added", evaluates=True),
 ]
 FLAT_RUNS = [Run("frozen later"), Run("thawed later", "bf16, fp32"), Run("by turns", "bf16", "every")]
-# What FSDP1 failed at or did wrong: switching between microbatches, and a root of NO_SHARD.
+# What FSDP1 failed at or did wrong: switching between microbatches, or between a forward with gradients and that
+# of the step; and a root of NO_SHARD.
 OWN_RUNS = [
     Run("frozen later", parts="no_sync", within=True),
     Run("a part by turns", parts="every", within=True),
     Run("the root thawed", strategy="NO_SHARD"),
+    Run("a part by turns", strategy="SHARD_GRAD_OP", evaluates=True, gradients=True),
 ]
 
 
@@ -59,7 +62,7 @@ def test_switching_where_fsdp1_failed_trains_as_one_process() -> None:
 
 
 def test_an_optimizer_that_is_given_gathered_parameters_is_an_error_at_its_step() -> None:
-    runs = [Run("thawed later", strategy="SHARD_GRAD_OP", optimizer="added", evaluates=True)]
+    runs = [Run("thawed later", strategy="SHARD_GRAD_OP", optimizer="added", evaluates=True, gradients=True)]
     for _, _, found in outcomes(runs, "one process"):
         assert found.startswith(
             "OptimizerError: This SGD holds 6 whole parameters, such as `blocks.0.norm.weight`"
