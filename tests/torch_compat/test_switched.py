@@ -25,8 +25,8 @@ RUNS = [
     Run("thawed later", strategy="SHARD_GRAD_OP", optimizer="added", evaluates=True),
 ]
 FLAT_RUNS = [Run("frozen later"), Run("thawed later", "bf16, fp32"), Run("by turns", "bf16", "every")]
-# What FSDP1 failed at or did wrong: switching between microbatches, or between a forward with gradients and that
-# of the step; and a root of NO_SHARD.
+# What FSDP1 failed at or did wrong: switching between microbatches, or between a forward with gradients and
+# that of the step; and a root of NO_SHARD.
 OWN_RUNS = [
     Run("frozen later", parts="no_sync", within=True),
     Run("a part by turns", parts="every", within=True),
