@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for
 from fsdp_migrate.source.compat_modules import with_compat_modules
+from fsdp_migrate.source.composed_optimizers import with_composed_optimizers
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.handed_functions import handed_over
@@ -77,6 +78,7 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = Told(following).links()
+    links = with_composed_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
     links = with_compat_modules(project, links)

@@ -54,6 +54,8 @@ class Links:
     """Methods of this file's classes that another file calls on sharded models."""
     optimizer_methods: frozenset[str] = frozenset()
     """Methods of this file's classes by which models that another file shards make their optimizers."""
+    optimizer_makers: frozenset[str] = frozenset()
+    """Functions of this file that make optimizers for Composer's Trainer, which shards their model."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False
@@ -117,6 +119,7 @@ class Links:
             self.wraps_given,
             self.names,
             self.optimizers,
+            self.optimizer_makers,
             self.methods,
             self.hooks,
             self.frameworks,
