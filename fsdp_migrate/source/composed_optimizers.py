@@ -37,11 +37,11 @@ def with_composed_optimizers(project: Project, links: dict[Path, Links]) -> dict
         for path, text in project.texts.items()
         if all(word in text for word in _WORDS) and any(name in text for name in SETTINGS)
     ]
-    found = _Composed(project) if asking else None
-    for module in filter(None, map(project.module, asking)) if found is not None else ():
+    found = _Composed(project)
+    for module in filter(None, map(project.module, asking)):
         for value, place in _given(project, module):
             found.follow(value, place)
-    return _told(found, links) if found is not None else links
+    return _told(found, links)
 
 
 def _told(found: _Composed, links: dict[Path, Links]) -> dict[Path, Links]:
