@@ -71,13 +71,14 @@ class FrameworkModels:
 
     @functools.cached_property
     def _named(self) -> frozenset[Path]:
-        return self.trainers.union(self.lightning.files if self.lightning is not None else ())
+        known = (each.files for each in (self.lightning, self.composer) if each is not None)
+        return self.trainers.union(*known)
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is of which the source itself says nothing."""
         if place.module.path not in self._named:
             return set()
-        known = (each for each in (self.hf, self.lightning) if each is not None)
+        known = (each for each in (self.hf, self.lightning, self.composer) if each is not None)
         return {kind for each in known for kind in each.of_name(text, place)}
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:

@@ -121,7 +121,7 @@ class ModelKinds:
     def is_before_wrapping(self, node: cst.BaseExpression) -> bool:
         """Tell whether a name is used before the statements, of the same function, that make it a model.
 
-        ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
+        ``net.load_state_dict(x)`` above ``net = FSDP(net)`` is about the plain module.
         """
         key = self.key_of(node)
         if key is None or self.frameworks.is_trained(node):
@@ -180,8 +180,7 @@ class ModelKinds:
 
     def is_inner(self, node: cst.BaseExpression) -> bool:
         """Tell whether it is a name of what the wrapper of FSDP1, or a framework, held: ``FSDP(net)``."""
-        key = self.key_of(node)
-        return key in self.inner and set(self.made.get(key, ())) <= set(self.inner[key])
+        return (key := self.key_of(node)) in self.inner and {*self.made.get(key, ())} <= {*self.inner[key]}
 
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
@@ -231,8 +230,9 @@ class ModelKinds:
             return True
         text, function = text_of(node), self.index.function(node)
         for call in walk_for(function, cst.Call) if function is not None else ():
-            is_same = dotted(call.func) == "isinstance" and text_of(call.args[0].value) == text
-            if is_same and self.index.fsdp1(call.args[-1].value) == catalog.FSDP:
+            asked = call.args if dotted(call.func) == "isinstance" else ()
+            is_same = bool(asked) and text_of(asked[0].value) == text
+            if is_same and self.index.fsdp1(asked[-1].value) == catalog.FSDP:
                 return True
         return False
 

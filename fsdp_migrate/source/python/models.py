@@ -239,6 +239,7 @@ class Models(ModelKinds):
         for where, step, value in added_to(node):
             self._put(where, step, value)
         self._follow_older_names(node)
+        self._follow_told(node)
         for given in self._wrapped_in(node):
             self._note_whole(given)
         for function in self.guards.functions(node.func):
@@ -326,6 +327,14 @@ class Models(ModelKinds):
             given = given_for(call, function, name)
             if given is not None and self.index.function(call) is not function:
                 self._follow_given(call, given, self.facts.get((function, name), set()))
+
+    def _follow_told(self, call: cst.Call) -> None:
+        """Note what a call gives to a function of another file that shards it, in place."""
+        for written in written_names(self.index, call.func) if self.links.shards_given else ():
+            for place, name, kinds in self.links.shards_given.get(written, ()):
+                given = argument_of(call, place, {name})
+                if given is not None:
+                    self._follow_given(call, given, set(kinds))
 
     def _follow_arguments(self, call: cst.Call, function: cst.FunctionDef) -> None:
         """Note what a call gives to the parameters of a function."""
