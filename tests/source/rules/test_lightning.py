@@ -247,6 +247,20 @@ def test_a_strategy_that_its_trainer_is_given_in_one_branch() -> None:
     assert "is not seen here" in comments(body.replace("strategy=s", "strategy=t"), header=LIT)
 
 
+@pytest.mark.parametrize("asks", ["s == 'fsdp'", "s in {'fsdp', 'x'}", "isinstance(s, str)"])
+@pytest.mark.parametrize("runs", ["L.Trainer", "L.Fabric"])
+def test_a_strategy_whose_name_is_a_parameter_that_is_asked(asks: str, runs: str) -> None:
+    body = (
+        f"def f(n, s):\n  if n > 1:\n    if {asks}:\n      s = FSDPStrategy()\n  else:\n    s = 'auto'\n"
+        f"  print(s, f'{{s}}')\n  t = {runs}(devices=8, precision='bf16-true', strategy=s)\n"
+    )
+    said = comments(body, header=LIT)
+    assert "this strategy is given in one branch, and another in others" in said
+    assert "not seen here" not in said
+    given = comments(body.replace("strategy=s)", "strategy=s)\n  g = L.Trainer(strategy=s)"), header=LIT)
+    assert "not seen here" in given
+
+
 def test_the_precision_of_a_trainer_that_is_not_seen() -> None:
     """FSDPStrategy takes its dtypes from the Trainer, the hook from the strategy alone."""
     header = f"import torch\nfrom torch.distributed.fsdp import MixedPrecision\n{LIT}"
