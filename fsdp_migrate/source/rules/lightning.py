@@ -368,8 +368,9 @@ def _left(source: Source, asked: _Asked) -> Found:
     if asked.is_fabric:
         text = (
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
-            f"{asked.package}.strategies, put the function that stands below above it, and make optimizers "
-            "after `model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
+            f"{asked.package}.strategies, put the function that stands below above it, and make optimizers, "
+            "and the lists of parameters that they are given, after `model = fabric.setup_module(model)`: "
+            "FSDP2 replaces the parameters."
             f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
