@@ -83,6 +83,17 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
     return False
 
 
+def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:
+    """Return what asks Lightning for FSDP by other keys than ``strategy``.
+
+    Example:
+        >>> asks("distributed_backend: fsdp", asks_by_key(["distributed_backend"]))
+        True
+    """
+    keys = "|".join(map(re.escape, sorted(names)))
+    return re.compile(rf"\b(?:{keys})['\"]?\s*[:=]\s*['\"]?fsdp")
+
+
 def is_accelerates(path: Path) -> bool:
     """Tell whether a file that is not named as a config is one of Accelerate's, which asks for FSDP."""
     return path.suffix in MAYBE_CONFIGS and _ACCELERATES.search(path.read_bytes()) is not None

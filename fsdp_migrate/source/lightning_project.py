@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around
+from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around, asks_by_key
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.lightning_models import (
@@ -41,6 +41,10 @@ _HANDS_ON = re.compile(
     r"\bstrategy\s*=\s*(?!(?:None|True|False)\b)[A-Za-z_][\w.]*(?:\[[^\]\n]*\]|\.get\([^)\n]*\))*\s*[,)]"
     r"|\bTrainer\([^()]*\*\*"
 )
+# The key of a config whose value is the strategy: `strategy=cfg.trainer.distributed_backend`.
+_KEY = re.compile(
+    r"\bstrategy\s*=\s*[A-Za-z_]\w*(?:\.\w+|\[['\"]\w+['\"]\])*?(?:\.|\[['\"])(\w+)(?:['\"]\])?\s*[,)\n]"
+)
 _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # `self`, the Trainer, and the LightningModule.
@@ -57,6 +61,9 @@ def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]])
     users = {path: project.texts[path] for path in using_lightning(project.texts)}
     reads = any(_READS_CONFIGS.search(text) or _hands_on(text) for text in users.values())
     asks = bool(asking_for_fsdp1(users)) or (reads and asked_around(around, ASKS_LIGHTNING))
+    names = {name for text in users.values() for name in _KEY.findall(text)} - {"strategy"}
+    if not asks and reads and names:
+        asks = asked_around(around, asks_by_key(names))
     if not asks:
         return set()
     return {

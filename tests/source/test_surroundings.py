@@ -6,6 +6,7 @@ import pickle
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
