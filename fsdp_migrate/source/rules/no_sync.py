@@ -73,10 +73,16 @@ def _of_method(source: Source, node: cst.Attribute) -> Iterator[Found]:
     if sure == "mixed":
         said = f"{mixed(source, node.value)}take {unsynced(source, node.value)}."
         yield Found("FM333", node, said, "commented")
-    elif sure in {"likely", "unknown"}:
+    elif sure in {"likely", "unknown"} and not _is_given_a_model(source, node):
         yield Found("FM312", node, _UNSURE, "commented")
     elif sure == "sure":
         yield _rewritten(source, node)
+
+
+def _is_given_a_model(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether it is a framework's own, which takes the model: ``get_accelerator().no_sync(model)``."""
+    above = source.index.parents[node]
+    return isinstance(above, cst.Call) and above.func is node and bool(above.args)
 
 
 def _rewritten(source: Source, node: cst.Attribute) -> Found:

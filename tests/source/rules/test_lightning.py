@@ -230,6 +230,20 @@ def test_what_is_private_to_the_strategy_gets_a_comment(source: str) -> None:
     assert_framework_commented(source, "FM319")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("_get_full_state_dict_context", "get_model_state_dict"),
+        ("_setup_activation_checkpointing", "activation_checkpointing=)"),
+        ("_has_meta_device_parameters", "see what it is asked for here"),
+    ],
+)
+def test_each_private_function_is_told_what_takes_its_place(name: str, said: str) -> None:
+    found = comments(f"from lightning.fabric.strategies.fsdp import {name}\n{name}(model)\n", header="")
+    assert said in found
+    assert ("get_model_state_dict" in found) is (said == "get_model_state_dict")
+
+
 def test_rays_strategy_is_lightnings() -> None:
     source = "from ray.train.lightning import RayFSDPStrategy\ns = RayFSDPStrategy(cpu_offload=True)\n"
     assert_framework_commented(source, "FM319")

@@ -37,6 +37,7 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 
 LEFT_ALONE = [
     "self.trainer.no_sync()\n",
+    "def f(model):\n    with get_accelerator().no_sync(model):\n        pass\n",
     "class T:\n    def no_sync(self): ...\n",
     "class T:\n    def f(self):\n        self.no_sync = False\n        if self.no_sync:\n            pass\n",
     "other.no_sync = True\n",
