@@ -188,7 +188,8 @@ class ProjectFacts(ProjectKinds):
         for number, name in sharded_parameters(made, self.inner):
             kinds = {kind for kind in whole(self.facts.get((made.key, name), ())) if kind != "ddp"}
             written = self._written(call.func, place)
-            if made.module is not place.module and written:
+            is_told = made.module is not place.module or self._is_of_an_object(call.func, place)
+            if is_told and written:
                 told = self.shards_told.setdefault(place.module.path, {})
                 told.setdefault(written, set()).add((number, name, frozenset({*kinds, "fsdp", "other"})))
             if (text := given_for(call, number, name)) is not None:

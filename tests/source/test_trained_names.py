@@ -74,3 +74,27 @@ def test_a_name_that_is_bound_anew(how: str, tmp_path: Path) -> None:
 def test_what_shards_it_stands_in_another_file(how: str, tmp_path: Path) -> None:
     assert said(tmp_path, OTHERS[how], "pass", "pass", "net.state_dict()") == [("train.py", "FM333")]
     assert said(tmp_path, OTHERS[how], "net.state_dict()", "pass", "pass") == []
+
+
+STRATEGY = (
+    "class Strategy:\n    def __init__(self):\n        self.accelerator = Accelerator(fsdp_plugin=Plugin())\n"
+    "    def prepare(self, net, opt):\n        return self.accelerator.prepare(net, opt)\n"
+)
+KEEPS = (
+    "class Runner:\n    def __init__(self, model, opt, strategy: Strategy):\n        self.model = model\n"
+    "        self.prepared, self.opt = strategy.prepare(model, opt)\n"
+    "    def save(self):\n        return self.model.state_dict()\n"
+)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_name_from_before_what_a_method_of_an_object_shards(tmp_path: Path, *, is_apart: bool) -> None:
+    strategy = f"{PLUGIN}{STRATEGY}"
+    if is_apart:
+        (tmp_path / "strategy.py").write_text(strategy)
+    runner = f"from strategy import Strategy\n{KEEPS}" if is_apart else f"{strategy}{KEEPS}"
+    (tmp_path / "runner.py").write_text(runner)
+    uses = (use for use in scan_paths([tmp_path]).uses if use.code == "FM333" and use.action == "commented")
+    assert [(use.path.rpartition("/")[2], use.text) for use in uses] == [
+        ("runner.py", "self.model.state_dict()")
+    ]

@@ -295,8 +295,6 @@ class Models(ModelKinds):
         for place, arg in enumerate(call.args) if kinds else ():
             is_one = "fsdp" in kinds and place == 0
             found = kinds if is_one else taken(str(place), kinds)
-            for name in older_names(self.index, call, arg.value) if "fsdp" in found else ():
-                self._note_name(name, found, arg.value)
             if "fsdp" in found:
                 self._follow_given(call, arg.value, found)
 
@@ -315,6 +313,8 @@ class Models(ModelKinds):
 
     def _follow_given(self, call: cst.Call, given: cst.BaseExpression, kinds: set[str]) -> None:
         """Note the name of what a call shards, and may give another name: ``model = FSDP(net)``."""
+        for older in older_names(self.index, call, given):
+            self._note_name(older, kinds, given)
         name, has_other = inner_name(self.index, call, given) or (None, False)
         if name is not None and has_other:
             self._note_name(name, whole(kinds), given)
@@ -326,7 +326,8 @@ class Models(ModelKinds):
         for name in inner_parameters(self.index, function, self.inner) if self.inner else ():
             given = given_for(call, function, name)
             if given is not None and self.index.function(call) is not function:
-                self._follow_given(call, given, self.facts.get((function, name), set()))
+                kinds = self.facts.get((function, name), set()) - {"ddp"}
+                self._follow_given(call, given, {*kinds, "fsdp"})
 
     def _follow_told(self, call: cst.Call) -> None:
         """Note what a call gives to a function of another file that shards it, in place."""
