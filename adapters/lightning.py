@@ -255,7 +255,10 @@ class LightningAdapter:
             draft.say("FM355", block.at("sharding_strategy"), text)
         if is_fabric:
             text = "Fabric's ModelParallelStrategy shards nothing itself: `parallelize_fn` does, as emitted."
-            hint = "Give it the function, and make optimizers after `fabric.setup_module(model)`."
+            hint = (
+                "Give it the function, and make optimizers, and the lists of parameters that they are given, "
+                "after `fabric.setup_module(model)`."
+            )
             draft.say("FM355", block.at("parallelize_fn"), text, hint)
             return
         text = (

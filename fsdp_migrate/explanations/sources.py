@@ -111,7 +111,7 @@ EXPLANATIONS = {
         "Give the Trainer `ModelParallelStrategy(data_parallel_size=RANKS, tensor_parallel_size=1)`, and the module `def configure_model(self)` that calls"
         ' `prepare_fully_shard(self, {...}, mesh=self.device_mesh["data_parallel"])` with the arguments that the strategy had. The comment has both, as far as they are'
         " known. For settings in a file, `fsdp-migrate config FILE` writes the strategy and prints the hook."
-        " Fabric has no hook: its strategy is given `parallelize_fn`, a function that the comment has. FSDP2 replaces the parameters, so make optimizers after"
+        " Fabric has no hook: its strategy is given `parallelize_fn`, a function that the comment has. FSDP2 replaces the parameters, so make optimizers, and the lists of parameters that they are given, after"
         " `model = fabric.setup_module(model)`.",
     ),
     "FM320": (

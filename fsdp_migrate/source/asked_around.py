@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source.files import SHELL, find_sources, read_source
+from fsdp_migrate.source.files import CONFIGS, MAYBE_CONFIGS, SHELL, find_sources, read_source
 
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_FILES: Final = SHELL | {".json", ".yaml", ".yml"}
+_FILES: Final = SHELL | CONFIGS
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 ASKS_HF: Final = re.compile(
@@ -45,6 +45,7 @@ ASKS_COMPOSER: Final = re.compile(
     r"|\bparallelism_config['\"]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
 )
 """What asks Composer for FSDP, beside what else is Composer's."""
+_ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
 _COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
@@ -69,9 +70,9 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
-    for path in find_sources(paths, _FILES) if paths else ():
+    for path in find_sources(paths, _FILES | MAYBE_CONFIGS) if paths else ():
         try:
-            if path.suffix not in _FILES or path.stat().st_size > _MOST:
+            if path.stat().st_size > _MOST or not (path.suffix in _FILES or is_accelerates(path)):
                 continue
             # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
             is_asked = asks(read_source(path), pattern)
@@ -80,6 +81,22 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
         except (SourceError, OSError):
             continue  # what is wrong with it is said where it is looked at
     return False
+
+
+def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:
+    """Return what asks Lightning for FSDP by other keys than ``strategy``.
+
+    Example:
+        >>> asks("distributed_backend: fsdp", asks_by_key(["distributed_backend"]))
+        True
+    """
+    keys = "|".join(map(re.escape, sorted(names)))
+    return re.compile(rf"\b(?:{keys})['\"]?\s*[:=]\s*['\"]?fsdp")
+
+
+def is_accelerates(path: Path) -> bool:
+    """Tell whether a file that is not named as a config is one of Accelerate's, which asks for FSDP."""
+    return path.suffix in MAYBE_CONFIGS and _ACCELERATES.search(path.read_bytes()) is not None
 
 
 def _is_fabrics(path: Path) -> bool:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
 from fsdp_migrate.source.project import Place, dotted
-from fsdp_migrate.source.python.held import BY, attribute, put
+from fsdp_migrate.source.python.held import attribute, put
+from fsdp_migrate.source.python.trainer_models import COMPOSED, COMPOSERS, SETTINGS
+from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
 
 
-SHARDED: Final = frozenset({"fsdp", "other", f"{BY}composer"})
-"""What the model of Composer's Trainer may be."""
 _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
 _CLASSES = re.compile(r"\bclass \w+\([^)]*(?:Callback|Algorithm)\b")
 _CLASS = re.compile(r"^class (\w+)\([^)]*(?:Callback|Algorithm)\b", re.MULTILINE)
@@ -41,13 +42,14 @@ def run_by_composer(project: Project, around: Iterable[str | os.PathLike[str]]) 
     texts = project.texts
     users = {path for path, text in texts.items() if "composer" in text and _IMPORTS.search(text)}
     found = {path for path in users if _CLASSES.search(texts[path])}
-    if not found or any(_IS_NEW.search(texts[path]) for path in users):
+    trains = {path for path in users if any(name in texts[path] for name in SETTINGS)}
+    if not (found or trains) or any(_IS_NEW.search(texts[path]) for path in users):
         return set()
     is_asked = any(asks(texts[path], ASKS_COMPOSER) for path in users)
     if not is_asked and not asked_around(around, ASKS_COMPOSER):
         return set()
     names = {name for path in found for name in _CLASS.findall(texts[path])}
-    return found | set(project.importing(names))
+    return found | trains | set(project.importing(names) if names else ())
 
 
 @dataclass(eq=False)
@@ -58,6 +60,22 @@ class ComposerProject:
     files: frozenset[Path]
     _known: dict[tuple[Path, str], bool] = field(default_factory=dict)
 
+    @functools.cached_property
+    def _names(self) -> TrainedNames:
+        return TrainedNames(self._composed)
+
+    def of_name(self, text: str, place: Place) -> set[str]:
+        """Return what a name is that a Trainer was given, below that line."""
+        is_one = place.module.path in self.files and self._names.is_one(text, place)
+        return set(COMPOSED) if is_one else set()
+
+    def _composed(self, call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
+        """Return the name of the model that Composer's Trainer shards."""
+        named = {each.arg: each.value for each in call.keywords if each.arg in SETTINGS}
+        is_asked = any(not isinstance(e, ast.Constant) or e.value is not None for e in named.values())
+        is_its = is_asked and self.project.qualified(dotted(call.func) or "?", place) in COMPOSERS
+        return model_given(call) if is_its else None
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks and algorithms are given: a state, which has the model."""
         for module in filter(None, map(self.project.module, sorted(self.files))):
@@ -67,7 +85,7 @@ class ComposerProject:
                     continue
                 names = [arg.arg for arg in (*each.node.args.posonlyargs, *each.node.args.args)]
                 yield from (
-                    (each.key, name, put(attribute("model"), SHARDED)) for name in names if name == "state"
+                    (each.key, name, put(attribute("model"), COMPOSED)) for name in names if name == "state"
                 )
 
     def _is(self, module: Module, name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for
 from fsdp_migrate.source.compat_modules import with_compat_modules
+from fsdp_migrate.source.composed_optimizers import with_composed_optimizers
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.handed_functions import handed_over
@@ -77,6 +78,7 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = Told(following).links()
+    links = with_composed_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
     links = with_compat_modules(project, links)
@@ -185,7 +187,7 @@ class _Following(ProjectFacts):
     def _statement(self, statement: Statement) -> None:
         node, place = statement.node, statement.place
         for call in statement.calls:
-            self._call(call, place)
+            self._call(call, place, node)
             self._adds(call, place)
         self._block(node, place)
         if isinstance(node, ast.Assign):
@@ -234,9 +236,10 @@ class _Following(ProjectFacts):
                 scope = f"{place.scope}.{node.name}" if place.scope else node.name
                 self._add((f"{place.module.path}:{scope}", arg.arg), {f"{ANY}{owner.key}"}, from_others=True)
 
-    def _call(self, call: ast.Call, place: Place) -> None:
+    def _call(self, call: ast.Call, place: Place, node: ast.stmt) -> None:
         """Note what a call gives to the parameters of what it calls."""
         given, named = given_to(call, lambda node: self.kinds(node, place))
+        self._follow_sharding(call, node, place)
         is_about = any(map(self._is_about, (*given, *named.values())))
         is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
         self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
@@ -248,6 +251,7 @@ class _Following(ProjectFacts):
             if definition.module is not place.module or self._is_of_an_object(call.func, place):
                 self._note_gives(call.func, place, definition)
             self._follow_wrapping(call, place, definition, self._written(call.func, place))
+            self._follow_sharded(call, definition, node, place)
             if is_about:
                 self.look_at([definition.module.path])
                 if place.is_typed and definition.module is not place.module:
@@ -366,30 +370,6 @@ class _Following(ProjectFacts):
         if isinstance(definition.node, ast.ClassDef):
             return definition.key, f"self.{name}"
         return definition.key, name
-
-    def _written(self, func: ast.expr, place: Place) -> str:
-        """Return how a file writes the name of a thing of another file, its imports taken in."""
-        text = dotted(func)
-        if text is None:  # `Strategy().prepare(net)`
-            made = func.value if isinstance(func, ast.Attribute) else None
-            start = self._written(made.func, place) if isinstance(made, ast.Call) else ""
-            return f"{start}().{func.attr}" if start and isinstance(func, ast.Attribute) else ""
-        root, _, rest = text.partition(".")
-        if root in {"self", "cls"}:
-            owner = self.project.class_of(place)
-            return f"{owner.name}:{text}" if owner is not None else ""
-        if root in place.module.imports:
-            return self.project.qualified(text, place)
-        if self._is_of_an_object(func, place):
-            return f"{place.scope}:{text}"
-        return text if not rest else ""  # by `from module import *`
-
-    @staticmethod
-    def _is_of_an_object(func: ast.expr, place: Place) -> bool:
-        """Tell whether a method is called of an object that a function has: ``solver.parameters_of()``."""
-        root, _, rest = (dotted(func) or "").partition(".")
-        is_known = root in {"cls", "self", "super()"} or root in place.module.imports
-        return bool(rest) and not is_known and root not in place.module.definitions
 
     def _note_gives(
         self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()

@@ -55,6 +55,10 @@ _OPTION = re.compile(r"['\"]--strategy['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]*(?:Trainer|Callback)\b|Trainer\(")
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
+_WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
+_SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
+_ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
+_LAUNCHES = "accelerate"
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
@@ -149,7 +153,9 @@ def _asked_by_configs(
 ) -> set[Path]:
     """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
     found = {path for path in given if not _WORDS[name][3].search(texts[path])}
-    return found if found and asked_around(around, pattern) else set()
+    flags = [text for text in texts.values() if "--use_fsdp" in text and _LAUNCHES in text]
+    is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
+    return found if found and (is_asked or asked_around(around, pattern)) else set()
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
@@ -159,7 +165,14 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
-    return found if any(asks(text, ASKS_HF) for text in own) or asked_around(around, ASKS_HF) else set()
+    is_asked = any(asks(text, ASKS_HF) for text in own) or any(map(_asks_otherwise, texts.values()))
+    return found if is_asked or asked_around(around, ASKS_HF) else set()
+
+
+def _asks_otherwise(text: str) -> bool:
+    """Tell whether a source has the words for FSDP of the Trainer in a dict, or asks one for it."""
+    is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
+    return is_said or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
 
 
 def _given(texts: Mapping[Path, str], framework: str, given: Collection[Path]) -> Iterator[Path]:

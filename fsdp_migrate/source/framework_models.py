@@ -15,9 +15,10 @@ from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
-from fsdp_migrate.source.python.fabric_models import FABRICS, set_up_by
+from fsdp_migrate.source.python.fabric_models import FABRICS, set_up_by, shards_nothing
 from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.starred import given_in
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -71,13 +72,14 @@ class FrameworkModels:
 
     @functools.cached_property
     def _named(self) -> frozenset[Path]:
-        return self.trainers.union(self.lightning.files if self.lightning is not None else ())
+        known = (each.files for each in (self.lightning, self.composer) if each is not None)
+        return self.trainers.union(*known)
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is of which the source itself says nothing."""
         if place.module.path not in self._named:
             return set()
-        known = (each for each in (self.hf, self.lightning) if each is not None)
+        known = (each for each in (self.hf, self.lightning, self.composer) if each is not None)
         return {kind for each in known for kind in each.of_name(text, place)}
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
@@ -95,7 +97,7 @@ class FrameworkModels:
                 found = prepared_by(given, asked_in(tree))
             found = set() if found and is_of_other_launch(place) else found
         if not found and not isinstance(call.args[0], ast.Starred) and self._uses("fabric", place):
-            is_its = self._is_one(FABRICS, owner, place)
+            is_its = self._is_one(FABRICS, owner, place) and not _is_made_plain(owner, place)
             found = set_up_by(func.attr, has_optimizers=len(call.args) > 1) if is_its else set()
         return found
 
@@ -106,6 +108,21 @@ class FrameworkModels:
 
     def _uses(self, framework: str, place: Place) -> bool:
         return place.module.path in self.users.get(framework, ())
+
+
+def _is_made_plain(owner: str, place: Place) -> bool:
+    """Tell whether the function of a place makes a Fabric, once, that shards nothing."""
+    function = place.module.definitions.get(place.scope)
+    assigns = [
+        node
+        for node in walked(function.node if function is not None else place.module.tree)
+        if isinstance(node, ast.Assign) and owner in map(dotted, node.targets)
+    ]
+    made = assigns[0].value if len(assigns) == 1 else None
+    if not isinstance(made, ast.Call) or made.args or (dotted(made.func) or "").split(".")[-1] != "Fabric":
+        return False
+    given = {each.arg: ast.unparse(each.value) for each in made.keywords if each.arg}
+    return len(given) == len(made.keywords) and shards_nothing(given)
 
 
 def unwrapped(call: ast.Call, place: Place) -> ast.expr | None:

@@ -108,6 +108,8 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
         return _LOADS.get(by, "load_model_state_dict of fsdp_migrate.runtime, given the model")
     if (own := _by_place(source, model)) is not None:
         return f"{own}, on every rank"
+    if by == "fabric" and source.models.is_inner(model):
+        return _WHOLE.format(short(model, 30))
     # Without these options rank 0 would save its own shards, without an error.
     return _STATES.get(
         by, _WHOLE.format(_itself(source, model)) + ", where the state is to be whole (rank 0 has it)"

@@ -19,10 +19,11 @@ from fsdp_migrate.source.python.trainer_models import (
     holds_model,
     of_itself,
 )
+from fsdp_migrate.source.trained_names import TrainedNames, model_given, statements
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
@@ -45,6 +46,7 @@ class HFProject:
     files: frozenset[Path]
     _classes: dict[Path, dict[str, str]] = field(default_factory=dict)
     _trained: dict[Path, dict[tuple[str, str], int]] = field(default_factory=dict)
+    _names: TrainedNames = field(default_factory=lambda: TrainedNames(_model_of))
 
     def classes(self, module: Module) -> dict[str, str]:
         """Return the classes of a file that are Trainers or callbacks, with which of both."""
@@ -89,6 +91,8 @@ class HFProject:
         if text.startswith("self."):
             is_trainer = self.classes(place.module).get(owner) == TRAINER
             return of_itself(text, method) if is_trainer else set()
+        if self._names.is_one(text, place):
+            return set(SHARDED)
         line = self._places(place.module).get((place.scope, text))
         return holds_model() if line is not None and place.line > line else set()
 
@@ -126,15 +130,15 @@ def _given_to(
 
 def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, str], int]]:
     """Yield where ``trainer.train()`` stands in a scope that makes the Trainer, or in one within it."""
-    statements = list(_statements(body))
+    every = list(statements(body))
     made = {
         target.id
-        for node in statements
+        for node in every
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_trainer(node.value)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for node in statements:
+    for node in every:
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name)
         elif made:
@@ -149,11 +153,9 @@ def _is_trainer(call: ast.Call) -> bool:
     return is_named and (len(call.args) > 1 or any(each.arg == "args" for each in call.keywords))
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            for inner in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(node, inner, []))
-            for handler in getattr(node, "handlers", ()):
-                yield from _statements(handler.body)
+def _model_of(call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
+    """Return the name of the model that ``trainer.train()`` shards."""
+    func = call.func
+    trainer = dotted(func.value) if isinstance(func, ast.Attribute) and func.attr == "train" else None
+    maker = made.get(trainer) if trainer is not None else None
+    return model_given(maker) if maker is not None and _is_trainer(maker) else None

@@ -37,6 +37,15 @@ _PRIVATE_SAID = (
     "torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), "
     "which every rank asks for."
 )
+_CHECKPOINTING = "_setup_activation_checkpointing"
+_CHECKPOINTING_SAID = (
+    "this is private to Lightning's FSDP1 strategy, and comes too late once FSDP2 has sharded the model: "
+    "give prepare_fully_shard(..., activation_checkpointing=) the classes of layers, in configure_model."
+)
+_OTHER_SAID = (
+    "this is private to Lightning's FSDP1 strategy, whose place ModelParallelStrategy takes: see what it is "
+    "asked for here."
+)
 _KWARGS = (
     "Lightning's FSDP1 strategy alone has `_fsdp_kwargs`: where ModelParallelStrategy takes its place, "
     "ask isinstance(strategy, ModelParallelStrategy), or the other branch runs."
@@ -53,8 +62,7 @@ def privates(source: Source) -> Iterator[Found]:
     for node in (*source.loads, *source.attributes):
         names = list(filter(_PRIVATE.match, source.index.qualified(node)))
         if names:
-            is_metadata = all(name.endswith(_METADATA) for name in names)
-            yield Found("FM319", node, _METADATA_SAID if is_metadata else _PRIVATE_SAID, "commented")
+            yield Found("FM319", node, _said_of_private(names[0]), "commented")
         elif any(map(_RAYS.match, source.index.qualified(node))):
             yield Found("FM319", node, _RAY_SAID, "commented")
         elif (
@@ -67,6 +75,14 @@ def privates(source: Source) -> Iterator[Found]:
         )
         if isinstance(name, cst.SimpleString) and name.evaluated_value == _OF_FSDP1:
             yield Found("FM319", call, _KWARGS, "commented")
+
+
+def _said_of_private(name: str) -> str:
+    if name.endswith(_METADATA):
+        return _METADATA_SAID
+    if name.endswith(_CHECKPOINTING):
+        return _CHECKPOINTING_SAID
+    return _PRIVATE_SAID if "state_dict" in name or "_context" in name else _OTHER_SAID
 
 
 def said_of_check(source: Source, node: cst.CSTNode) -> str | None:

@@ -7,23 +7,25 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around
+from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around, asks_by_key
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.lightning_models import (
     MODULE,
     SHARDED,
+    TRAINER,
     asking_for_fsdp1,
     is_named_as_part,
     is_run_sharded,
     is_trainers_model,
     using_lightning,
 )
+from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
@@ -38,6 +40,10 @@ _TRAINER = re.compile(r"\bTrainer\(")
 _HANDS_ON = re.compile(
     r"\bstrategy\s*=\s*(?!(?:None|True|False)\b)[A-Za-z_][\w.]*(?:\[[^\]\n]*\]|\.get\([^)\n]*\))*\s*[,)]"
     r"|\bTrainer\([^()]*\*\*"
+)
+# The key of a config whose value is the strategy: `strategy=cfg.trainer.distributed_backend`.
+_KEY = re.compile(
+    r"\bstrategy\s*=\s*[A-Za-z_]\w*(?:\.\w+|\[['\"]\w+['\"]\])*?(?:\.|\[['\"])(\w+)(?:['\"]\])?\s*[,)\n]"
 )
 _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -55,6 +61,9 @@ def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]])
     users = {path: project.texts[path] for path in using_lightning(project.texts)}
     reads = any(_READS_CONFIGS.search(text) or _hands_on(text) for text in users.values())
     asks = bool(asking_for_fsdp1(users)) or (reads and asked_around(around, ASKS_LIGHTNING))
+    names = {name for text in users.values() for name in _KEY.findall(text)} - {"strategy"}
+    if not asks and reads and names:
+        asks = asked_around(around, asks_by_key(names))
     if not asks:
         return set()
     return {
@@ -75,6 +84,7 @@ class LightningProject:
     project: Project
     files: frozenset[Path]
     _classes: dict[Path, dict[str, re.Pattern[str]]] = field(default_factory=dict)
+    _names: TrainedNames = field(default_factory=lambda: TrainedNames(_fitted))
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""
@@ -92,6 +102,8 @@ class LightningProject:
             return set()
         if is_trainers_model(text):
             return {"fsdp", "other"}
+        if self._names.is_one(text, place):
+            return set(SHARDED)
         owner, _, method = place.scope.rpartition(".")
         if not is_run_sharded(method) or not is_named_as_part(
             text, asked_in(place.module.tree, or_called=False)
@@ -117,6 +129,14 @@ class LightningProject:
         if any(map(base.match, names)):
             return True
         return any(self._derives(each, base, depth + 1) for each in self.project.bases(owner))
+
+
+def _fitted(call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
+    """Return the name of the model that ``trainer.fit(model)`` shards."""
+    func = call.func
+    is_fit = isinstance(func, ast.Attribute) and func.attr == "fit"
+    owner = dotted(func.value) or "" if is_fit and isinstance(func, ast.Attribute) else ""
+    return model_given(call) if is_fit and TRAINER.search(owner) else None
 
 
 def _names(definition: Definition) -> list[str]:

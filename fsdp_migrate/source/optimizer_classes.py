@@ -118,19 +118,18 @@ def made_beside_models(modules: Iterable[Module], owners: set[str], called: Call
         prepared = set(map(id, _prepared_below(module)))
         for node in walked(module.tree):
             if isinstance(node, ast.Call):
-                for definition in _picked(node.func, module, called):
-                    is_one = _note(definition, called, made.classes)
+                for definition in picked(node.func, module, called):
+                    is_one = note(definition, called, made.classes)
                     if is_one and id(node) not in prepared:
-                        _note(definition, called, made.of_parts)
+                        note(definition, called, made.of_parts)
                     if is_one and any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
                         made.with_states.add(definition.name.split(".")[-1])
                     if dotted(node.func) and (is_one or _derives_from_nothing(definition, called)):
-                        written = _written(module, dotted(node.func) or "")
-                        made.names.setdefault(module.path, set()).add(written)
+                        made.names.setdefault(module.path, set()).update(names_of(node.func, module))
     return made
 
 
-def _picked(value: ast.expr, module: Module, called: Called, depth: int = 0) -> Iterator[Definition]:
+def picked(value: ast.expr, module: Module, called: Called, depth: int = 0) -> Iterator[Definition]:
     """Yield the classes that an expression may stand for: one itself, or what a function or a dict gives."""
     if depth > 2 * _DEEPEST:
         return
@@ -139,16 +138,16 @@ def _picked(value: ast.expr, module: Module, called: Called, depth: int = 0) -> 
     if isinstance(value, ast.Call):
         name = (dotted(value.func) or "").split(".")[-1]
         for each in value.args[:1] if name == "partial" else ():
-            yield from _picked(each, module, called, depth + 1)
+            yield from picked(each, module, called, depth + 1)
         functions = [
             each for each in called(value.func, Place(module, "")) if not isinstance(each.node, ast.ClassDef)
         ]
         for function in functions:
             for given in ast.walk(function.node):
                 if isinstance(given, ast.Return) and given.value is not None:
-                    yield from _picked(given.value, function.module, called, depth + 1)
+                    yield from picked(given.value, function.module, called, depth + 1)
     for each in () if found else _stands_for(value, module):
-        yield from _picked(each, module, called, depth + 1)
+        yield from picked(each, module, called, depth + 1)
 
 
 def _stands_for(value: ast.expr, module: Module) -> Iterator[ast.expr]:
@@ -208,13 +207,19 @@ def _prepared_below(module: Module) -> Iterator[ast.Call]:
                     made.setdefault((each.place.scope, text), []).append(value)
 
 
+def names_of(func: ast.expr, module: Module) -> set[str]:
+    """Return what a class is called, as imports write it, by another name of it too: ``cls = optims.Own``."""
+    bound = _bound(module).get(func.id, []) if isinstance(func, ast.Name) else []
+    return {_written(module, text) for each in (func, *bound) if (text := dotted(each)) is not None}
+
+
 def _written(module: Module, text: str) -> str:
     root, _, rest = text.partition(".")
     written = module.imports.get(root, root)
     return f"{written}.{rest}" if rest else written
 
 
-def _note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> bool:
+def note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> bool:
     """Note a class, if it is an optimizer's."""
     line = list(_line(definition, called, 0))
     is_one = any(_is_torchs(each) for each in line)

@@ -32,7 +32,7 @@ def is_of_other_launch(place: Place) -> bool:
 
 def _is_off(test: ast.expr, *, truth: bool) -> bool:
     text = ast.unparse(test)
-    if "istributed" not in text and "is_fsdp" not in text:
+    if not any(word in text for word in ("istributed", "is_fsdp", "deepspeed_enabled")):
         return False
     return fsdp_said(cst.parse_expression(text), truth=truth) is False
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
 
@@ -112,27 +112,43 @@ def _asked(node: cst.BaseExpression) -> cst.BaseExpression | None:
 def _is_plain(values: ParameterValues, model: cst.BaseExpression) -> bool:
     """Tell whether a model is made here, and given to nothing that may shard it; an argument in each call."""
     source = values.source
-    if not isinstance(model, cst.Name) or model not in source.index.scopes:
-        return False
-    bindings = source.index.scopes[model].lookup(model.value)
-    if len(bindings) == 1 and bindings[0].kind == "param":
-        every = stands_for(source.index, source.models.guards, model)
-        given = [each for each in every if not source.contexts.is_summoned(each)]
-        return bool(given) and all(_is_left_plain(values, each) for each in given)
+    if isinstance(model, cst.Name) and model in source.index.scopes:
+        bindings = source.index.scopes[model].lookup(model.value)
+        if len(bindings) == 1 and bindings[0].kind == "param":
+            every = stands_for(source.index, source.models.guards, model)
+            given = [each for each in every if not source.contexts.is_summoned(each)]
+            return bool(given) and all(_is_left_plain(values, each) for each in given)
     return _is_left_plain(values, model)
 
 
 def _is_left_plain(values: ParameterValues, model: cst.BaseExpression) -> bool:
     source = values.source
-    if not isinstance(model, cst.Name) or model not in source.index.scopes or values.is_sharded(model):
+    if model not in source.index.scopes or values.is_sharded(model):
         return False
-    made = last_value(source.index, model)
-    if not isinstance(made, cst.Call) or any(values.is_sharded(arg.value) for arg in made.args):
+    every = _made_of(source, model)
+    made = [each for each in every if isinstance(each, cst.Call)]
+    if not made or len(made) < len(every) or any(map(_shards, made)):
         return False
-    shards = (call for call in source.calls if _SHARDS.search((dotted(call.func) or "").rpartition(".")[2]))
+    if any(values.is_sharded(arg.value) for each in made for arg in each.args):
+        return False
+    shards = filter(_shards, source.calls)
+    text = text_of(model)
     return not any(
-        name.value == model.value
-        for call in (*shards, made)
+        text_of(name) == text
+        for call in (*shards, *made)
         for arg in call.args
-        for name in walk_for(arg, cst.Name)
+        for name in walk_for(arg, type(model))
     )
+
+
+def _shards(call: cst.Call) -> bool:
+    """Tell whether a call may shard what it is given, as its name says."""
+    return _SHARDS.search((dotted(call.func) or "").rpartition(".")[2]) is not None
+
+
+def _made_of(source: Source, model: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return what a name is bound to, or all that ``self.ema`` of a class is set to; None does not count."""
+    if isinstance(model, cst.Attribute):
+        return [each for each in values_set(source.index, model) if text_of(each) != "None"]
+    last = last_value(source.index, model) if isinstance(model, cst.Name) else None
+    return [] if last is None else [last]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
 from fsdp_migrate.source.project_containers import bound_by_match, rooted, targets_of, text_of
-from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute
+from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute, node_of
 from fsdp_migrate.source.project_names import set_by_name
 from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.held import (
@@ -21,8 +21,19 @@ from fsdp_migrate.source.python.held import (
     item,
     put,
     taken,
+    whole,
 )
-from fsdp_migrate.source.wrapped_in_place import given_for, put_into, whole_of_target, wrapped_parameters
+from fsdp_migrate.source.python.wrappers import made_by
+from fsdp_migrate.source.wrapped_in_place import (
+    as_it_was,
+    given_for,
+    gives_another_name,
+    is_of_a_loop,
+    put_into,
+    sharded_parameters,
+    whole_of_target,
+    wrapped_parameters,
+)
 
 
 if TYPE_CHECKING:
@@ -32,12 +43,15 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.project_kinds import Key
     from fsdp_migrate.source.project_scopes import Scope
+    from fsdp_migrate.source.python.links import Sharded
 
     _Key = TypeVar("_Key", str, Fact)
 
 
 _WRAPS = "wraps:"
 """Before the key of a function: the scopes that ask whether it wraps parts of what it is given."""
+_SHARDS = "shards:"
+"""The same, whether it shards what it is given."""
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
@@ -52,6 +66,8 @@ class ProjectFacts(ProjectKinds):
     """The names of models of which a scope wraps parts."""
     wraps_told: dict[Path, dict[str, set[tuple[int, str]]]] = field(default_factory=dict)
     """What each file is told of functions that wrap parts of what they are given, by their names there."""
+    shards_told: dict[Path, dict[str, set[Sharded]]] = field(default_factory=dict)
+    """The same of functions that shard what they are given."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
     _asked_paths: set[Path] = field(default_factory=set, repr=False)
@@ -153,6 +169,66 @@ class ProjectFacts(ProjectKinds):
                 told.setdefault(written, set()).add((number, name))
             if (text := given_for(call, number, name)) is not None:
                 self._note_whole(text, place)
+
+    def _follow_sharding(self, call: ast.Call, node: ast.stmt, place: Place) -> None:
+        """Note the names of what a call shards in place, by other names too: ``model = FSDP(net)``."""
+        known = self.project.qualified(dotted(call.func) or "?", place)
+        kinds = made_by(known) or self.frameworks.of_call(call, place)
+        for number, arg in enumerate(call.args if has_model(kinds) else ()):
+            is_one = "fsdp" in kinds and number == 0
+            self._note_sharded(arg, kinds if is_one else taken(str(number), kinds), node, place)
+
+    def _follow_sharded(self, call: ast.Call, called: Definition, node: ast.stmt, place: Place) -> None:
+        """Note what a call gives to a function, or the constructor of a class, that shards it in place."""
+        is_class = isinstance(called.node, ast.ClassDef)
+        made = self.project.method(called, "__init__") if is_class else called
+        if made is None or made.key == f"{place.module.path}:{place.scope}":
+            return
+        self.ask(f"{_SHARDS}{made.key}")
+        for number, name in sharded_parameters(made, self.inner):
+            kinds = {kind for kind in whole(self.facts.get((made.key, name), ())) if kind != "ddp"}
+            written = self._written(call.func, place)
+            is_told = made.module is not place.module or self._is_of_an_object(call.func, place)
+            if is_told and written:
+                told = self.shards_told.setdefault(place.module.path, {})
+                told.setdefault(written, set()).add((number, name, frozenset({*kinds, "fsdp", "other"})))
+            if (text := given_for(call, number, name)) is not None:
+                self._note_sharded(node_of(text), {*kinds, "fsdp"}, node, place)
+
+    def _note_sharded(self, given: ast.expr, kinds: set[str], node: ast.stmt, place: Place) -> None:
+        text = dotted(as_it_was(given))
+        if "fsdp" not in kinds or text is None or is_of_a_loop(text, place.loops):
+            return
+        scope = f"{place.module.path}:{place.scope}"
+        if place.line not in self.inner.setdefault((scope, text), set()):
+            self.inner[scope, text].add(place.line)
+            self._found_more(f"{_SHARDS}{scope}")
+        if gives_another_name(node, text):
+            self._assign_name(text, {*whole(kinds), "other"}, place)
+
+    def _written(self, func: ast.expr, place: Place) -> str:
+        """Return how a file writes the name of a thing of another file, its imports taken in."""
+        text = dotted(func)
+        if text is None:  # `Strategy().prepare(net)`
+            made = func.value if isinstance(func, ast.Attribute) else None
+            start = self._written(made.func, place) if isinstance(made, ast.Call) else ""
+            return f"{start}().{func.attr}" if start and isinstance(func, ast.Attribute) else ""
+        root, _, rest = text.partition(".")
+        if root in {"self", "cls"}:
+            owner = self.project.class_of(place)
+            return f"{owner.name}:{text}" if owner is not None else ""
+        if root in place.module.imports:
+            return self.project.qualified(text, place)
+        if self._is_of_an_object(func, place):
+            return f"{place.scope}:{text}"
+        return text if not rest else ""  # by `from module import *`
+
+    @staticmethod
+    def _is_of_an_object(func: ast.expr, place: Place) -> bool:
+        """Tell whether a method is called of an object that a function has: ``solver.parameters_of()``."""
+        root, _, rest = (dotted(func) or "").partition(".")
+        is_known = root in {"cls", "self", "super()"} or root in place.module.imports
+        return bool(rest) and not is_known and root not in place.module.definitions
 
     def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
         """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""

@@ -77,6 +77,8 @@ class ProjectKinds:
     """What a name of a scope may be, by the scope's key and the name."""
     made: dict[Fact, list[Mark]] = field(default_factory=dict)
     """Where a name is made a model."""
+    inner: dict[Fact, set[int]] = field(default_factory=dict)
+    """The lines that shard what a name is, in place: ``net`` of ``model = FSDP(net)``."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
     set_on_own: dict[Fact, bool] = field(default_factory=dict)
@@ -145,7 +147,10 @@ class ProjectKinds:
         """Return what a name, or an attribute of one, may be."""
         found = self._of_names(text, place)
         if "fsdp" in found and (is_of_other_engine(place) or self._is_before(text, node, place)):
-            found.discard("fsdp")
+            here = f"{place.module.path}:{place.scope}", text
+            # By what shards it below alone, nothing is known of it above.
+            is_inner = here in self.inner and {e.line for e in self.made.get(here, ())} <= self.inner[here]
+            found -= {"fsdp", "other"} if is_inner else {"fsdp"}
         start, _, last = text.rpartition(".")
         if last == "module" and start:
             inner = whole(self.text_kinds(start, node, place))
@@ -241,11 +246,18 @@ class ProjectKinds:
             key = (f"{place.module.path}:{scope}", text)
             self.ask(key)
             found = self.facts.get(key)
-            if found:
+            # What a call shards of the module's own names is no parameter of the same name.
+            if found and not (key in self.inner and scope != place.scope and self._is_given(text, place)):
                 return found
             if not scope:
                 return self._imported(text, place)
             scope = scope.rpartition(".")[0]
+
+    def _is_given(self, text: str, place: Place) -> bool:
+        """Tell whether a name is a parameter of the function of a place, or of what that has."""
+        node = self.project.node(place.module, place.scope)
+        every = ast.walk(node.args) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ()
+        return any(isinstance(each, ast.arg) and each.arg == text.partition(".")[0] for each in every)
 
     def _imported(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name of another file's top level, or of an attribute of a class."""

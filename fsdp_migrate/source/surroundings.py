@@ -30,7 +30,8 @@ from fsdp_migrate.errors import (
     NothingToConvertError,
 )
 from fsdp_migrate.left_comments import looks_for_them
-from fsdp_migrate.source.files import NEVER, SHELL, SUFFIXES, find_sources
+from fsdp_migrate.source.asked_around import is_accelerates
+from fsdp_migrate.source.files import CONFIGS, MAYBE_CONFIGS, NEVER, SHELL, SUFFIXES, find_sources
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
-_CONFIGS = frozenset({".json", ".yaml", ".yml"})
 _MODEL_CONFIG = "config.json"
 _MAX_CONFIG = 1_000_000
 _SPEAKS_OF_FSDP = re.compile(
@@ -163,14 +163,16 @@ def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
     """
     from fsdp_migrate.source.own_configs import with_own
 
-    files = (path for path in find_sources(paths, _CONFIGS) if path.suffix in _CONFIGS)
+    files = find_sources(paths, CONFIGS | MAYBE_CONFIGS)
     found = (_look_at(path) for path in files if _may_be_config(path))
     return with_own([each for each in found if each is not None], paths)
 
 
 def _may_be_config(path: Path) -> bool:
     try:
-        return path.is_file() and path.stat().st_size <= _MAX_CONFIG and _speaks_of_fsdp(path)
+        if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
+            return False
+        return (path.suffix in CONFIGS and _speaks_of_fsdp(path)) or is_accelerates(path)
     except OSError:
         return False
 
@@ -222,7 +224,7 @@ def turned_at(
         >>> turned_at(["fsdp_migrate/source"]) is None
         True
     """
-    files = find_sources(paths, SUFFIXES | SHELL | _CONFIGS)
+    files = find_sources(paths, SUFFIXES | SHELL | CONFIGS)
     copies = [copy for copy in map(newest_backup, files) if copy is not None]
     if not copies:
         return None
@@ -262,7 +264,7 @@ def look_for_comments(paths: Iterable[str | os.PathLike[str]]) -> bool:
         >>> look_for_comments(["examples"]), look_for_comments(["fsdp_migrate/source/files.py"])
         (True, False)
     """
-    return any(_looks_for_comments(path) for path in find_sources(paths, SUFFIXES | _CONFIGS))
+    return any(_looks_for_comments(path) for path in find_sources(paths, SUFFIXES | CONFIGS))
 
 
 def _looks_for_comments(path: Path) -> bool:
@@ -280,7 +282,7 @@ def find_models(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         >>> find_models(["fsdp_migrate/source"])
         []
     """
-    files = (path for path in find_sources(paths, _CONFIGS) if path.name == _MODEL_CONFIG)
+    files = (path for path in find_sources(paths, CONFIGS) if path.name == _MODEL_CONFIG)
     return [str(path.parent) for path in files if _is_model_config(path)]
 
 

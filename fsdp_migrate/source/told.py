@@ -76,6 +76,9 @@ class Told:
                 wraps_given={
                     name: frozenset(told) for name, told in self.known.wraps_told.get(p, {}).items()
                 },
+                shards_given={
+                    name: frozenset(told) for name, told in self.known.shards_told.get(p, {}).items()
+                },
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),

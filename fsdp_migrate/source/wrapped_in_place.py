@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, dotted
 from fsdp_migrate.source.python.makers import PUTS_BY_NAME
+from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.project_kinds import Fact
     from fsdp_migrate.source.project_switches import Mark
@@ -56,6 +57,46 @@ def wrapped_parameters(
             first = min((mark.line for mark in made.get(fact, ())), default=0)
             if all(line > first for line in _bound_at(node, name)):
                 yield place, name
+
+
+def sharded_parameters(
+    definition: Definition, inner: Mapping[Fact, Collection[int]]
+) -> Iterator[tuple[int, str]]:
+    """Yield the parameters of a function that are models which it shards, before it binds them anew."""
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        return
+    order = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    order = order[1:] if definition.owner is not None and order[:1] in (["self"], ["cls"]) else order
+    for place, name in enumerate((*order, *(each.arg for each in node.args.kwonlyargs))):
+        first = min(inner.get((definition.key, name), ()), default=None)
+        if first is not None and all(line >= first for line in _bound_at(node, name)):
+            yield place, name
+
+
+def as_it_was(given: ast.expr) -> ast.expr:
+    """Return the model of ``model.to(device)``."""
+    while isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute):
+        if given.func.attr not in SAME_MODEL:
+            break
+        given = given.func.value
+    return given
+
+
+def gives_another_name(node: ast.stmt, text: str) -> bool:
+    """Tell whether a statement does not bind a name to what it makes: ``model = FSDP(net)``."""
+    targets = node.targets if isinstance(node, ast.Assign) else ()
+    parts = (each.elts if isinstance(each, (ast.Tuple, ast.List)) else [each] for each in targets)
+    return all(dotted(each) != text for part in parts for each in part)
+
+
+def is_of_a_loop(text: str, loops: Iterable[ast.AST]) -> bool:
+    """Tell whether a loop binds a name anew in each round."""
+    root = text.partition(".")[0]
+    targets = (each.target for each in loops if isinstance(each, (ast.For, ast.AsyncFor)))
+    return any(
+        isinstance(each, ast.Name) and each.id == root for target in targets for each in ast.walk(target)
+    )
 
 
 def _bound_at(function: ast.AST, name: str) -> Iterator[int]:

@@ -524,7 +524,7 @@ def test_a_wrappers_own_parameters_are_known_over_files(tmp_path: Path) -> None:
     imports = "from wrapper import Plain, Wrapper\nfrom train import train\nfrom other import other\n"
     files = {
         "wrapper.py": FSDP + wrapper.format("Wrapper", "FSDP(net, *args)") + wrapper.format("Plain", "net"),
-        "main.py": f"{imports}train(Wrapper(net))\nother(Plain(net))\n",
+        "main.py": f"{imports}train(Wrapper(net))\nother(Plain(second))\n",
         "train.py": clip,
         "other.py": clip.replace("train", "other"),
     }

@@ -54,6 +54,11 @@ def test_the_fabric_of_another_file_shards_what_it_sets_up(tmp_path: Path) -> No
     ("name", "text", "is_asked"),
     [
         ("accelerate.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n", True),
+        ("fsdp.config", "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n", True),
+        ("acc-fsdp.conf", "distributed_type: 'FSDP'\nfsdp_config: {}\n", True),
+        ("zero3", "distributed_type: FSDP\n", True),
+        ("README", "With\n    distributed_type: FSDP\n", False),
+        ("ddp.config", "distributed_type: MULTI_GPU\n", False),
         ("run.sh", "accelerate launch --use_fsdp train.py\n", True),
         ("job.slurm", "export ACCELERATE_USE_FSDP=true\npython train.py\n", True),
         # Accelerate asks for "true" alone.

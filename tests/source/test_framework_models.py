@@ -74,7 +74,7 @@ def test_what_fabric_sets_up_is_given_to_a_function_of_another_file(tmp_path: Pa
 def test_objects_of_another_file_hold_what_accelerate_prepares(tmp_path: Path, body: str, code: str) -> None:
     helpers = f"class Ema:\n    def __init__(self, model):\n{body}"
     assert code in said(tmp_path, f"{ACCELERATE}ema = Ema(model)\n", helpers)
-    assert said(tmp_path, f"{ACCELERATE}ema = Ema(net)\n", helpers) == {}
+    assert said(tmp_path, f"{ACCELERATE}ema = Ema(other)\n", helpers) == {}
 
 
 def test_functions_and_objects_of_other_files_give_what_accelerate_prepares(tmp_path: Path) -> None:

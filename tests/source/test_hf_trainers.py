@@ -183,3 +183,22 @@ def test_a_project_that_asks_for_fsdp2_is_told_nothing(tmp_path: Path) -> None:
     own = OWN.format("Trainer", "compute_loss(self, model, inputs)", "return model.module(**inputs)")
     asks = ASKS.replace("auto_wrap'", "auto_wrap', fsdp_config={'version': 2}")
     assert said(tmp_path, {"own.py": own}, asks) == {}
+
+
+SAVES = "    trainer.model.save_pretrained(p)\n"
+
+
+@pytest.mark.parametrize(
+    ("asks", "is_asked"),
+    [
+        ("training_args = dict(output_dir='o', fsdp='full_shard auto_wrap')\n", True),
+        ("training_args = {'fsdp': 'shard_grad_op'}\n", True),
+        ("training_args = {'fsdp': ''}\n", False),
+        ("def f(trainer):\n    if trainer.is_fsdp_enabled:\n        trainer.save_model()\n", True),
+        ("class A:\n    def f(self):\n        return self.is_fsdp_enabled\n", False),
+        ("# fsdp='full_shard'\nx = 'full_shard'\n", False),
+    ],
+)
+def test_what_else_asks_the_trainer_for_fsdp(tmp_path: Path, asks: str, *, is_asked: bool) -> None:
+    found = said(tmp_path, {"train.py": TRAINS.format("", "", SAVES)}, asks)
+    assert (found.get("train.py") == {"FM333"}) is is_asked

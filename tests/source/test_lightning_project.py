@@ -184,3 +184,21 @@ def test_a_config_from_which_hydra_makes_a_fabric_is_none_of_a_trainers(
     body = "torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)"
     own = OWN.format("L.LightningModule", "on_before_optimizer_step(self, optimizer)", body)
     assert said(tmp_path, own, train) == ({} if is_fabrics else {"own.py": {"FM326"}})
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "is_asked"),
+    [
+        ("cfg.trainer.backend", "trainer:\n  backend: fsdp\n", True),
+        ("cfg['trainer']['backend']", "trainer:\n  backend: 'fsdp_native'\n", True),
+        ("cfg.trainer.backend", "trainer:\n  backend: ddp\n  other: fsdp\n", False),
+        ("cfg.trainer.strategy", "trainer:\n  backend: fsdp\n", False),
+    ],
+)
+def test_a_strategy_by_another_key(tmp_path: Path, given: str, config: str, *, is_asked: bool) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    own = OWN.format(
+        "L.Callback", "on_train_end(self, trainer, module)", "torch.save(module.state_dict(), p)"
+    )
+    train = f"import lightning as L\ntrainer = L.Trainer(devices=2, strategy={given})\n"
+    assert (said(tmp_path, own, train).get("own.py") == {"FM333"}) is is_asked

@@ -77,3 +77,30 @@ def test_whole_tensors_are_plain(update: str) -> None:
         "q.data", "q.full_tensor()"
     )
     assert said(whole + OF_TORCH) == 0
+
+
+OF_A_CLASS = """class Trainer:
+    def __init__(self, net, opt):
+        self.ema = None
+        self.ema = copy.deepcopy(net)
+        self.model = FSDP(net)
+    def step(self):
+        update(self.ema, self.model, 0.999)
+"""
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_an_average_that_an_object_has(update: str) -> None:
+    assert said(update + OF_A_CLASS) == 1
+    prepared = OF_A_CLASS.replace("FSDP(net)", "accelerator.prepare(net, opt)[0]")
+    header = OF_ACCELERATE.partition("net, ema")[0]
+    assert said(update + header + prepared) == 1
+    for change in (
+        ("copy.deepcopy(net)", "net.ema"),
+        ("copy.deepcopy(net)", "prepare_model(net)"),
+        ("self.ema = None\n", "self.ema = prepare(net)\n        self.ema = FSDP(self.ema)\n"),
+        ("    def step", "        accelerator.prepare(self.ema)\n    def step"),
+        ("self.model = FSDP(net)", "self.model = net"),
+    ):
+        assert change[0] in OF_A_CLASS
+        assert said(update + OF_A_CLASS.replace(*change)) == 0, change

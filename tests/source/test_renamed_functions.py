@@ -30,7 +30,7 @@ RENAMED = [
     ("fn = train_a if x else train_b\n    fn(model)", 2),
     ("if x:\n        fn = train_a\n    else:\n        fn = train_b\n    fn(model)", 2),
     (
-        ("if x:\n        fn = train_a\n        fn(net)\n    else:\n        fn = train_b\n        fn(model)"),
+        ("if x:\n        fn = train_a\n        fn(x)\n    else:\n        fn = train_b\n        fn(model)"),
         1,
     ),
     ("fn = train_a\n    again = fn\n    again(model)", 1),

@@ -6,6 +6,7 @@ import pickle
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -120,3 +121,12 @@ def test_what_tests_read_and_samples_of_data_are_no_checkpoints(tmp_path: Path) 
     save_file({"gain": torch.ones(2)}, tmp_path / "frames" / "own.safetensors")
     assert set(_layouts(tmp_path)) == {"frames/net.safetensors", "frames/own.safetensors"}
     assert set(_layouts(tmp_path / "tests")) == {"data/model.pt", "data/step-10"}
+
+
+@pytest.mark.parametrize("name", ["zero2.config", "acc-fsdp.conf", "fsdp"])
+def test_accelerates_config_by_another_name(name: str, tmp_path: Path) -> None:
+    text = "distributed_type: {}\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    (tmp_path / name).write_text(text.format("FSDP"))
+    (tmp_path / f"other-{name}").write_text(text.format("MULTI_GPU"))
+    found = [(each.path, each.framework, each.state) for each in find_configs([tmp_path])]
+    assert found == [(str(tmp_path / name), "accelerate", "changes")]

@@ -35,7 +35,10 @@ _LAUNCH_NAMES = frozenset(
 )
 FSDP_SWITCH: Final = re.compile(r"^((enable|is|run|use|using|with)_)?fsdp1?(_enabled)?$")
 """A switch of a project's own, by its name."""
-_OTHER_TYPE = re.compile(r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$")
+_OTHER_TYPE = re.compile(
+    r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$"
+    r"|(?:^|\.)(?:is_)?deepspeed_enabled$"
+)
 _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
@@ -140,6 +143,8 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool, index: Index | None = No
         >>> fsdp_said(cst.parse_expression("not self.is_fsdp_enabled"), truth=True)
         False
         >>> fsdp_said(cst.parse_expression("a.distributed_type == DistributedType.NO"), truth=True)
+        False
+        >>> fsdp_said(cst.parse_expression("self.is_deepspeed_enabled"), truth=True)
         False
     """
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):

@@ -9,16 +9,20 @@ import libcst as cst
 
 from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.held import put
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_objects import NamedObjects
 from fsdp_migrate.source.python.nodes import text_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsdp_migrate.source.python.scopes import Index
 
 
 FABRIC = "by:fabric"
 _CLASS = re.compile(r"Fabric$")
+_FABRIC = re.compile(r"^(?:lightning|lightning_fabric)(?:\.\w+)*\.Fabric$")
 _STRATEGY = re.compile(r"^(lightning|lightning_fabric)\b.*\bFSDPStrategy$")
 _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
 _SETS_UP = frozenset({"setup", "setup_module"})
@@ -84,7 +88,35 @@ def set_up(index: Index, call: cst.Call) -> set[str]:
     others = [arg for arg in call.args[1:] if arg.keyword is None]
     if func.attr.value not in _SETS_UP or not is_one(FABRICS, text_of(func.value), index):
         return set()
+    if _is_made_plain(index, func.value):
+        return set()
     return set_up_by(func.attr.value, has_optimizers=bool(others))
+
+
+def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
+    """Tell whether the same function makes a Fabric that shards nothing."""
+    made = last_value(index, fabric) if isinstance(fabric, cst.Name) and fabric in index.scopes else None
+    if not isinstance(made, cst.Call) or index.function(made) is not index.function(fabric):
+        return False
+    if not any(map(_FABRIC.match, index.qualified(made.func))):
+        return False
+    given = {arg.keyword.value: text_of(arg.value) for arg in made.args if arg.keyword is not None}
+    return len(given) == len(made.args) and shards_nothing(given)
+
+
+def shards_nothing(given: Mapping[str, str]) -> bool:
+    """Tell whether a Fabric is given another strategy by its word, or one device and none.
+
+    Without a strategy ``fabric run --strategy`` may choose one.
+
+    Example:
+        >>> [shards_nothing(each) for each in ({"devices": "1"}, {"devices": "2"}, {"strategy": "'ddp'"})]
+        [True, False, True]
+    """
+    strategy = given.get("strategy", "'auto'")
+    if strategy in {"'auto'", '"auto"'}:
+        return given.get("devices") == "1" and "num_nodes" not in given
+    return strategy[:1] in {"'", '"'} and "fsdp" not in strategy
 
 
 def set_up_by(method: str, *, has_optimizers: bool) -> set[str]:

@@ -33,7 +33,8 @@ _HOOKS = re.compile(
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|save_checkpoint))$"
 )
-_TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
+TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
+"""What Lightning's Trainer is called."""
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
@@ -105,7 +106,7 @@ def fitted(index: Index) -> dict[str, tuple[cst.CSTNode | None, int]]:
         call = cst.ensure_type(node, cst.Call)
         if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit":
             continue
-        if _TRAINER.search(text_of(call.func.value)) is None:
+        if TRAINER.search(text_of(call.func.value)) is None:
             continue
         named = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"]
         placed = [arg for arg in call.args[:1] if arg.keyword is None and not arg.star]
@@ -141,7 +142,8 @@ def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:
 
 
 def trained_elsewhere(texts: Mapping[Path, str]) -> set[Path]:
-    """Return the files that ask a Trainer for its model, in a project that trains by Lightning's FSDP1."""
+    """Return the files that train by Lightning's FSDP1, and those that ask such a Trainer for its model."""
     if not asking_for_fsdp1(texts):
         return set()
-    return {path for path in using_lightning(texts) if _READS.search(texts[path])}
+    fitting = {path for path in asking_for_fsdp1(texts) if ".fit(" in texts[path]}
+    return fitting | {path for path in using_lightning(texts) if _READS.search(texts[path])}

@@ -20,6 +20,10 @@ Fields = tuple[tuple[str, ...], bool]
 """What a class without a constructor of its own is made of, in order; and whether it is a named tuple."""
 
 
+Sharded = tuple[int, str, Kinds]
+"""A parameter of a function that shards it in place: its place, its name, and what it is then."""
+
+
 @dataclass(frozen=True)
 class Links:
     """What is known of one file's names by the project's others. Processes can be sent it."""
@@ -31,6 +35,9 @@ class Links:
 
     wraps_given: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
     """The arguments, by place and name, of whose modules an imported function wraps parts in place."""
+
+    shards_given: Mapping[str, frozenset[Sharded]] = field(default_factory=dict)
+    """The arguments that an imported function shards in place, and may give another name."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""
@@ -54,6 +61,8 @@ class Links:
     """Methods of this file's classes that another file calls on sharded models."""
     optimizer_methods: frozenset[str] = frozenset()
     """Methods of this file's classes by which models that another file shards make their optimizers."""
+    optimizer_makers: frozenset[str] = frozenset()
+    """Functions of this file that make optimizers for Composer's Trainer, which shards their model."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False
@@ -115,8 +124,10 @@ class Links:
             self.gives,
             self.is_given,
             self.wraps_given,
+            self.shards_given,
             self.names,
             self.optimizers,
+            self.optimizer_makers,
             self.methods,
             self.hooks,
             self.frameworks,

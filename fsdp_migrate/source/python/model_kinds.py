@@ -95,6 +95,8 @@ class ModelKinds:
     """Of models with parts that are wrapped: the attributes that hold these, ``*`` for any."""
     evidence: dict[Key, list[cst.Call]] = field(default_factory=dict)
     """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
+    inner: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
+    """The names of what calls shard in place, and where: ``net`` of ``model = FSDP(net)``."""
     guards: Guards = field(init=False)
     """What checks for the class make sure."""
     shown_here: ShownHere = field(init=False)
@@ -119,7 +121,7 @@ class ModelKinds:
     def is_before_wrapping(self, node: cst.BaseExpression) -> bool:
         """Tell whether a name is used before the statements, of the same function, that make it a model.
 
-        ``net.load_state_dict(...)`` above ``net = FSDP(net)`` is about the plain module.
+        ``net.load_state_dict(x)`` above ``net = FSDP(net)`` is about the plain module.
         """
         key = self.key_of(node)
         if key is None or self.frameworks.is_trained(node):
@@ -176,6 +178,10 @@ class ModelKinds:
             return True
         return is_wrapped_between(self.index, node, shows)
 
+    def is_inner(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is a name of what the wrapper of FSDP1, or a framework, held: ``FSDP(net)``."""
+        return (key := self.key_of(node)) in self.inner and {*self.made.get(key, ())} <= {*self.inner[key]}
+
     def _is_bound_anew(self, node: cst.BaseExpression, key: Key) -> bool:
         models = {text for (_, text), kinds in self.facts.items() if "fsdp" in kinds}
         made = [*self.made.get(key, ()), *self.evidence.get(key, ()), *self.added.get(key, ())]
@@ -224,10 +230,10 @@ class ModelKinds:
             return True
         text, function = text_of(node), self.index.function(node)
         for call in walk_for(function, cst.Call) if function is not None else ():
-            if dotted(call.func) == "isinstance" and len(call.args) == 2:
-                is_same = text_of(call.args[0].value) == text
-                if is_same and self.index.fsdp1(call.args[1].value) == catalog.FSDP:
-                    return True
+            asked = call.args if dotted(call.func) == "isinstance" else ()
+            is_same = bool(asked) and text_of(asked[0].value) == text
+            if is_same and self.index.fsdp1(asked[-1].value) == catalog.FSDP:
+                return True
         return False
 
     @functools.cached_property
@@ -331,7 +337,9 @@ class ModelKinds:
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
         if has_model(found) and self._is_not_here(found, node):
-            found = without_models(found)
+            # By what shards it below alone, nothing is known of it above.
+            is_known = key in self.given or not self.is_inner(node)
+            found = without_models(found) if is_known else without_models(found - {"other"})
         return found
 
     def _kinds_by_name(self, call: cst.Call, named: Named) -> set[str]:
@@ -340,8 +348,7 @@ class ModelKinds:
         found = set(self.facts.get(key, ())) if key is not None else set()
         found |= taken(attribute(named.name), inner)
         found |= whole(inner) if named.name in {"module", "_orig_mod"} and "fsdp" in inner else set()
-        if has_model(found) and self._is_not_here(found, call):
-            found = without_models(found)
+        found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
 
     def _of_its_wrapper(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:

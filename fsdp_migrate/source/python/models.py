@@ -23,6 +23,7 @@ from fsdp_migrate.source.python.held import (
     item,
     put,
     taken,
+    whole,
 )
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.makers import put_into, replaced_part
@@ -30,7 +31,7 @@ from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
-from fsdp_migrate.source.python.older_names import older_names
+from fsdp_migrate.source.python.older_names import inner_name, inner_parameters, older_names
 from fsdp_migrate.source.python.shown_here import ShownHere
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
@@ -238,14 +239,17 @@ class Models(ModelKinds):
         for where, step, value in added_to(node):
             self._put(where, step, value)
         self._follow_older_names(node)
+        self._follow_told(node)
         for given in self._wrapped_in(node):
             self._note_whole(given)
         for function in self.guards.functions(node.func):
             self._follow_arguments(node, function)
+            self._follow_inner(node, function)
         for owner in classes(self.index, node.func):
             made = init_of(owner)
             if made is not None:
                 self._follow_arguments(node, made)
+                self._follow_inner(node, made)
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
@@ -291,11 +295,47 @@ class Models(ModelKinds):
         for place, arg in enumerate(call.args) if kinds else ():
             is_one = "fsdp" in kinds and place == 0
             found = kinds if is_one else taken(str(place), kinds)
-            for name in older_names(self.index, call, arg.value) if "fsdp" in found else ():
-                key = self.key_of(name)
-                self._add(key, {*found, "other"})
-                if key is not None and arg.value not in self.made.setdefault(key, []):
-                    self.made[key].append(arg.value)
+            if "fsdp" in found:
+                self._follow_given(call, arg.value, found)
+
+    def _note_name(self, name: cst.BaseExpression, kinds: set[str], place: cst.CSTNode) -> None:
+        """Note that a name, whose model is sharded at a place, is so by that below it."""
+        key = self.key_of(name)
+        self._add(key, {*kinds, "other"})
+        if key is not None and place not in self.made.setdefault(key, []):
+            self.made[key].append(place)
+        self._note_inner(name, place)
+
+    def _note_inner(self, name: cst.BaseExpression, place: cst.CSTNode) -> None:
+        key = self.key_of(name)
+        if key is not None and place not in self.inner.setdefault(key, []):
+            self.inner[key].append(place)
+
+    def _follow_given(self, call: cst.Call, given: cst.BaseExpression, kinds: set[str]) -> None:
+        """Note the name of what a call shards, and may give another name: ``model = FSDP(net)``."""
+        for older in older_names(self.index, call, given):
+            self._note_name(older, kinds, given)
+        name, has_other = inner_name(self.index, call, given) or (None, False)
+        if name is not None and has_other:
+            self._note_name(name, whole(kinds), given)
+        elif name is not None:
+            self._note_inner(name, given)
+
+    def _follow_inner(self, call: cst.Call, function: cst.FunctionDef) -> None:
+        """Note what a call gives to a function that shards it, in place, and may give another name to it."""
+        for name in inner_parameters(self.index, function, self.inner) if self.inner else ():
+            given = given_for(call, function, name)
+            if given is not None and self.index.function(call) is not function:
+                kinds = self.facts.get((function, name), set()) - {"ddp"}
+                self._follow_given(call, given, {*kinds, "fsdp"})
+
+    def _follow_told(self, call: cst.Call) -> None:
+        """Note what a call gives to a function of another file that shards it, in place."""
+        for written in written_names(self.index, call.func) if self.links.shards_given else ():
+            for place, name, kinds in self.links.shards_given.get(written, ()):
+                given = argument_of(call, place, {name})
+                if given is not None:
+                    self._follow_given(call, given, set(kinds))
 
     def _follow_arguments(self, call: cst.Call, function: cst.FunctionDef) -> None:
         """Note what a call gives to the parameters of a function."""

@@ -40,6 +40,7 @@ _HOMES = (
 )
 # It holds a copy of the model, which has a state of its own.
 _HOLDS_A_MODEL = frozenset({"AveragedModel"})
+_PARAMETERS = re.compile(r"(?:^|[._])parameters\(\)+$")
 _STATE = frozenset({"load_state_dict", "state_dict"})
 _MAX_DEPTH = 3
 
@@ -108,9 +109,19 @@ def _is_made_as_none(index: Index, call: cst.Call, depth: int) -> bool:
     classes = [each.node for each in bindings if isinstance(each.node, cst.ClassDef)]
     if classes:
         return all(_has_a_state_of_its_own(index, each) for each in classes)
+    if _holds_parameters(call):
+        return True
     functions = [each.node for each in bindings if isinstance(each.node, cst.FunctionDef)]
     given = [e.value for f in functions for e in walk_for(f.body, cst.Return) if e.value is not None]
     return bool(given) and all(is_no_model(index, each, depth + 1) for each in given)
+
+
+def _holds_parameters(call: cst.Call) -> bool:
+    """Tell whether a class of another file is given parameters: ``Average(model.parameters())``."""
+    name = (dotted(call.func) or "").split(".")[-1]
+    given = call.args[0].value if call.args and not call.args[0].star else None
+    is_list = given is not None and _PARAMETERS.search(text_of(given)) is not None
+    return is_list and name[:1].isupper() and not name.startswith("Parameter")
 
 
 def _has_a_state_of_its_own(index: Index, node: cst.ClassDef) -> bool:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from fsdp_migrate.source.python.model_kinds import Key
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -24,8 +26,7 @@ def older_names(index: Index, call: cst.Call, given: cst.BaseExpression) -> Iter
 
     Those that it bound anew until then are none.
     """
-    while isinstance(given, cst.Call) and _is_same(given, ""):
-        given = cst.ensure_type(given.func, cst.Attribute).value
+    given = _as_it_was(given)
     if not isinstance(given, (cst.Name, cst.Attribute)):
         return
     function, text = index.function(call), text_of(given)
@@ -39,6 +40,62 @@ def older_names(index: Index, call: cst.Call, given: cst.BaseExpression) -> Iter
             is_other = isinstance(name, (cst.Name, cst.Attribute)) and text_of(name) != text
             if is_other and not any(_is_bound_between(index, end, assign, call) for end in (given, name)):
                 yield name
+
+
+def inner_name(
+    index: Index, call: cst.Call, given: cst.BaseExpression
+) -> tuple[cst.BaseExpression, bool] | None:
+    """Return the name of what a call shards, and whether it gives it another: ``model = FSDP(net)``.
+
+    In a loop that goes through such models, each round has one that is new.
+    """
+    given = _as_it_was(given)
+    if not isinstance(given, (cst.Name, cst.Attribute)) or given not in index.scopes:
+        return None
+    text = text_of(given)
+    if any(binds(loop, text.partition(".")[0]) for loop in loops_around(index, call)):
+        return None
+    statement = next(
+        (each for each in index.ancestors(call) if isinstance(each, cst.BaseSmallStatement)), None
+    )
+    targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
+    return given, all(text_of(each) != text for target in targets for each in _names(target))
+
+
+def inner_parameters(
+    index: Index, function: cst.FunctionDef, inner: Mapping[Key, list[cst.CSTNode]]
+) -> list[str]:
+    """Return the parameters of a function that are models which it shards, before it binds them anew."""
+    scope, found = index.scopes[function.params], list[str]()
+    for param in (*function.params.params, *function.params.kwonly_params):
+        name = param.name.value
+        places = sorted(inner.get((function, name), ()), key=lambda each: index.order[each])
+        first = [places[0], *index.ancestors(places[0])] if places else []
+        if places and all(
+            each.kind == "param"
+            or index.order[each.node] > index.order[places[0]]
+            or each.value in first
+            or _is_same(each.value, name)
+            for each in scope.lookup(name)
+        ):
+            found.append(name)
+    return found
+
+
+def _names(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what an assignment binds: ``model`` and ``optimizer`` of ``model, optimizer = ...``."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for element in target.elements:
+            yield from _names(element.value)
+    else:
+        yield target
+
+
+def _as_it_was(given: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the model of ``model.to(device)``."""
+    while isinstance(given, cst.Call) and _is_same(given, ""):
+        given = cst.ensure_type(given.func, cst.Attribute).value
+    return given
 
 
 def _is_bound_between(index: Index, name: cst.BaseExpression, assign: cst.Assign, call: cst.Call) -> bool:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 COMPOSED: Final = frozenset({"fsdp", "other", f"{BY}composer"})
 """What a name may be that Composer's Trainer was given with FSDP's settings: it shards what is in it."""
-_COMPOSERS: Final = frozenset(f"composer.{name}Trainer" for name in ("", "trainer.", "trainer.trainer."))
-_SETTINGS: Final = frozenset({"fsdp_config", "parallelism_config"})
+COMPOSERS: Final = frozenset(f"composer.{name}Trainer" for name in ("", "trainer.", "trainer.trainer."))
+"""What Composer's Trainer is called."""
+SETTINGS: Final = frozenset({"fsdp_config", "parallelism_config"})
+"""The arguments that ask it for FSDP."""
 SHARDED: Final = frozenset({"fsdp", "other", f"{BY}transformers"})
 """What the model of a Trainer may be, where it has been sharded."""
 RUN_SHARDED: Final = frozenset(
@@ -211,8 +213,8 @@ def given_to_composer(index: Index) -> dict[str, tuple[cst.CSTNode | None, int]]
     for node in index.by_kind.get(cst.Call, ()):
         call = cst.ensure_type(node, cst.Call)
         named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
-        asked = (text_of(named[name]) for name in _SETTINGS & named.keys())
-        if not any(text != "None" for text in asked) or not _COMPOSERS & index.qualified(call.func):
+        asked = (text_of(named[name]) for name in SETTINGS & named.keys())
+        if not any(text != "None" for text in asked) or not COMPOSERS & index.qualified(call.func):
             continue
         placed = [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]
         model = named.get("model", placed[0] if placed else None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import arguments, code, short, walk_for
+from fsdp_migrate.source.python.nodes import arguments, code, short, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -203,6 +203,21 @@ def is_only_use(source: Source, node: cst.BaseExpression) -> bool:
     if not isinstance(node, cst.Name):
         return False
     return source.readers(node) == [node] and node.value not in _exported(source)
+
+
+def only_reader(source: Source, target: cst.Name) -> cst.Name | None:
+    """Return the one place that is given what a name holds, beside those that only ask: ``s == "fsdp"``."""
+    readers = [each for each in source.readers(target) if not _is_only_asked(source, each)]
+    return readers[0] if len(readers) == 1 and target.value not in _exported(source) else None
+
+
+def _is_only_asked(source: Source, name: cst.Name) -> bool:
+    above = source.index.parents[name]
+    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+    is_check = isinstance(call, cst.Call) and text_of(call.func) in {"isinstance", "print", "str", "type"}
+    return is_check or isinstance(
+        above, (cst.Comparison, cst.ComparisonTarget, cst.FormattedStringExpression)
+    )
 
 
 def returned(source: Source, call: cst.CSTNode) -> cst.BaseExpression | None:

@@ -42,7 +42,7 @@ def wrapped_parameters(
 def given_for(call: cst.Call, function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
     """Return what a call gives for a parameter of a function."""
     params = [each.name.value for each in function.params.params]
-    is_method = isinstance(call.func, cst.Attribute)
+    is_method = isinstance(call.func, cst.Attribute) or function.name.value == "__init__"
     params = params[1:] if is_method and params[:1] in (["self"], ["cls"]) else params
     place = params.index(name) if name in params else len(call.args)
     return argument_of(call, place, {name})

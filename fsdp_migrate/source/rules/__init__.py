@@ -17,6 +17,7 @@ from fsdp_migrate.source.rules import (
     given_away,
     grad_scaler,
     hf_arguments,
+    launch_flags,
     lightning,
     loggers,
     manual_wrapping,
@@ -95,6 +96,7 @@ RULES: tuple[ModuleType, ...] = (
     mocks,
     trainers,
     trainer_optimizers,
+    launch_flags,
 )
 """Every rule that looks for something of its own, in the order in which they are asked."""
 

@@ -18,10 +18,11 @@ from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.averages import is_averaged
+from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
@@ -106,11 +107,6 @@ _SHAPED = (
 )
 _SHAPES = frozenset({"reshape", "resize", "unflatten", "view"})
 _PARTS = re.compile(r"shard|world_size|per_rank|num_ranks|local_size")
-_RANKS = re.compile(
-    r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
-    r"|per(?:fsdp)?(?:gpu|rank|shard)"  # in a text: "per FSDP shard"
-)
-_NUMBER = re.compile(r"world_?size|num_(?:ranks|processes|shards|gpus)|n_gpus")
 _ONE = (
     "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
     "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
@@ -379,54 +375,7 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
         return _statistic(source)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
-    return _COUNT if name == "numel" and _is_about_ranks(source, call) else ""
-
-
-def _is_about_ranks(source: Source, call: cst.Call) -> bool:
-    """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
-    line = source.index.statement(call)
-    is_said = _RANKS.search(text_of_statement(line).lower()) is not None
-    return is_said or _is_summed_over_ranks(source, line) or _is_multiplied_by_ranks(source, line)
-
-
-def _is_multiplied_by_ranks(source: Source, line: cst.CSTNode) -> bool:
-    """Tell whether what a line counts is multiplied by the number of ranks: ``total * world_size``."""
-    targets = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
-    targets.update(text_of(each.target) for each in walk_for(line, cst.AugAssign))
-    function = source.index.function(line)
-    kinds = (cst.AugAssign, cst.BinaryOperation)
-    for node in (each for kind in kinds if targets for each in source.index.by_kind.get(kind, ())):
-        if isinstance(node, cst.AugAssign):
-            is_product, sides = isinstance(node.operator, cst.MultiplyAssign), [node.target, node.value]
-        else:
-            product = cst.ensure_type(node, cst.BinaryOperation)
-            is_product, sides = isinstance(product.operator, cst.Multiply), [product.left, product.right]
-        is_its = is_product and any(text_of(each) in targets for each in sides)
-        if is_its and source.index.function(node) is function and any(map(_is_number_of_ranks, sides)):
-            return True
-    return False
-
-
-def _is_number_of_ranks(node: cst.BaseExpression) -> bool:
-    return _NUMBER.search(text_of(node).lower()) is not None
-
-
-def _is_summed_over_ranks(source: Source, line: cst.CSTNode) -> bool:
-    """Tell whether what a line assigns is given to ``all_reduce``, as it is or in a tensor."""
-    targets = {name.value for each in walk_for(line, cst.AssignTarget) for name in walk_for(each, cst.Name)}
-    function = source.index.function(line)
-    for call in source.calls if targets else ():
-        if (dotted(call.func) or "").split(".")[-1] != "all_reduce" or source.index.function(
-            call
-        ) is not function:
-            continue
-        given: list[cst.BaseExpression] = [arg.value for arg in call.args[:1]]
-        given += [
-            held for each in given if isinstance(each, cst.Name) and (held := last_value(source.index, each))
-        ]
-        if any(name.value in targets for each in given for name in walk_for(each, cst.Name)):
-            return True
-    return False
+    return _COUNT if name == "numel" and is_about_ranks(source.index, call) else ""
 
 
 def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:

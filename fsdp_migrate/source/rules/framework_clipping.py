@@ -51,7 +51,7 @@ def find(source: Source) -> Iterator[Found]:
         if func.attr.value == "clip_grad_norm_" and is_an_accelerator(source, func.value):
             model = model_of(source.index, first)
             is_theirs = model is not None and _is_sharded_by(source, model, ("accelerate", "transformers"))
-            if is_theirs and _is_accumulating(source, call) and _may_accumulate(source):
+            if is_theirs and _is_accumulating(source, call) and may_accumulate(source):
                 yield Found("FM326", call, _ACCUMULATED, "commented")
         elif func.attr.value == "clip_gradients" and _is_sharded_by(source, first, ("fabric",)):
             given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
@@ -79,7 +79,7 @@ def _is_accumulating(source: Source, call: cst.Call) -> bool:
     return False
 
 
-def _may_accumulate(source: Source) -> bool:
+def may_accumulate(source: Source) -> bool:
     """Tell whether an Accelerator of this source may add up several steps, as the call that makes it says."""
     made = [call for call in source.calls if _name(call) == "Accelerator"]
     for call in made:

@@ -23,6 +23,11 @@ CODES = ("FM303", "FM306", "FM310")
 _CLASS = "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
 _ALIAS = "stays: another name of the class, whose uses are looked at themselves"
 _STATIC = "FSDP2 has no such function."
+_PATCH = (
+    "this changes what FSDP1's class is given, whoever makes it, and FSDP2 makes none: take the patch out, "
+    "and give its arguments where the model is sharded. use_orig_params=True needs nothing, FSDP2's "
+    "parameters are the model's own."
+)
 _OURS = "FSDP2 has no such function: take fsdp_migrate.runtime.{}, given all but the model by name."
 _IN_RUNTIME = frozenset({"clip_grad_norm_", "no_sync", "summon_full_params"})
 _WORD = "stays: torch still has it, and FSDP2 takes no notice of it"
@@ -42,7 +47,7 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
                 yield Found("FM303", node, _CLASS, "commented", covers=(node,))
         elif name.startswith(f"{catalog.FSDP}."):
             last = name.rpartition(".")[2]
-            said = _OURS.format(last) if last in _IN_RUNTIME else _STATIC
+            said = _OURS.format(last) if last in _IN_RUNTIME else _PATCH if last == "__init__" else _STATIC
             yield Found("FM303", node, said, "commented", covers=(node,))
 
 

@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
-from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
+from fsdp_migrate.source.python.values import Values, definition, only_reader, python_text
 from fsdp_migrate.source.settings_in_python import (
     SAID,
     Converted,
@@ -294,10 +294,10 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
     above = source.index.parents[call]
     target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
     if isinstance(target, cst.Name):
-        readers = source.readers(target)
-        if len(readers) != 1 or not is_only_use(source, readers[0]):
+        reader = only_reader(source, target)
+        if reader is None:
             return None
-        node = readers[0]
+        node = reader
     arg = source.index.parents[node]
     trainer = source.index.parents.get(arg)
     if not isinstance(arg, cst.Arg) or arg.keyword is None or arg.keyword.value != "strategy":
@@ -368,8 +368,9 @@ def _left(source: Source, asked: _Asked) -> Found:
     if asked.is_fabric:
         text = (
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
-            f"{asked.package}.strategies, put the function that stands below above it, and make optimizers "
-            "after `model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
+            f"{asked.package}.strategies, put the function that stands below above it, and make optimizers, "
+            "and the lists of parameters that they are given, after `model = fabric.setup_module(model)`: "
+            "FSDP2 replaces the parameters."
             f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)

@@ -245,7 +245,9 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
 
 def is_given_to_composer(source: Source, call: cst.Call) -> bool:
     """Tell whether Composer's Trainer, which is asked for FSDP, has the optimizer that a call makes."""
-    made = source.index.parents[call]
+    made, function = source.index.parents[call], source.index.function(call)
+    if function is not None and source.index.path_of(function) in source.links.optimizer_makers:
+        return isinstance(made, (cst.Assign, cst.Return)) and bool(call.args)
     names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
     for other in source.calls if "composer" in source.code else ():
         given = {arg.keyword.value: arg.value for arg in other.args if arg.keyword is not None}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -48,3 +54,30 @@ def test_a_model_below_a_question_for_the_strategy(test: str, *, first: bool, se
     for inner, is_said in ((body.format(saves, "pass"), first), (body.format("pass", saves), second)):
         made = f'fabric = Fabric(strategy="fsdp")\nmodel = fabric.setup(net)\n{inner}'
         assert ("FM333" in {use.code for use in scan_source(HEADER + made)}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("devices=1", False),
+        ("devices=1, plugins=quantized", False),
+        ("devices=4, strategy='ddp'", False),
+        ("devices=1, strategy='fsdp'", True),
+        ("devices=1, **options", True),
+        ("devices=1, strategy=strategy", True),
+        ("devices=1, num_nodes=2", True),
+        ("devices=2", True),  # `fabric run --strategy` may choose FSDP
+        ("1", True),
+    ],
+)
+def test_a_fabric_that_shards_nothing_beside_one_that_does(
+    given: str, tmp_path: Path, *, is_said: bool
+) -> None:
+    other = 'def other():\n    fabric = Fabric(strategy="fsdp")\n    model = fabric.setup(net)\n'
+    made = f"def main(net, opt):\n    fabric = Fabric({given})\n    model, opt = fabric.setup(net, opt)\n"
+    code = f"{HEADER}from helpers import dump\n{other}{made}"
+    assert ("FM333" in {use.code for use in scan_source(f"{code}    model.state_dict()\n")}) is is_said
+    (tmp_path / "helpers.py").write_text("def dump(model):\n    return model.state_dict()\n")
+    (tmp_path / "main.py").write_text(f"{code}    dump(model)\n")
+    uses = [use for use in scan_paths([tmp_path]).uses if use.path.endswith("helpers.py")]
+    assert ([use.code for use in uses] == ["FM333"]) is is_said

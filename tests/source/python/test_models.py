@@ -71,9 +71,11 @@ def test_what_a_choice_of_classes_makes_may_be_a_model(made: str) -> None:
 HOLDER = "class Holder(torch.nn.Module):\n    def __init__(self, net, x=1):\n        self.module = net\n"
 
 
-@pytest.mark.parametrize("given", ["other", "net=other", "x=FSDP(other), net=other"])
+@pytest.mark.parametrize("given", ["other", "net=other", "x=FSDP(third), net=other"])
 def test_the_module_of_a_projects_own_class_is_what_a_call_of_it_gives(given: str) -> None:
-    plain = f"def use(other):\n    m = Holder({given})\n    m = m.module\n    m.load_state_dict(state)\n"
+    plain = (
+        f"def use(other, third):\n    m = Holder({given})\n    m = m.module\n    m.load_state_dict(state)\n"
+    )
     assert plain.replace("FSDP", "prepare_fully_shard") in turned(f"{HOLDER}Holder(FSDP(net))\n{plain}")
 
 

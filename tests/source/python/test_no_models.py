@@ -36,6 +36,8 @@ NONE = [
     ("pass", "s", "s: torch.optim.lr_scheduler.LRScheduler"),
     ("m = Meter()", "m", ""),
     ("key, s = rng_state_item", "s", ""),
+    ("s = emas.Average(model.parameters(), 0.9)", "s", ""),
+    ("s = emas.Average(list(self._get_parameters()), 0.9) if on else None", "s", ""),
     ("pass", "self.rng", ""),
 ]
 
@@ -57,6 +59,8 @@ def test_what_is_no_model_by_what_makes_it_has_a_state_of_its_own(made: str, ask
     [
         _saves("m = AveragedModel(model)", "m", ""),
         _saves("m = make(model)", "m", ""),
+        _saves("m = torch.nn.ParameterList(model.parameters())", "m", ""),
+        _saves("m = emas.Average(model)", "m", ""),
         _saves("key, m = item", "m", ""),
         _saves("m = Meter(model)", "m", "", bases="(torch.nn.Module)"),
         _saves("m = Meter(model)", "m", "", gives="self.model.state_dict()"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import rewrite_source
 from tests.source.samples import codes
 
 
@@ -70,3 +71,62 @@ class Trainer:
 def test_an_attribute_from_before_is_the_sharded_model_in_other_methods() -> None:
     for name, is_said in (("self.inner", True), ("self.other", False)):
         assert (("FM423", "commented") in codes(MADE["accelerate"] + FIT.format(name))) is is_said
+
+
+INNER = {
+    "torch": ("net = FSDP({})", ""),
+    "accelerate": ("net = accelerator.prepare({})", "accelerate"),
+    "with others": ("net, opt = accelerator.prepare({}, opt)", "accelerate"),
+    "fabric": ("net = fabric.setup({})", "fabric"),
+    "in a choice": ("net = FSDP({}) if opt.shard else other", ""),
+    "alone": ("train(FSDP({}))", ""),
+    "as an attribute": ("self.model = FSDP({})", ""),
+    "by a function": ("net = shard({})", ""),
+    "by a class": ("net = Runner({})", ""),
+    "by two": ("net = shard_twice({})", ""),
+}
+SHARD = """\
+def shard(inner):
+    inner = inner.to(0)
+    inner = FSDP(inner)
+    return inner
+def shard_twice(given):
+    return shard(given)
+def copied(given):
+    given = copy.deepcopy(given)
+    return FSDP(given)
+class Runner:
+    def __init__(self, net):
+        self.net = FSDP(net)
+"""
+
+
+@pytest.mark.parametrize("how", INNER)
+def test_the_name_that_the_inner_model_keeps(how: str) -> None:
+    line, by = INNER[how]
+    made = f"{MADE.get(by, '')}{SHARD}def main(model, opt, other, self):\n"
+    assert ("FM333", "commented") in codes(f"{made}    {line.format('model')}\n    model.state_dict()\n")
+    for same, above in ((line, "model.state_dict()"), (line, "other.state_dict()")):
+        assert ("FM333", "commented") not in codes(f"{made}    {above}\n    {same.format('model')}\n")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "net = FSDP(model)\n    model = Net()\n    model.state_dict()",
+        "net = FSDP(copy.deepcopy(model))\n    model.state_dict()",
+        "net = copied(model)\n    model.state_dict()",
+        "net = FSDP(model)\n    if isinstance(model, Net): pass",
+        "for model in opt.models:\n        model.state_dict()\n        opt.add(FSDP(model))",
+    ],
+)
+def test_names_of_other_models(lines: str) -> None:
+    found = codes(f"{SHARD}def main(model, opt):\n    {lines}\n")
+    assert {code for code, action in found if action == "commented"} == set()
+
+
+def test_fabrics_model_has_a_module_and_the_inner_one_has_not() -> None:
+    lines = "    net = fabric.setup(model)\n    {}.state_dict()\n"
+    for name, asked in (("net", "model.module"), ("model", "model")):
+        code = f"{MADE['fabric']}def main(model):\n{lines.format(name)}"
+        assert f"get_model_state_dict({asked}," in " ".join(rewrite_source(code).replace("#", "").split())

@@ -31,3 +31,9 @@ def test_a_function_that_the_runtime_has_is_named() -> None:
     for name, is_ours in (("summon_full_params", True), ("get_state_dict_type", False)):
         (said,) = (use.becomes for use in uses(body.format(name)) if use.code == "FM303")
         assert (f"fsdp_migrate.runtime.{name}" in said) is is_ours
+
+
+def test_a_patch_of_the_class_is_told_to_go() -> None:
+    said = [use.becomes for use in uses("FSDP.__init__ = patch(FSDP.__init__)\n") if use.code == "FM303"]
+    assert said
+    assert all("take the patch out" in each for each in said)

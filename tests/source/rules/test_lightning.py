@@ -230,6 +230,20 @@ def test_what_is_private_to_the_strategy_gets_a_comment(source: str) -> None:
     assert_framework_commented(source, "FM319")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("_get_full_state_dict_context", "get_model_state_dict"),
+        ("_setup_activation_checkpointing", "activation_checkpointing=)"),
+        ("_has_meta_device_parameters", "see what it is asked for here"),
+    ],
+)
+def test_each_private_function_is_told_what_takes_its_place(name: str, said: str) -> None:
+    found = comments(f"from lightning.fabric.strategies.fsdp import {name}\n{name}(model)\n", header="")
+    assert said in found
+    assert ("get_model_state_dict" in found) is (said == "get_model_state_dict")
+
+
 def test_rays_strategy_is_lightnings() -> None:
     source = "from ray.train.lightning import RayFSDPStrategy\ns = RayFSDPStrategy(cpu_offload=True)\n"
     assert_framework_commented(source, "FM319")
@@ -245,6 +259,20 @@ def test_a_strategy_that_its_trainer_is_given_in_one_branch() -> None:
     assert "data_parallel_size=8" in said
     assert "bf16-true" in said or "bfloat16" in said
     assert "is not seen here" in comments(body.replace("strategy=s", "strategy=t"), header=LIT)
+
+
+@pytest.mark.parametrize("asks", ["s == 'fsdp'", "s in {'fsdp', 'x'}", "isinstance(s, str)"])
+@pytest.mark.parametrize("runs", ["L.Trainer", "L.Fabric"])
+def test_a_strategy_whose_name_is_a_parameter_that_is_asked(asks: str, runs: str) -> None:
+    body = (
+        f"def f(n, s):\n  if n > 1:\n    if {asks}:\n      s = FSDPStrategy()\n  else:\n    s = 'auto'\n"
+        f"  print(s, f'{{s}}')\n  t = {runs}(devices=8, precision='bf16-true', strategy=s)\n"
+    )
+    said = comments(body, header=LIT)
+    assert "this strategy is given in one branch, and another in others" in said
+    assert "not seen here" not in said
+    given = comments(body.replace("strategy=s)", "strategy=s)\n  g = L.Trainer(strategy=s)"), header=LIT)
+    assert "not seen here" in given
 
 
 def test_the_precision_of_a_trainer_that_is_not_seen() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, assert_left_alone, assert_turned
+from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes
 
 
 pytestmark = pytest.mark.any_torch
@@ -37,6 +37,7 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 
 LEFT_ALONE = [
     "self.trainer.no_sync()\n",
+    "def f(model):\n    with get_accelerator().no_sync(model):\n        pass\n",
     "class T:\n    def no_sync(self): ...\n",
     "class T:\n    def f(self):\n        self.no_sync = False\n        if self.no_sync:\n            pass\n",
     "other.no_sync = True\n",
@@ -47,3 +48,29 @@ LEFT_ALONE = [
 @pytest.mark.parametrize("body", LEFT_ALONE)
 def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
     assert_left_alone(body)
+
+
+ACCELERATE = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin as Plugin\n"
+    "accelerator = Accelerator(fsdp_plugin=Plugin(sharding_strategy=1), gradient_accumulation_steps=2)\n"
+    "model, optimizer = accelerator.prepare(model, optimizer)\nmodels = [model]\nothers = [loss]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("accumulate(models)", True),
+        ("accumulate([model])", True),
+        ("no_sync((model, head))", True),
+        ("accumulate(*models)", False),
+        ("accumulate(model)", False),
+        ("accumulate(others)", False),
+        ("gather(models)", False),
+    ],
+)
+def test_accelerate_is_given_a_list_of_models(given: str, *, is_said: bool) -> None:
+    body = f"{ACCELERATE}with accelerator.{given}:\n    pass\n"
+    assert (("FM312", "commented") in codes(body)) is is_said
+    once = body.replace("_steps=2", "_steps=1")
+    assert (("FM312", "commented") in codes(once)) is ("no_sync(" in given)

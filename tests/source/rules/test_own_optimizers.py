@@ -312,6 +312,19 @@ def test_a_class_that_a_function_or_a_dict_gives(
     assert "# fsdp-migrate: FM445" in left["opts.py"]
 
 
+def test_a_class_of_the_project_by_another_name(tmp_path: Path) -> None:
+    (tmp_path / "opts.py").write_text(f"import torch\n\n\n{WHOLE}")
+    picks = (
+        "if fast:\n    cls = Own\nelse:\n    cls = torch.optim.AdamW\noptimizer = cls(model.parameters())\n"
+    )
+    (tmp_path / "main.py").write_text(
+        f"import torch\nfrom opts import Own\n{IMPORTS}model = FSDP(net)\n{picks}"
+    )
+    left = {file.path.rpartition("/")[2]: file.after for file in rewrite_paths([tmp_path]).changed}
+    assert "# fsdp-migrate: FM445" in left["opts.py"]
+    assert "FM445" not in left["main.py"]
+
+
 @pytest.mark.parametrize(
     ("made", "given", "is_said"),
     [

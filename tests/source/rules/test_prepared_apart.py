@@ -123,7 +123,7 @@ def test_the_plugin_comes_by_the_launch(asks: str, *, is_said: bool) -> None:
         ("accelerator.distributed_type != DistributedType.FSDP", False),
         ("not trainer.is_fsdp_enabled", False),
         ("trainer.is_fsdp_enabled or accelerator.distributed_type != 'FSDP'", True),
-        ("trainer.is_deepspeed_enabled", True),
+        ("trainer.is_deepspeed_enabled", False),
     ],
 )
 def test_what_other_launches_come_to_is_right(test: str, *, is_said: bool) -> None:

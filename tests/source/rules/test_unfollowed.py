@@ -326,3 +326,27 @@ def test_a_state_in_a_context_of_whole_parameters_is_whole(tmp_path: Path) -> No
     assert len(found(tmp_path, context + does.format("torch.no_grad"))) == 1
     copied = does.format("summon_full_params").replace("model.save_pretrained(x)", "copy.deepcopy(model)")
     assert len(found(tmp_path, f"import copy\n{context}{copied}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_said"),
+    [
+        ("optimizer.load_state_dict(move(optimizer.state_dict(), x))", False),
+        ("optimizer.load_state_dict(copy.deepcopy(move(optimizer.state_dict())))", False),
+        ("optimizer.load_state_dict(move(other.state_dict()))", True),
+        ("optimizer.load_state_dict(move(x))", True),
+    ],
+)
+def test_an_optimizer_that_loads_what_it_gave(tmp_path: Path, lines: str, *, is_said: bool) -> None:
+    tools = f"def run(model, optimizer, other, x):\n    {lines}\n"
+    assert bool(found(tmp_path, tools)) is is_said
+
+
+@pytest.mark.parametrize("again", ["state = move(state)", "pass", "state = torch.load(x)"])
+def test_an_optimizer_that_loads_its_own_state_by_a_name(tmp_path: Path, again: str) -> None:
+    tools = (
+        f"def run(optimizer, x):\n    state = optimizer.state_dict()\n    {again}\n"
+        "    optimizer.load_state_dict(state)\n"
+    )
+    is_said = any("load_state_dict" in text for text in found(tmp_path, tools))
+    assert is_said is ("torch.load" in again)

@@ -1,0 +1,86 @@
+"""Counts of a sharded model's parameters that are said to be one rank's, or are summed over the ranks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement, walk_for
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.scopes import Index
+
+
+_RANKS = re.compile(
+    r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
+    r"|per(?:fsdp)?(?:gpu|rank|shard)"  # in a text: "per FSDP shard"
+)
+_NUMBER = re.compile(
+    r"world_?size|num_(?:ranks|processes|shards|gpus|devices|nodes)|n_(?:gpus?|devices)|device_count\(\)"
+    r"|(?:^|[._])(?:devices|gpus|nodes)$"
+)
+
+
+def is_about_ranks(index: Index, call: cst.Call) -> bool:
+    """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
+    line = index.statement(call)
+    if _is_a_factor(index, call):
+        return True
+    is_said = _RANKS.search(text_of_statement(line).lower()) is not None
+    return is_said or _is_summed_over_ranks(index, line) or _is_multiplied_by_ranks(index, line)
+
+
+def _is_a_factor(index: Index, call: cst.Call) -> bool:
+    """Tell whether a count is multiplied where it is made: ``sum(p.numel() for p in ps) * devices``."""
+    below: cst.CSTNode = call
+    for above in index.ancestors(call):
+        if isinstance(above, cst.BaseStatement):
+            return False
+        is_product = isinstance(above, cst.BinaryOperation) and isinstance(above.operator, cst.Multiply)
+        if isinstance(above, cst.BinaryOperation) and is_product:
+            other = above.right if below is above.left else above.left
+            if _is_number_of_ranks(other):
+                return True
+        below = above
+    return False
+
+
+def _is_multiplied_by_ranks(index: Index, line: cst.CSTNode) -> bool:
+    """Tell whether what a line counts is multiplied by the number of ranks: ``total * world_size``."""
+    targets = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
+    targets.update(text_of(each.target) for each in walk_for(line, cst.AugAssign))
+    function = index.function(line)
+    kinds = (cst.AugAssign, cst.BinaryOperation)
+    for node in (each for kind in kinds if targets for each in index.by_kind.get(kind, ())):
+        if isinstance(node, cst.AugAssign):
+            is_product, sides = isinstance(node.operator, cst.MultiplyAssign), [node.target, node.value]
+        else:
+            product = cst.ensure_type(node, cst.BinaryOperation)
+            is_product, sides = isinstance(product.operator, cst.Multiply), [product.left, product.right]
+        is_its = is_product and any(text_of(each) in targets for each in sides)
+        if is_its and index.function(node) is function and any(map(_is_number_of_ranks, sides)):
+            return True
+    return False
+
+
+def _is_number_of_ranks(node: cst.BaseExpression) -> bool:
+    return _NUMBER.search(text_of(node).lower()) is not None
+
+
+def _is_summed_over_ranks(index: Index, line: cst.CSTNode) -> bool:
+    """Tell whether what a line assigns is given to ``all_reduce``, as it is or in a tensor."""
+    targets = {name.value for each in walk_for(line, cst.AssignTarget) for name in walk_for(each, cst.Name)}
+    function = index.function(line)
+    for node in index.by_kind.get(cst.Call, ()) if targets else ():
+        call = cst.ensure_type(node, cst.Call)
+        if (dotted(call.func) or "").split(".")[-1] != "all_reduce" or index.function(call) is not function:
+            continue
+        given: list[cst.BaseExpression] = [arg.value for arg in call.args[:1]]
+        given += [held for each in given if isinstance(each, cst.Name) and (held := last_value(index, each))]
+        if any(name.value in targets for each in given for name in walk_for(each, cst.Name)):
+            return True
+    return False

@@ -1,0 +1,93 @@
+"""Optimizers that Composer's Trainer is given, whose class or maker stands in another file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+OWN = (
+    "import torch\n\n\nclass Own(torch.optim.Optimizer):\n    def __init__(self, params, lr=1e-3):\n"
+    "        super().__init__([p for p in params if p.ndim >= 2], {'lr': lr})\n\n    def step(self):\n"
+    "        for p in self.param_groups[0]['params']:\n            p.add_(p.grad / p.grad.norm())\n"
+)
+BUILD = "\n\ndef build(cfg, model):\n    if cfg.name == 'adamw':\n        return AdamW(model.parameters())\n"
+TRAIN = "\n\ndef main(cfg):\n    model = make_model()\n    {}\n    trainer = Trainer(model=model, {})\n"
+IMPORTS = "from composer import Trainer\nfrom torch.optim import AdamW\n"
+ASKS = "optimizers=optimizer, fsdp_config=cfg.get('fsdp_config')"
+BUILT = "optimizer = build(cfg, model)"
+
+
+def said(folder: Path, **files: str) -> set[tuple[str, str]]:
+    """Return what is said of optimizers in some files: the file and what it is said of."""
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    uses = (use for use in scan_paths([folder]).uses if use.code in {"FM445", "FM318"})
+    return {
+        (f"{use.code} {use.path.rpartition('/')[2]}", use.text.split("(", maxsplit=1)[0])
+        for use in uses
+        if use.action == "commented"
+    }
+
+
+CLASS = {("FM445 own.py", "class Own")}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "optimizer = Own(model.parameters())",
+        "cls = Own\n    optimizer = cls(model.parameters())",
+        "optimizer = functools.partial(Own, lr=1)(model.parameters())",
+        "optimizer = own.Own(model.parameters())",
+        "inner = Own(model.parameters())\n    optimizer = [inner]",
+    ],
+)
+def test_a_class_of_another_file(tmp_path: Path, made: str) -> None:
+    train = f"import functools\nimport own\nfrom own import Own\n{IMPORTS}{TRAIN.format(made, ASKS)}"
+    assert said(tmp_path, own=OWN, train=train) == CLASS
+
+
+@pytest.mark.parametrize("given", ["optimizers=optimizer", "optimizers=optimizer, fsdp_config=None", "lr=1"])
+def test_a_trainer_that_shards_nothing(tmp_path: Path, given: str) -> None:
+    train = f"from own import Own\n{IMPORTS}{TRAIN.format('optimizer = Own(model.parameters())', given)}"
+    assert said(tmp_path, own=OWN, train=train) == set()
+
+
+@pytest.mark.parametrize("given", [ASKS, ASKS.replace("=optimizer,", "=build(cfg, model),")])
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize(
+    "ends",
+    ["return Own(params)", "found = Own(params)\n    return found", "return pick(cfg)(params, lr=cfg.lr)"],
+)
+def test_a_function_that_makes_it(tmp_path: Path, ends: str, given: str, *, is_apart: bool) -> None:
+    pick = "\n\ndef pick(cfg):\n    if cfg.is_own:\n        return Own\n    raise ValueError(cfg)\n"
+    build = f"{pick}{BUILD}    params = model.parameters()\n    {ends}\n"
+    train = TRAIN.format(BUILT, given)
+    files = {"build": f"from own import Own\n{build}", "train": f"from build import build\n{IMPORTS}{train}"}
+    files = files if is_apart else {"train": f"from own import Own\n{IMPORTS}{build}{train}"}
+    assert said(tmp_path, own=OWN, **files) == CLASS
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_what_it_makes_of_other_packages(tmp_path: Path, *, is_apart: bool) -> None:
+    build = f"{BUILD}    from optimi import StableAdamW\n    return StableAdamW(model.parameters())\n"
+    build += "\n\ndef other(model):\n    from optimi import Lion\n    return Lion(model.parameters())\n"
+    train = TRAIN.format(BUILT, ASKS)
+    apart = {"build": build, "train": f"from build import build\n{IMPORTS}{train}"}
+    found = said(tmp_path, **(apart if is_apart else {"train": f"{IMPORTS}{build}{train}"}))
+    assert found == {(f"FM445 {'build' if is_apart else 'train'}.py", "StableAdamW")}
+
+
+def test_one_function_that_makes_itself_anew(tmp_path: Path) -> None:
+    build = "\n\ndef build(cfg, model):\n    optimizer = build(cfg, model)\n    return optimizer\n"
+    assert said(tmp_path, train=f"{IMPORTS}{build}{TRAIN.format(BUILT, ASKS)}") == set()
