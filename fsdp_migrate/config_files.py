@@ -14,6 +14,7 @@ from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
+from fsdp_migrate.adapters.conversion.overrides import told_of_overrides, with_overrides
 from fsdp_migrate.adapters.conversion.project_imports import (
     fabric_of_group,
     is_hydra_group,
@@ -192,7 +193,7 @@ def convert_config_file(
         raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
-    conversion = _with_commands(_with_others(conversion, path), path)
+    conversion = _with_commands(_with_others(with_overrides(conversion), path), path)
     raise_on_findings(conversion.findings, strict=strict)
     if dst is not None:
         return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
@@ -380,6 +381,8 @@ def _why_nothing(
         return error.saying(f"{error} {said}".strip())
     if (others := adds_to_another(path, text)) is not None:
         return others
+    if said := told_of_overrides(text):
+        return error.saying(f"{error} {said}")
     if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.adapters.conversion.project_imports import lacks_transformers
+from fsdp_migrate.adapters.conversion.project_imports import lacks_trainer, lacks_transformers
 from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
@@ -100,6 +100,7 @@ def settings_in(
         refusal=partial(refusal_of, folder),
         is_own=partial(defines_fsdp, folder),
         lacks_transformers=partial(lacks_transformers, folder),
+        lacks_trainer=partial(lacks_trainer, folder),
     )
 
 

@@ -26,10 +26,10 @@ from fsdp_migrate.adapters.conversion.flag_documents import (
     hf_document,
 )
 from fsdp_migrate.adapters.conversion.flags import Flag, end_of, read_flags
-from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.here_documents import escaping, opened, settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
-from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
+from fsdp_migrate.adapters.conversion.script_arguments import decays_nothing, told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
@@ -151,8 +151,9 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         [('line 2', 'converted')]
     """
     source, text = text, with_line_feeds(text)
+    whole, text = text, opened(text)
     script = Script(text)
-    done = _Script(text, settings)
+    done = _Script(text, settings, escaping(whole))
     for start, end in script.others():
         if _SHOWN.match(text[start:end]):  # a command in a variable that is printed is not run by that
             continue
@@ -163,11 +164,11 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     blocks, findings = done.blocks, done.findings
     told, by_environment = told_by_environment(text, settings)
     blocks, findings = [*blocks, *told], [*findings, *of_framework(by_environment, blocks)]
-    written = convert_written(text, settings)
+    written = convert_written(whole, settings)
     blocks, findings = [*blocks, *written.blocks], written.beside(findings)
     if not blocks:
-        raise nothing_in_script(text, findings)
-    if inner := settings_written(text, written.lines):
+        raise nothing_in_script(whole, findings)
+    if inner := settings_written(whole, written.lines):
         findings.append(make_finding("FM356", "here-document", inner))
     said = tuple(with_writing_line(each, text) for each in findings)
     pieces = [*done.pieces, *written.pieces]
@@ -181,7 +182,7 @@ def settings_in_script(text: str, settings: Settings | None = None) -> list[str]
         >>> settings_in_script("accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
         ['{"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": "true"}}']
     """
-    text = with_line_feeds(text)
+    text = opened(with_line_feeds(text))
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
@@ -205,8 +206,9 @@ def settings_in_script(text: str, settings: Settings | None = None) -> list[str]
 class _Script:
     """What became of the commands of a script until now."""
 
-    def __init__(self, text: str, settings: Settings | None) -> None:
+    def __init__(self, text: str, settings: Settings | None, escaping: list[tuple[int, int]]) -> None:
         self.text = text
+        self.escaping = escaping
         self.settings = replace(
             with_exports(settings or Settings(), text),
             number=partial(number_of, text=text),
@@ -251,7 +253,11 @@ class _Script:
         found = set()
         for piece in pieces:
             placed = command.placed(sure_place(command, piece))
-            if placed is None or any(placed != other and _collide(placed, other) for other in self.pieces):
+            if (
+                placed is None
+                or any(placed != other and _collide(placed, other) for other in self.pieces)
+                or ("$" in piece.new and any(start <= placed.start <= end for start, end in self.escaping))
+            ):
                 changed = _as_typed(with_pieces(command.text, pieces))
                 msg = (
                     "Its flags stand within quotes, or in a variable that others use, where they cannot be "
@@ -281,6 +287,8 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
         return _told(command, flags, settings or Settings()) if told else None
     flagged = as_command(settings or Settings(), flags, is_launched=runner == "accelerate")
+    if framework == runner == "accelerate" and decays_nothing(_of_script(command)):
+        flagged = replace(flagged, lacks_trainer=lambda: True)
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     said = done.findings
     if framework == runner == "accelerate" and any(block.state == "converted" for block in done.blocks):

@@ -30,6 +30,15 @@ def precision_of(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> tu
     return "mixed_precision", (given.value if given is not None else None) or "no"
 
 
+def decays_nothing(of_script: Mapping[str, Flag]) -> bool:
+    """Tell whether the script is an HF Trainer's by its arguments, and these give it no weight decay."""
+    given = of_script.get("weight_decay")
+    try:
+        return bool(STRONG & set(of_script)) and float(given.value or 0 if given else 0) == 0
+    except ValueError:
+        return False
+
+
 def told_of_arguments(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> list[Finding]:
     """Return what FSDP2 does otherwise in a command's precision, and with the optimizer of its script."""
     name, precision = precision_of(of_script, flags)
