@@ -93,6 +93,8 @@ class ModelKinds:
     """The attributes of a class's objects, of which something is known: ``self.model``."""
     wholes: dict[Key, set[str]] = field(default_factory=dict)
     """Of models with parts that are wrapped: the attributes that hold these, ``*`` for any."""
+    sets_any_name: set[cst.CSTNode] = field(default_factory=set)
+    """The classes that put models into attributes whose names are known only when it runs."""
     evidence: dict[Key, list[cst.Call]] = field(default_factory=dict)
     """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
     guards: Guards = field(init=False)
