@@ -34,7 +34,14 @@ from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.config_texts import found_from, is_file, is_json_text, read_text, settings_in
+from fsdp_migrate.config_texts import (
+    found_from,
+    is_file,
+    is_json_text,
+    only_one_called,
+    read_text,
+    settings_in,
+)
 from fsdp_migrate.errors import (
     ConfigError,
     NothingToConvertError,
@@ -378,9 +385,10 @@ def _why_nothing(
     """Return the error with what a manifest's commands become, or a script names, or whose its keys are."""
     if is_script(path.suffix or path.name, text):
         said = _from_here(say_named(text, path.parent, str(error)), path.parent)
-        return error.saying(f"{error} {said}".strip())
+        return error.saying(f"{_from_here(str(error), path.parent)} {said}".strip())
     if (others := adds_to_another(path, text)) is not None:
         return others
+    error = error.saying(_from_here(str(error), path.parent))
     if said := told_of_overrides(text):
         return error.saying(f"{error} {said}")
     if not error.names_fsdp:
@@ -420,7 +428,8 @@ def _from_here(text: str, folder: Path) -> str:
     """Name a file that a script names as it is found from here, where it lies beside the script or above."""
 
     def found(match: re.Match[str]) -> str:
-        path = None if is_file(Path(match[1])) else found_from(folder, match[1])
+        is_here = is_file(Path(match[1]))
+        path = None if is_here else found_from(folder, match[1]) or only_one_called(folder, match[1])
         return match[0] if path is None else f"fsdp-migrate config {shlex.quote(str(path))}"
 
     return re.sub(r"fsdp-migrate config ([\w./-]+\.(?:json|ya?ml))\b", found, text)

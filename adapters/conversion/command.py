@@ -29,7 +29,7 @@ from fsdp_migrate.adapters.conversion.flags import Flag, end_of, read_flags
 from fsdp_migrate.adapters.conversion.here_documents import escaping, opened, settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
-from fsdp_migrate.adapters.conversion.script_arguments import decays_nothing, told_of_arguments
+from fsdp_migrate.adapters.conversion.script_arguments import decays_nothing, packs_weights, told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
@@ -38,6 +38,7 @@ from fsdp_migrate.adapters.conversion.written_configs import convert_written, wi
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.base import by_name as keys_by_name, elsewhere, read_number
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
+from fsdp_migrate.adapters.engine.rank0_loading import LOAD_ON_ALL, SENDS_NONE
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
@@ -289,6 +290,8 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
     flagged = as_command(settings or Settings(), flags, is_launched=runner == "accelerate")
     if framework == runner == "accelerate" and decays_nothing(_of_script(command)):
         flagged = replace(flagged, lacks_trainer=lambda: True)
+    if framework == runner == "accelerate":
+        flagged = replace(flagged, is_packed=_packs(command, flagged))
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     said = done.findings
     if framework == runner == "accelerate" and any(block.state == "converted" for block in done.blocks):
@@ -313,6 +316,10 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     """Say where the settings stand of a command that has none itself."""
     given = flags.get("config_file")
     said = tuple(told_of_arguments(_of_script(command), flags))
+    if _packs(command, settings):
+        where = "Without `fsdp_cpu_ram_efficient_loading` the launcher takes true"
+        text = f"{where if given is None else f'{where}, and so does a file that says so'}: {SENDS_NONE}"
+        said = (*said, make_finding("FM343", "--config_file" if given else "--use_fsdp", text, LOAD_ON_ALL))
     if given is None:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
         new = as_flags("accelerate", json.loads(done.text))
@@ -331,6 +338,10 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     state = "fsdp2" if finding.code == "FM347" else "unchanged"
     block = BlockReport("accelerate", "--config_file", state)
     return _Changes((), (block,), (finding, *(said if state == "unchanged" else ())))
+
+
+def _packs(command: str, settings: Settings) -> bool:
+    return packs_weights(command, _flags_of_tool("hf", command, "accelerate"), settings)
 
 
 def _of_script(command: str) -> dict[str, Flag]:

@@ -56,6 +56,7 @@ _ANYONES = frozenset({"ulysses_sequence_parallel_size"})
 _NAMED_FILE = re.compile(
     r"(?:--config_file[ =]\"?|(?<![\w./${}-])(?=[\w./${}-]*(?i:fsdp)))((?!-)[\w./${}-]+\.(?:json|ya?ml))\b",
 )
+_DATA = re.compile(r"(?:\A|/)(?:vocab|tokenizer|dataset|special_tokens)[\w-]*\.json\Z")
 _STAND_IN = re.compile(r"\$\{\w+:?[-=]([^{}]*)\}")
 _FAIRSCALE = re.compile(r"(?:\A|\.)(?:ddp_fully_sharded|DDPFullyShardedStrategy)\Z")
 _CHOSEN = ": what that chooses stands in another file or in the sources, where `fsdp-migrate scan` looks."
@@ -80,7 +81,9 @@ def off_paths(documents: Many[Node]) -> list[str]:
     if not found:
         return _off_arguments(documents)
     switches = [
-        (path, value) for path, value in found if _is_switch(path) or (_is_config(path) and value == [])
+        (path, value)
+        for path, value in found
+        if _is_switch(path) or (_is_config(path) and value in ([], None))
     ]
     off = [path for path, value in switches if _is_off(value)]
     return off if off and len(off) == len(switches) else []
@@ -308,7 +311,9 @@ def without_folder(name: str, text: str) -> str:
 
 def named_files(text: str) -> str:
     """Say which files that may hold FSDP settings a command names, with the commands that convert them."""
-    found = dict.fromkeys(_NAMED_FILE.findall(with_stand_ins(text)))
+    found = [
+        name for name in dict.fromkeys(_NAMED_FILE.findall(with_stand_ins(text))) if not _DATA.search(name)
+    ]
     files = list(dict.fromkeys(without_folder(name, text) for name in found))[:3]
     if not files:
         return ""

@@ -59,6 +59,7 @@ class ProjectFacts(PickedKinds):
     """The scopes to go through: they are new, or asked for something of which more was found since."""
     _patched: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
     """The classes that functions are made methods of, by a statement of its own."""
+    _made_there: dict[Fact, bool] = field(default_factory=dict, repr=False)
     _rewraps: set[Fact] = field(default_factory=set, repr=False)
     """The attributes of classes that wrap what was in them: ``self.model = FSDP(self.model)``."""
     _asked_paths: set[Path] = field(default_factory=set, repr=False)
@@ -186,7 +187,11 @@ class ProjectFacts(PickedKinds):
             return
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
-        is_own = is_made_there(self.project, start, place)
+        scope = self.project.class_of(place) if start.startswith("self.") else None
+        asked = scope.key if scope is not None else f"{place.module.path}:{place.scope}", start
+        if asked not in self._made_there:
+            self._made_there[asked] = is_made_there(self.project, start, place)
+        is_own = self._made_there[asked]
         is_name = start.rpartition(".")[2][:1].isupper()
         named = self.project.named(start, place) if is_name else None
         if not is_name:

@@ -36,7 +36,7 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import (
@@ -69,7 +69,6 @@ Certainty = Literal["certain", "mixed"]
 
 Key = tuple[cst.CSTNode, str]
 
-_TARGETS = (cst.AnnAssign, cst.AssignTarget, cst.NamedExpr)
 _MAX_DEPTH = 2
 
 
@@ -380,8 +379,11 @@ class ModelKinds:
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
         made_at = self.made.get(key, []) if key is not None else []
-        made = (type(self.index.parents[each]) for each in made_at)
-        is_plain = parts.isdisjoint({"*", node.attr.value}) and not any(each in _TARGETS for each in made)
+        values = filter(None, (assigned_at(self.index, each) for each in made_at))
+        is_made = any(
+            "fsdp" in self.kinds(each) for each in values
+        )  # and holds no model alone: `pair = Pair()`
+        is_plain = parts.isdisjoint({"*", node.attr.value}) and not is_made
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:

@@ -52,6 +52,7 @@ pytestmark = pytest.mark.any_torch
         ),
         ("bash r.sh --config_file $R/c.yaml\n", "It names `c.yaml`: `fsdp-migrate config c.yaml`"),
         ("bash r.sh ${R}_fsdp.json\n", "It names `${R}_fsdp.json`, which may have FSDP settings."),
+        ('D="c"\ntorchrun r.py ${D}/a-fsdp.yaml\n', "It names `c/a-fsdp.yaml`: `fsdp-migrate"),
         ("bash $R/go_fsdp.sh\n", "It starts `go_fsdp.sh`: `fsdp-migrate config go_fsdp.sh`."),
         ("torchrun t.py worker.actor.fsdp.enable_full_shard=true\n", "is a fork of verl that makes FSDP1"),
         ('cat > c.json <<E\n{\n  "fsdp_config": {}\n}\nE\npython t.py\n', "in line 1 holds FSDP settings"),
@@ -85,6 +86,7 @@ def test_names_and_comments_choose_nothing() -> None:
         'echo "Starting FSDP ($N GPUs) for FSDP"\npython t.py\n',
         'FSDP="full_shard auto_wrap"\npython t.py --deepspeed ds.json\n',
         "MODE=fsdp\npython t.py\n",
+        "torchrun t.py --vocab-file $R/fsdp_test/vocab.json\n",
     ],
 )
 def test_a_script_without_fsdp_says_no_more(text: str) -> None:
