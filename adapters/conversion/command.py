@@ -317,8 +317,9 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     given = flags.get("config_file")
     said = tuple(told_of_arguments(_of_script(command), flags))
     if _packs(command, settings):
-        where = "Without `fsdp_cpu_ram_efficient_loading` the launcher takes true"
-        text = f"{where if given is None else f'{where}, and so does a file that says so'}: {SENDS_NONE}"
+        key = "fsdp_cpu_ram_efficient_loading"
+        in_file = f"Where the file says `{key}: true`, or nothing of it"
+        text = f"{in_file if given else f'Without `--{key} false`'} {SENDS_NONE}"
         said = (*said, make_finding("FM343", "--config_file" if given else "--use_fsdp", text, LOAD_ON_ALL))
     if given is None:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
