@@ -319,7 +319,7 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     if _packs(command, settings):
         key = "fsdp_cpu_ram_efficient_loading"
         in_file = f"Where the file says `{key}: true`, or nothing of it"
-        text = f"{in_file if given else f'Without `--{key} false`'} {SENDS_NONE}"
+        text = f"{in_file if given else f'Without `--{key} false`'}, {SENDS_NONE}"
         said = (*said, make_finding("FM343", "--config_file" if given else "--use_fsdp", text, LOAD_ON_ALL))
     if given is None:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
