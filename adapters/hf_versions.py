@@ -30,7 +30,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_no_shard,
     say_units_by_size,
 )
-from fsdp_migrate.adapters.hf_environment import HF_STRATEGIES, STATE_DICT_TYPE, state_type_in_environment
+from fsdp_migrate.adapters.hf_environment import HF_STRATEGIES, state_type_in_environment
 from fsdp_migrate.errors import ConfigError
 
 
@@ -210,9 +210,7 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
     )
     reads, state = TRANSFORMERS["version_read"], TRANSFORMERS["state_dict_type_read"]
     text = f"`version: 2` is read by transformers {reads.versions}; older ones stay with FSDP1."
-    if not (is_one(values) or block.settings.environment.get(STATE_DICT_TYPE)) or (
-        "SHARD" not in str(values.get("state_dict_type")).upper()
-    ):
+    if not _writes_sharded(block, values):
         text += (
             f" `state_dict_type` is read by {state.versions}: {reads.since} to {_before(state.since)} save "
             "SHARDED_STATE_DICT instead of FULL_STATE_DICT."
@@ -231,6 +229,14 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
         gone = TRANSFORMERS["words_deprecated"]
         hint += f" {gone.versions} warn that words in `fsdp` will go: `fsdp: true` says the same to them."
     draft.say("FM358", block.name, text, hint)
+
+
+def _writes_sharded(block: Block, values: Mapping[str, Any]) -> bool:
+    """Tell whether SHARDED_STATE_DICT is what is written, which versions that do not read it save too."""
+    is_exported = state_type_in_environment(block) == "SHARDED_STATE_DICT"
+    if "state_dict_type" not in values:
+        return is_exported
+    return (is_one(values) or is_exported) and "SHARD" in str(values["state_dict_type"]).upper()
 
 
 def refuse_file(fsdp: Any) -> None:

@@ -14,6 +14,7 @@ from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
+from fsdp_migrate.adapters.conversion.overrides import told_of_overrides, with_overrides
 from fsdp_migrate.adapters.conversion.project_imports import (
     fabric_of_group,
     is_hydra_group,
@@ -33,7 +34,14 @@ from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
-from fsdp_migrate.config_texts import found_from, is_file, is_json_text, read_text, settings_in
+from fsdp_migrate.config_texts import (
+    found_from,
+    is_file,
+    is_json_text,
+    only_one_called,
+    read_text,
+    settings_in,
+)
 from fsdp_migrate.errors import (
     ConfigError,
     NothingToConvertError,
@@ -192,7 +200,7 @@ def convert_config_file(
         raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
-    conversion = _with_commands(_with_others(conversion, path), path)
+    conversion = _with_commands(_with_others(with_overrides(conversion), path), path)
     raise_on_findings(conversion.findings, strict=strict)
     if dst is not None:
         return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
@@ -377,9 +385,12 @@ def _why_nothing(
     """Return the error with what a manifest's commands become, or a script names, or whose its keys are."""
     if is_script(path.suffix or path.name, text):
         said = _from_here(say_named(text, path.parent, str(error)), path.parent)
-        return error.saying(f"{error} {said}".strip())
+        return error.saying(f"{_from_here(str(error), path.parent)} {said}".strip())
     if (others := adds_to_another(path, text)) is not None:
         return others
+    error = error.saying(_from_here(str(error), path.parent))
+    if said := told_of_overrides(text):
+        return error.saying(f"{error} {said}")
     if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
@@ -417,7 +428,8 @@ def _from_here(text: str, folder: Path) -> str:
     """Name a file that a script names as it is found from here, where it lies beside the script or above."""
 
     def found(match: re.Match[str]) -> str:
-        path = None if is_file(Path(match[1])) else found_from(folder, match[1])
+        is_here = is_file(Path(match[1]))
+        path = None if is_here else found_from(folder, match[1]) or only_one_called(folder, match[1])
         return match[0] if path is None else f"fsdp-migrate config {shlex.quote(str(path))}"
 
     return re.sub(r"fsdp-migrate config ([\w./-]+\.(?:json|ya?ml))\b", found, text)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.adapters.conversion.project_imports import lacks_transformers
+from fsdp_migrate.adapters.conversion.project_imports import lacks_trainer, lacks_transformers, project_root
 from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
+from fsdp_migrate.adapters.engine.rank0_loading import ASKS_FOR_PACKED
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 16 << 20
 _FARTHEST = 4
+_MOST_FOLDERS = 2000
 TOLD_BY_FILE = frozenset({"accelerate", "hf"})
 """Whose configs and commands may name another file with the settings."""
 
@@ -100,6 +102,8 @@ def settings_in(
         refusal=partial(refusal_of, folder),
         is_own=partial(defines_fsdp, folder),
         lacks_transformers=partial(lacks_transformers, folder),
+        lacks_trainer=partial(lacks_trainer, folder),
+        names_packed=partial(asks_for_packed, folder),
     )
 
 
@@ -121,6 +125,30 @@ def holds_fsdp2(folder: Path, name: str) -> bool:
     text, is_json = _named_text(folder, name) or ("", False)
     documents = read_documents(text, is_json=is_json) if text else []
     return any(_are_fsdp2(documents, framework) for framework in ("auto", *sorted(TOLD_BY_FILE)))
+
+
+def asks_for_packed(folder: Path, name: str) -> bool:
+    """Tell whether a file that a command in a folder names asks for a model's weights in 4 bits."""
+    text, _ = _named_text(folder, name) or ("", False)
+    return ASKS_FOR_PACKED.search(text) is not None
+
+
+def only_one_called(folder: Path, name: str) -> Path | None:
+    """Return the one file of a project that has a name; None where there are several, or none.
+
+    In an image, such as a manifest's, files may stand in other folders than in the project.
+    """
+    root = project_root(folder.absolute() / "x")
+    wanted, found = Path(name).parts, []
+    if root is None or not wanted or Path(name).is_absolute() or ".." in wanted:
+        return None
+    for count, (inner, folders, names) in enumerate(os.walk(root)):
+        folders[:] = [each for each in folders if each[0] not in "._"]
+        if wanted[-1] in names and (*Path(inner).parts, wanted[-1])[-len(wanted) :] == wanted:
+            found.append(Path(inner) / wanted[-1])
+        if count == _MOST_FOLDERS:
+            return None
+    return Path(os.path.relpath(found[0])) if len(found) == 1 else None
 
 
 def refusal_of(folder: Path, name: str) -> str | None:

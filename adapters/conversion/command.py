@@ -26,10 +26,10 @@ from fsdp_migrate.adapters.conversion.flag_documents import (
     hf_document,
 )
 from fsdp_migrate.adapters.conversion.flags import Flag, end_of, read_flags
-from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.here_documents import escaping, opened, settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
 from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
-from fsdp_migrate.adapters.conversion.script_arguments import told_of_arguments
+from fsdp_migrate.adapters.conversion.script_arguments import decays_nothing, packs_weights, told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
@@ -38,6 +38,7 @@ from fsdp_migrate.adapters.conversion.written_configs import convert_written, wi
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.base import by_name as keys_by_name, elsewhere, read_number
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
+from fsdp_migrate.adapters.engine.rank0_loading import LOAD_ON_ALL, SENDS_NONE
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
@@ -151,8 +152,9 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
         [('line 2', 'converted')]
     """
     source, text = text, with_line_feeds(text)
+    whole, text = text, opened(text)
     script = Script(text)
-    done = _Script(text, settings)
+    done = _Script(text, settings, escaping(whole))
     for start, end in script.others():
         if _SHOWN.match(text[start:end]):  # a command in a variable that is printed is not run by that
             continue
@@ -163,11 +165,11 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     blocks, findings = done.blocks, done.findings
     told, by_environment = told_by_environment(text, settings)
     blocks, findings = [*blocks, *told], [*findings, *of_framework(by_environment, blocks)]
-    written = convert_written(text, settings)
+    written = convert_written(whole, settings)
     blocks, findings = [*blocks, *written.blocks], written.beside(findings)
     if not blocks:
-        raise nothing_in_script(text, findings)
-    if inner := settings_written(text, written.lines):
+        raise nothing_in_script(whole, findings)
+    if inner := settings_written(whole, written.lines):
         findings.append(make_finding("FM356", "here-document", inner))
     said = tuple(with_writing_line(each, text) for each in findings)
     pieces = [*done.pieces, *written.pieces]
@@ -181,7 +183,7 @@ def settings_in_script(text: str, settings: Settings | None = None) -> list[str]
         >>> settings_in_script("accelerate launch --use_fsdp --fsdp_offload_params true x.py\n")
         ['{"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": "true"}}']
     """
-    text = with_line_feeds(text)
+    text = opened(with_line_feeds(text))
     script = Script(text)
     commands = (one.text for start, end in script.others() for one in script.variants(start, end))
     found: dict[str, None] = {}
@@ -205,8 +207,9 @@ def settings_in_script(text: str, settings: Settings | None = None) -> list[str]
 class _Script:
     """What became of the commands of a script until now."""
 
-    def __init__(self, text: str, settings: Settings | None) -> None:
+    def __init__(self, text: str, settings: Settings | None, escaping: list[tuple[int, int]]) -> None:
         self.text = text
+        self.escaping = escaping
         self.settings = replace(
             with_exports(settings or Settings(), text),
             number=partial(number_of, text=text),
@@ -251,7 +254,11 @@ class _Script:
         found = set()
         for piece in pieces:
             placed = command.placed(sure_place(command, piece))
-            if placed is None or any(placed != other and _collide(placed, other) for other in self.pieces):
+            if (
+                placed is None
+                or any(placed != other and _collide(placed, other) for other in self.pieces)
+                or ("$" in piece.new and any(start <= placed.start <= end for start, end in self.escaping))
+            ):
                 changed = _as_typed(with_pieces(command.text, pieces))
                 msg = (
                     "Its flags stand within quotes, or in a variable that others use, where they cannot be "
@@ -281,6 +288,10 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
         return _told(command, flags, settings or Settings()) if told else None
     flagged = as_command(settings or Settings(), flags, is_launched=runner == "accelerate")
+    if framework == runner == "accelerate" and decays_nothing(_of_script(command)):
+        flagged = replace(flagged, lacks_trainer=lambda: True)
+    if framework == runner == "accelerate":
+        flagged = replace(flagged, is_packed=_packs(command, flagged))
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)
     said = done.findings
     if framework == runner == "accelerate" and any(block.state == "converted" for block in done.blocks):
@@ -305,6 +316,11 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     """Say where the settings stand of a command that has none itself."""
     given = flags.get("config_file")
     said = tuple(told_of_arguments(_of_script(command), flags))
+    if _packs(command, settings):
+        key = "fsdp_cpu_ram_efficient_loading"
+        in_file = f"Where the file says `{key}: true`, or nothing of it"
+        text = f"{in_file if given else f'Without `--{key} false`'}, {SENDS_NONE}"
+        said = (*said, make_finding("FM343", "--config_file" if given else "--use_fsdp", text, LOAD_ON_ALL))
     if given is None:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
         new = as_flags("accelerate", json.loads(done.text))
@@ -323,6 +339,10 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     state = "fsdp2" if finding.code == "FM347" else "unchanged"
     block = BlockReport("accelerate", "--config_file", state)
     return _Changes((), (block,), (finding, *(said if state == "unchanged" else ())))
+
+
+def _packs(command: str, settings: Settings) -> bool:
+    return packs_weights(command, _flags_of_tool("hf", command, "accelerate"), settings)
 
 
 def _of_script(command: str) -> dict[str, Flag]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_FILE = re.compile(r"(?<![\w./$}-])(?:\./)?((?!-)[\w./-]+\.(?:json|ya?ml))\b")
+_FILE = re.compile(r"(?<![\w./$}-])(?:\$\{?\w+\}?/|\./)?((?!-)[\w./-]+\.(?:json|ya?ml))\b")
 _SETTINGS = re.compile(
     r"^[\s{,]*[\"']?fsdp\w*[\"']?\s*:(?!\s*(?:null|false|\[\]|\{\}|[\"']{2})?\s*(?:#|$))|:\s*FSDP\s*$",
     re.MULTILINE,

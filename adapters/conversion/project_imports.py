@@ -20,6 +20,12 @@ _TRANSFORMERS = re.compile(
     r"^\s*(?:import|from)\s+(?:transformers|trl|peft|unsloth|axolotl|swift|llamafactory|sentence_transformers)\b",
     re.MULTILINE,
 )
+_TRAINER = re.compile(
+    r"\bTrainingArguments\b|^\s*from\s+transformers[\w.]*\s+import\s+(?:\([^)]*|[^\n]*)Trainer\b"
+    r"|\btransformers\.\w*Trainer\b"
+    r"|^\s*(?:import|from)\s+(?:trl|unsloth|axolotl|swift|llamafactory|sentence_transformers|setfit)\b",
+    re.MULTILINE,
+)
 _ACCELERATE = re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE)
 _MOST_LEVELS = 6
 _MOST_FILES = 400
@@ -58,13 +64,28 @@ def lacks_transformers(folder: Path) -> bool:
         >>> lacks_transformers(Path("/absent"))
         False
     """
+    return _prepares_without(_TRANSFORMERS, folder)
+
+
+def lacks_trainer(folder: Path) -> bool:
+    """Tell whether the project around a folder has Accelerate prepare models, and no HF Trainer.
+
+    Example:
+        >>> lacks_trainer(Path("/absent"))
+        False
+    """
+    return _prepares_without(_TRAINER, folder)
+
+
+def _prepares_without(other: re.Pattern[str], folder: Path) -> bool:
+    """Tell whether sources of the project around a folder import Accelerate, and none has the other thing."""
     root = project_root(folder / "config")
     if root is None:
         return False
     prepares = False
     for count, path in enumerate(_sources(root), 1):
         text = path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
-        if count == _MOST_FILES or _TRANSFORMERS.search(text):
+        if count == _MOST_FILES or other.search(text):
             return False
         prepares = prepares or _ACCELERATE.search(text) is not None
     return prepares

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.environment import told_of_precision
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on
+from fsdp_migrate.adapters.conversion.shell import launch_of, words_of
 from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.adapters.hf_trainer import STRONG
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from fsdp_migrate.adapters.engine.settings import Settings
     from fsdp_migrate.findings import Finding
+
+
+_IN_4_BITS = frozenset({"load_in_4bit", "use_4bit", "use_4bit_quantization", "use_qlora"})
+_BITS = "quantization_bit"
 
 
 def precision_of(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> tuple[str, str]:
@@ -28,6 +34,26 @@ def precision_of(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> tu
             return name, name
     given = flags.get("mixed_precision")
     return "mixed_precision", (given.value if given is not None else None) or "no"
+
+
+def decays_nothing(of_script: Mapping[str, Flag]) -> bool:
+    """Tell whether the script is an HF Trainer's by its arguments, and these give it no weight decay."""
+    given = of_script.get("weight_decay")
+    try:
+        return bool(STRONG & set(of_script)) and float(given.value or 0 if given else 0) == 0
+    except ValueError:
+        return False
+
+
+def packs_weights(command: str, of_script: Iterable[Flag], settings: Settings) -> bool:
+    """Tell whether a script is told to load weights in 4 bits: by its arguments, or a file that they name."""
+    for flag in of_script:
+        value = (flag.value or "true").lower()
+        if (flag.name in _IN_4_BITS and value == "true") or (flag.name == _BITS and value == "4"):
+            return True
+    at = launch_of(words_of(command)).script_at
+    behind = [word.value for word in words_of(command) if at is not None and word.start > at]
+    return any(name.endswith((".yaml", ".yml", ".json")) and settings.names_packed(name) for name in behind)
 
 
 def told_of_arguments(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> list[Finding]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.foreign import FOREIGN
+from fsdp_migrate.adapters.conversion.here_documents import settings_written, without_shown
+from fsdp_migrate.adapters.conversion.overrides import told_of_overrides
 from fsdp_migrate.adapters.conversion.shell import commands_of, is_printed
-from fsdp_migrate.adapters.conversion.unknown import FOREIGN, named_files, with_stand_ins
+from fsdp_migrate.adapters.conversion.unknown import named_files, with_stand_ins, without_folder
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.findings import named
 
@@ -49,7 +51,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     said = " ".join(f"{finding.subject}: {finding.message}" for finding in findings)
     can = " that can be changed" if said else ""
     parts = [f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`{can}.", said]
-    bare = _without_printed(_COMMENT.sub("", text))
+    bare = _without_printed(_COMMENT.sub("", without_shown(text)))
     foreign = _foreign(bare)
     own = [flag for flag in dict.fromkeys(_OWN_FLAG.findall(bare)) if f"`{flag}`" not in said]
     if foreign:
@@ -61,12 +63,13 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     sources = list(dict.fromkeys(_SOURCE.findall(with_stand_ins(bare))))
     if sources and not own and not foreign and not said:
         parts.append(f"It starts {named(sources, 3)}: `fsdp-migrate scan` looks into sources.")
+    overrides = "" if foreign else told_of_overrides(bare)
     if not own and not foreign and not said:
-        parts += [_choices(bare), _scripts(bare)]
+        parts += [overrides or _choices(bare), _scripts(bare)]
     inner = settings_written(text)
     if inner:
         parts.append(inner)
-    names_fsdp = bool(findings or own or foreign or inner)
+    names_fsdp = bool(findings or own or foreign or inner or overrides)
     return NothingToConvertError(" ".join(part for part in parts if part), names_fsdp=names_fsdp)
 
 
@@ -108,9 +111,11 @@ def _is_idle(said: str, bare: str) -> bool:
 
 def _scripts(bare: str) -> str:
     """Say which other scripts that FSDP is in the name of a script starts or names."""
-    found = list(dict.fromkeys(_SCRIPT.findall(with_stand_ins(bare))))
-    commands = " and ".join(f"`fsdp-migrate config {name}`" for name in found[:3])
-    return f"It starts {named(found, 3)}: {commands}." if found else ""
+    names = dict.fromkeys(_SCRIPT.findall(with_stand_ins(bare)))
+    found = list(dict.fromkeys(without_folder(name, bare) for name in names))
+    commands = " and ".join(f"`fsdp-migrate config {name}`" for name in found[:3] if "$" not in name)
+    told = f": {commands}" if commands else ", which may have FSDP flags"
+    return f"It starts {named(found, 3)}{told}." if found else ""
 
 
 def _foreign(bare: str) -> str:

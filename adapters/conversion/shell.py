@@ -20,7 +20,7 @@ _WORD = re.compile(
     rf"{OPERATOR}|(?:\\(?!\n).|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\(\([^()]*\)\)|\$\([^()]*\)|[^\s\\'\";&|()<>])+",
     re.DOTALL,
 )
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(\\|(['\"])?)([A-Za-z_]\w*)(?(2)\2)")
 _PRODUCT = re.compile(
     r"\$\(\(\s*((?:\$?\{?\w+\}?\s*\*\s*)+\$?\{?\w+\}?)\s*\)\)\Z|\$\(expr\s+((?:\$?\{?\w+\}?\s*\\?\*\s*)+\$?\{?\w+\}?)\s*\)\Z"
 )
@@ -268,6 +268,8 @@ class HereDocument(NamedTuple):
     end: int
     is_quoted: bool
     """Whether the shell leaves it as it is."""
+    sign: tuple[int, int]
+    """Where that stands which asks for it: ``<<`` and a word."""
 
 
 def here_documents(text: str) -> Iterator[HereDocument]:
@@ -280,9 +282,10 @@ def here_documents(text: str) -> Iterator[HereDocument]:
     """
     for match in _HEREDOC.finditer(text):
         start = min(_line_end(text, match.end()) + 1, len(text))
-        found = re.compile(rf"^[ \t]*{match.group(2)}[ \t]*$", re.MULTILINE).search(text, start)
+        found = re.compile(rf"^[ \t]*{match.group(3)}[ \t]*$", re.MULTILINE).search(text, start)
         line = text.count("\n", 0, match.start()) + 1
-        yield HereDocument(line, start, found.start() if found else len(text), bool(match.group(1)))
+        end = found.start() if found else len(text)
+        yield HereDocument(line, start, end, bool(match.group(1)), match.span())
 
 
 def commands_of(text: str) -> Iterator[tuple[int, int]]:
@@ -307,15 +310,18 @@ def commands_of(text: str) -> Iterator[tuple[int, int]]:
                 yield from _trimmed(text, start, index)
                 start = end
             index = end
-        elif char == "\n" and heredocs and not depth:
-            yield from _trimmed(text, start, index)
-            index = start = _after_heredoc(text, index, heredocs.pop(0))
+        elif char == "\n" and heredocs:
+            after = _after_heredoc(text, index, heredocs.pop(0))
+            if not depth:
+                yield from _trimmed(text, start, index)
+                start = after
+            index = after
         # Within parentheses nothing ends a command: they hold an array, or a command of its own.
         elif (char == "\n" and not depth) or (_ends_command(text, index) and not depth):
             yield from _trimmed(text, start, index)
             index = start = index + 1
         elif (match := _HEREDOC.match(text, index)) is not None:
-            heredocs.append(match.group(2))
+            heredocs.append(match.group(3))
             index = match.end()
         else:
             depth = max(depth + (char == "(") - (char == ")"), 0)

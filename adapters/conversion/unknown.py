@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
+from fsdp_migrate.adapters.conversion.foreign import FOREIGN, foreign_of
 from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.shell import in_folder_of
 from fsdp_migrate.adapters.document.nodes import (
     Alias,
     Mapping,
@@ -53,8 +54,9 @@ _HYDRA_GROUP = re.compile(r"(?:\A|\.)defaults\.\d+\.(?:override )?/?(?P<group>[\
 _OF_DEFAULTS = re.compile(r"(?:\A|\.)defaults\.\d+\b")
 _ANYONES = frozenset({"ulysses_sequence_parallel_size"})
 _NAMED_FILE = re.compile(
-    r"(?:--config_file[ =]\"?|(?=[\w./-]*(?i:fsdp)))((?!-)[\w./-]+\.(?:json|ya?ml))\b",
+    r"(?:--config_file[ =]\"?|(?<![\w./${}-])(?=[\w./${}-]*(?i:fsdp)))((?!-)[\w./${}-]+\.(?:json|ya?ml))\b",
 )
+_DATA = re.compile(r"(?:\A|/)(?:vocab|tokenizer|dataset|special_tokens)[\w-]*\.json\Z")
 _STAND_IN = re.compile(r"\$\{\w+:?[-=]([^{}]*)\}")
 _FAIRSCALE = re.compile(r"(?:\A|\.)(?:ddp_fully_sharded|DDPFullyShardedStrategy)\Z")
 _CHOSEN = ": what that chooses stands in another file or in the sources, where `fsdp-migrate scan` looks."
@@ -64,113 +66,6 @@ _LABEL = re.compile(
 )
 _NAMED = frozenset({"logger", "loggers", "run", "experiment", "project", "wandb"})
 _LABELS = frozenset({"app", "image", "run_name", "job_name", "experiment_name", "title", "description"})
-
-
-@dataclass(frozen=True, slots=True)
-class Foreign:
-    """A framework whose settings are its own: what shows it, and how it runs FSDP2."""
-
-    title: str
-    classes: tuple[str, ...]
-    keys: tuple[str, ...]
-    says: str
-    together: tuple[str, ...] = ()
-    """Keys that show it where all of them stand in a document."""
-
-
-FOREIGN: tuple[Foreign, ...] = (
-    Foreign(
-        "verl",
-        ("verl",),
-        ("actor_rollout_ref", "ulysses_sequence_parallel_size"),
-        "verl runs FSDP2 with `strategy: fsdp2` for the actor and the critic, or for the `model` of its SFT "
-        "trainer",
-    ),
-    Foreign(
-        "oumi",
-        (),
-        (),
-        "oumi makes FSDP1 of them in its `core/distributed.py`, which has no FSDP2, and takes no other keys",
-        ("enable_fsdp", "trainer_type"),
-    ),
-    Foreign(
-        "Modalities",
-        (),
-        (),
-        "Modalities runs FSDP2 with `variant_key: fsdp2_wrapped` for the model",
-        ("component_key", "variant_key"),
-    ),
-    Foreign("NeMo RL", (), ("dtensor_cfg",), "NeMo RL runs FSDP2 with `enabled: true` in its `dtensor_cfg`"),
-    Foreign(
-        "MaxText",
-        (),
-        ("ici_fsdp_parallelism", "dcn_fsdp_parallelism"),
-        "MaxText shards with JAX, and has nothing of torch's",
-    ),
-    Foreign(
-        "fairscale",
-        (),
-        ("flatten_parameters", "fp32_reduce_scatter", "move_params_to_cpu"),
-        "its FullyShardedDataParallel is not torch's, and has no FSDP2",
-    ),
-    Foreign(
-        "lingua",
-        (),
-        ("fsdp_type",),
-        "lingua calls FSDP2's `fully_shard` by itself",
-    ),
-    Foreign(
-        "OLMo",
-        (),
-        ("wrapping_strategy",),
-        "OLMo makes FSDP1 of them in its `scripts/train.py`, which has no FSDP2: `fsdp-migrate rewrite` on "
-        "the sources brings it there, and OLMo-core runs FSDP2",
-    ),
-    Foreign(
-        "torchtune",
-        ("torchtune",),
-        (),
-        "torchtune's distributed recipes run FSDP2 by themselves from 0.4 on, with `fsdp_cpu_offload` and "
-        "`fsdp_reshard_after_forward`",
-    ),
-    Foreign(
-        "fairseq2",
-        ("fairseq2",),
-        ("data_parallelism",),
-        "fairseq2 runs FSDP2 with `version: v2` in the `fsdp` of its trainer",
-    ),
-    Foreign(
-        "NeMo AutoModel",
-        ("nemo_automodel",),
-        (),
-        "NeMo AutoModel runs FSDP2 by its `FSDP2Manager`",
-    ),
-    Foreign(
-        "NeMo",
-        ("nemo", "nemo_run"),
-        ("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint", "megatron_amp_O2"),
-        "NeMo makes FSDP1 of them in its own code, which has no FSDP2; NeMo AutoModel runs FSDP2",
-    ),
-)
-
-
-def foreign_of(document: Node) -> Foreign | None:
-    """Return the framework whose settings a document holds, if it is one that has its own."""
-    names: set[str] = set()
-    packages: set[str] = set()
-    for _, mapping in mappings_of(document):
-        values = plain_values(mapping)
-        names |= set(values)
-        classes = (values.get(key) for key in ("_target_", "class_path", "_component_"))
-        packages |= {value.partition(".")[0] for value in classes if isinstance(value, str)}
-    return next(
-        (
-            f
-            for f in FOREIGN
-            if packages & set(f.classes) or names & set(f.keys) or (f.together and names >= set(f.together))
-        ),
-        None,
-    )
 
 
 def _shows_surely(documents: Many[Node]) -> bool:
@@ -186,7 +81,9 @@ def off_paths(documents: Many[Node]) -> list[str]:
     if not found:
         return _off_arguments(documents)
     switches = [
-        (path, value) for path, value in found if _is_switch(path) or (_is_config(path) and value == [])
+        (path, value)
+        for path, value in found
+        if _is_switch(path) or (_is_config(path) and value in ([], None))
     ]
     off = [path for path, value in switches if _is_off(value)]
     return off if off and len(off) == len(switches) else []
@@ -401,13 +298,28 @@ def with_stand_ins(text: str) -> str:
     return _STAND_IN.sub(r"\1", text)
 
 
+def without_folder(name: str, text: str) -> str:
+    """Return a path with what a script sets the variable before it to, or without that.
+
+    Example:
+        >>> [without_folder(name, "D=/w") for name in ("$D/c.json", "$E/c.json", "$D.json")]
+        ['/w/c.json', 'c.json', '$D.json']
+    """
+    whole = in_folder_of(name, text)
+    return re.sub(r"\A\$\{?\w+\}?/(?!.*\$)", "", whole)
+
+
 def named_files(text: str) -> str:
     """Say which files that may hold FSDP settings a command names, with the commands that convert them."""
-    files = list(dict.fromkeys(_NAMED_FILE.findall(with_stand_ins(text))))
+    found = [
+        name for name in dict.fromkeys(_NAMED_FILE.findall(with_stand_ins(text))) if not _DATA.search(name)
+    ]
+    files = list(dict.fromkeys(without_folder(name, text) for name in found))[:3]
     if not files:
         return ""
-    commands = " or ".join(f"`fsdp-migrate config {name}`" for name in files[:3])
-    return f"It names {named(files[:3])}: {commands}, if it has FSDP settings."
+    commands = " or ".join(f"`fsdp-migrate config {name}`" for name in files if "$" not in name)
+    told = f": {commands}, if it has FSDP settings" if commands else ", which may have FSDP settings"
+    return f"It names {named(files)}{told}."
 
 
 def _telling(value: str) -> list[str]:

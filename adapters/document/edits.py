@@ -22,6 +22,8 @@ from fsdp_migrate.adapters.document.writing import block_lines, flow_text, key_w
 from fsdp_migrate.errors import UnsupportedFeatureError
 
 
+# A setting that is commented out: `fsdp_offload_params: true`.
+_SETTING = re.compile(r"\w+_\w+:(?:\s|\Z)")
 # A comment on the line that lists words: FULL_SHARD, `sharded`, "one of".
 _LISTS = re.compile(r"[ \t]+#+[ \t]*(?=.*(?:\b[A-Z]+_[A-Z_]+\b|`\w+`|\b[Oo]ne of\b|\b[Oo]ptions\b))")
 _LISTED = re.compile(
@@ -434,7 +436,9 @@ def _end_of_line(text: str, index: int) -> int:
 
 
 def _named(entry: Entry, comment: str) -> str:
-    """Return a comment with the name of an entry before it, unless it begins with that."""
+    """Return a comment with the name of an entry before it, unless it begins with that, or another's."""
+    if _SETTING.match(comment):
+        return comment
     name = key_text(entry) or ""
     return comment if re.match(rf"{re.escape(name)}\b", comment) else f"{name}: {comment}"
 

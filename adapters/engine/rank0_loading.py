@@ -21,6 +21,12 @@ _LOADED_WITH_BUFFERS = re.compile(
     r"(?:(?:M|PL)?Bart|Marian|(?:BigBird)?Pegasus|Blenderbot(?:Small)?|LED|Mvp)(?:En|De)coderLayer\Z|EsmLayer\Z"
 )
 """Layers of models of transformers with buffers in their state dicts: `final_logits_bias`, `inv_freq`."""
+ASKS_FOR_PACKED = re.compile(
+    r"^[ \t]*[\"']?(?:quantization_bit[\"']?:[ \t]*4"
+    r"|(?:load_in_4bit|use_4bit_quantization)[\"']?:[ \t]*[Tt]rue|adapter[\"']?:[ \t]*[\"']?qlora)\b",
+    re.MULTILINE,
+)
+"""What asks for weights in 4 bits in a file of settings: LLaMA-Factory's, TRL's, Axolotl's."""
 _OF_PACKED = re.compile(r"(?i)qlora|4[-_]?bit|bnb|nf4")
 _SENDS = ACCELERATE["sends_no_4bit"].says
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write false for such a model"
@@ -44,11 +50,11 @@ def _loads_whole(block: Block) -> bool:
 
 _STOPS = ACCELERATE["loads_not_all"].says
 _LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
-_SENDS_NONE = (
+SENDS_NONE = (
     f"rank 0 alone loads the weights, but {_SENDS}, which FSDP1 sent: other ranks train on what they have, "
     "or stop at weights that are on the meta device."
 )
-_LOAD_ON_ALL = "Write false for such a model."
+LOAD_ON_ALL = "Write false for such a model."
 
 
 def is_packed(block: Block) -> bool:
@@ -57,7 +63,13 @@ def is_packed(block: Block) -> bool:
     bits = str(values.get("quantization_bit"))  # LLaMA-Factory's
     loads = str(values.get("load_in_4bit")).lower()  # TRL's and Axolotl's
     is_so_called = block.framework == "accelerate" and _OF_PACKED.search(block.settings.file_name) is not None
-    return bits == "4" or loads == "true" or values.get("adapter") == "qlora" or is_so_called
+    return (
+        block.settings.is_packed
+        or bits == "4"
+        or loads == "true"
+        or values.get("adapter") == "qlora"
+        or is_so_called
+    )
 
 
 def keep_ram_loading(value: Any, block: Block) -> Outcome:
@@ -66,12 +78,12 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     if value is None or not words.read_bool(value, "value"):
         return outcome
     if is_packed(block):
-        return replace(outcome, code="FM343", message=f"{shown(value)}: {_SENDS_NONE}", hint=_LOAD_ON_ALL)
+        return replace(outcome, code="FM343", message=f"{shown(value)}: {SENDS_NONE}", hint=LOAD_ON_ALL)
     if block.framework == "axolotl":
         return outcome
     if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
-        return replace(outcome, code="FM343", message=message, hint=_LOAD_ON_ALL)
+        return replace(outcome, code="FM343", message=message, hint=LOAD_ON_ALL)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
@@ -80,9 +92,9 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
         return
     if is_packed(block):
-        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {_SENDS_NONE}", _LOAD_ON_ALL)
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {SENDS_NONE}", LOAD_ON_ALL)
     elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
-        draft.say("FM343", block.at(name), text, _LOAD_ON_ALL)
+        draft.say("FM343", block.at(name), text, LOAD_ON_ALL)
     else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")

@@ -307,12 +307,14 @@ def _decays(block: Block) -> bool:
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
     off = value is not None and not words.read_bool(value, "value")
-    if off and block.framework == "accelerate":
+    if off and block.framework == "accelerate" and not block.settings.lacks_trainer():
         text = (
-            f"{shown(value)}: an HF Trainer, or TRL's, whose `weight_decay` is not 0 decayed norms and "
-            "biases too: FSDP1's flat parameters have no names to choose by. Under FSDP2 they are not."
+            f"{shown(value)}: where weight decay is chosen by names of parameters, as HF Trainer and TRL do "
+            "if `weight_decay` is not 0, norms and biases were decayed too: FSDP1's flat parameters have no "
+            "such names. Under FSDP2 they are not. A loop that gives its optimizer all parameters in one "
+            "group trains as before."
         )
-        how = "To train as before give such a Trainer an optimizer with one group of all parameters."
+        how = "To train as before give the Trainer an optimizer with one group of all parameters."
         return Outcome("FM343", text, how, remove=True)
     if off and _decays(block):
         text = (

@@ -22,7 +22,6 @@ from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
-from fsdp_migrate.source.picked_functions import PickedFunctions
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -94,17 +93,15 @@ class _Following(ProjectFacts):
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
+    _registry_names: set[str] = field(default_factory=set, repr=False)
+    """Registries whose users were looked for."""
     _subclasses: set[str] = field(default_factory=set, repr=False)
     """What the subclasses of FSDP1's class are called."""
     _of_modules: set[Fact] = field(default_factory=set, repr=False)
     """The names of files' top levels that are known to be models, and whose users were looked for."""
-    _picked: PickedFunctions = field(init=False, repr=False)
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
     _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
     """What parameters that are called are given, by their function or class and their name."""
-
-    def __post_init__(self) -> None:
-        self._picked = PickedFunctions(self.project, self.globals)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -124,6 +121,7 @@ class _Following(ProjectFacts):
             # By imports alone: a function called `train` returns a Trainer in many projects.
             self.look_at(self.project.importing(self._givers() - self._names))
             self.look_at(self._importers())
+            self.look_at(self._registering())
             if len(self.looked_at) == before and not self._news:
                 break
 
@@ -149,16 +147,36 @@ class _Following(ProjectFacts):
         files = {f"{self.project.split(key)[0].stem}.{text}" for key, text in new}
         yield from (*self.project.importing(names), *self.project.holding(files))
 
+    def _registering(self) -> Iterator[Path]:
+        """Yield the files that have, or use, the registries into which something that gives models is put."""
+        gives = {key for key, kinds in self.returns.items() if is_about(kinds)}
+        makes = gives | {key.rpartition(".")[0] for key in gives} | self.holders
+        for path, definitions in self.registries.by_functions.items():
+            yield from (path,) if any(each.key in makes for each in definitions) else ()
+        held = self.registries.held.items()
+        names = {
+            (name or key.rpartition(":")[2]).split(".")[-1]
+            for (key, name), definitions in held
+            if any(each.key in makes or each.name in self._subclasses for each in definitions)
+        }
+        # `getattr(wrappers, cfg.kind)(net)`
+        names |= {f"getattr({self.project.split(key)[0].stem}" for key in gives}
+        yield from self.project.holding(names - self._registry_names)
+        self._registry_names |= names
+
     def _givers(self) -> set[str]:
-        """Return what the functions that give objects which hold models are called."""
-        held = {key for key, kinds in self.returns.items() if self._is_about(kinds)}
-        return {key.rpartition(":")[2].split(".")[-1] for key in held} - {"", "__init__", "main", "forward"}
+        """Return what functions are called that give models, or what holds some, and their classes."""
+        held = [key.rpartition(":")[2] for key, kinds in self.returns.items() if self._is_about(kinds)]
+        names = {part for name in held for part in name.split(".")[-2:]}
+        return names - {"", "__init__", "main", "forward"}
 
     def _module(self, module: Module) -> None:
         if module not in self._scopes:
             self._scopes[module] = scopes_of(module)
             self._news.update(self._scopes[module])
             self._note_derived(module)
+            for fact in self.registries.note(module):
+                self._found_more(fact)
             classes = (each for each in module.definitions.values() if isinstance(each.node, ast.ClassDef))
             self._subclasses |= {each.name for each in classes if self.project.is_subclass(each)}
         for scope in self._scopes[module]:
@@ -178,11 +196,26 @@ class _Following(ProjectFacts):
             for base in self.project.bases(definition) if isinstance(definition.node, ast.ClassDef) else ():
                 self.derived.setdefault(base.key, []).append(definition)
                 below.add(definition.name)
+                self._note_mixed(base, definition)
         for name in module.definitions:
             owner, _, method = name.rpartition(".")
             if owner in below:
                 self.methods_below.add(method)
                 self._found_more(f"{DERIVED}{method}")
+
+    def _note_mixed(self, mixin: Definition, below: Definition) -> None:
+        """Note what a class that derives from several gives the methods of one by another's attributes."""
+        bases = self.project.bases(below)
+        if len(bases) < 2:
+            return
+        start = f"{mixin.name}."
+        methods = {name.removeprefix(start) for name in mixin.module.definitions if name.startswith(start)}
+        for method in methods - self.methods_below:
+            self.methods_below.add(method)
+            self._found_more(f"{DERIVED}{method}")
+        for (key, text), kinds in tuple(self.facts.items()):
+            if key == mixin.key and text.startswith("self.") and "fsdp" in kinds:
+                self._note_above(below, text, kinds, 1, mixin)
 
     def _statement(self, statement: Statement) -> None:
         node, place = statement.node, statement.place
@@ -193,7 +226,11 @@ class _Following(ProjectFacts):
         if isinstance(node, ast.Assign):
             for target, value in ((t, v) for each in node.targets for t, v in pairs(each, node.value)):
                 here = replace(place, asked=(*place.asked, *chosen(value)))
+                if isinstance(target, ast.Attribute):
+                    self._note_patch(target.value, value, place)
+                self._note_rewrapping(target, value, place)
                 self._assign(target, self.kinds(value, place), here)
+                self._note_picked(target, value, here)
                 self._note_wholes(target, value, here)
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
@@ -204,6 +241,15 @@ class _Following(ProjectFacts):
             self._assign(node.target, held(self.kinds(node.value, place)), place)
         elif place.scope and (given := given_by(node)) is not None:
             self._return(given, place, is_yielded=not isinstance(node, ast.Return))
+
+    def _note_picked(self, target: ast.expr, value: ast.expr, place: Place) -> None:
+        """Note what a name is given by what is picked when it runs: the file itself does not show that."""
+        text = dotted(target)
+        kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
+            kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
+        if text and has_model(kinds):
+            self._add(self._key(text, place), kinds, from_others=True)
 
     def _return(self, value: ast.expr, place: Place, *, is_yielded: bool = False) -> None:
         scope = f"{place.module.path}:{place.scope}"
@@ -310,11 +356,11 @@ class _Following(ProjectFacts):
         elif not any(self.called(call.func, place)):
             values = [each.node for each in self.renamed.at(dotted(call.func) or "", place)]
             for node in (call.func, *values):
-                for value, where in self._picked.of(node, place):
+                for value, where in self.picked.of(node, place):
                     self._give_named(value, where, call, given, named)
                 made = Value(node, place) if isinstance(node, ast.Call) else None
                 for each in (
-                    *self._picked.registered(node, place),
+                    *self.picked.registered(node, place),
                     *(self.renamed.given_by(made) if made is not None else ()),
                 ):
                     self._give(each, call, given, named)

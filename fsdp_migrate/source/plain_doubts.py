@@ -62,7 +62,7 @@ class Doubts:
         """Tell whether a function or class wraps something by FSDP, or calls what does."""
         if definition.key not in self._leads:
             self._leads[definition.key] = False  # what it calls itself counts for nothing
-            self._leads[definition.key] = _WRAPS.search(ast.unparse(definition.node)) is not None or (
+            self._leads[definition.key] = _WRAPS.search(definition.written) is not None or (
                 depth < _DEEPEST and self._calls_what_leads(definition, depth + 1)
             )
         return self._leads[definition.key]

@@ -409,7 +409,7 @@ def _is_empty(node: ast.AST) -> bool:
 
 
 def _of_fsdp(definition: Definition) -> bool:
-    return _OF_FSDP.search(ast.unparse(definition.node)) is not None
+    return _OF_FSDP.search(definition.written) is not None
 
 
 def _set_by(target: ast.expr, value: ast.expr, name: str, place: Place) -> Iterator[Bound]:

@@ -42,6 +42,11 @@ class Definition:
         """What it is called in the whole project."""
         return f"{self.module.path}:{self.name}"
 
+    @functools.cached_property
+    def written(self) -> str:
+        """Its source, without comments."""
+        return ast.unparse(self.node)
+
     @property
     def owner(self) -> Definition | None:
         """The class that a method belongs to."""

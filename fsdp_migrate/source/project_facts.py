@@ -6,11 +6,18 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.picked_kinds import PickedKinds
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
 from fsdp_migrate.source.project_containers import bound_by_match, rooted, targets_of, text_of
-from fsdp_migrate.source.project_kinds import Fact, ProjectKinds, is_about, makes_attribute, node_of
-from fsdp_migrate.source.project_names import set_by_name
+from fsdp_migrate.source.project_kinds import (
+    MAKES_ONE,
+    Fact,
+    is_about,
+    makes_attribute,
+    node_of,
+)
+from fsdp_migrate.source.project_names import set_by_names
 from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.held import (
     EACH,
@@ -52,11 +59,13 @@ _WRAPS = "wraps:"
 """Before the key of a function: the scopes that ask whether it wraps parts of what it is given."""
 _SHARDS = "shards:"
 """The same, whether it shards what it is given."""
+_PATCHES = "patches:"
+"""Before the key of a function: the scopes that ask whose method it is made."""
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
 
 
 @dataclass(eq=False)
-class ProjectFacts(ProjectKinds):
+class ProjectFacts(PickedKinds):
     """Notes what is known of names, and which scopes are to be gone through again for it."""
 
     looked_at: list[Module] = field(default_factory=list)
@@ -70,6 +79,11 @@ class ProjectFacts(ProjectKinds):
     """The same of functions that shard what they are given."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
+    _patched: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
+    """The classes that functions are made methods of, by a statement of its own."""
+    _made_there: dict[Fact, bool] = field(default_factory=dict, repr=False)
+    _rewraps: set[Fact] = field(default_factory=set, repr=False)
+    """The attributes of classes that wrap what was in them: ``self.model = FSDP(self.model)``."""
     _asked_paths: set[Path] = field(default_factory=set, repr=False)
 
     def _found_more(self, key: Key) -> None:
@@ -122,18 +136,32 @@ class ProjectFacts(ProjectKinds):
             self.made[here].append(mark)
             self._found_more(here)
 
-    def _note_above(self, owner: Definition | None, text: str, kinds: set[str], depth: int = 0) -> None:
+    def _note_above(
+        self,
+        owner: Definition | None,
+        text: str,
+        kinds: set[str],
+        depth: int = 0,
+        source: Definition | None = None,
+    ) -> None:
         """Note what an attribute of a class may be in the methods of those that it derives from.
 
-        Another class that derives from them may hold a plain model there.
+        Another class that derives from them may hold a plain model there. ``source``: the mixin that sets it.
         """
-        for base in self.project.bases(owner) if owner is not None and "fsdp" in kinds and depth < 4 else ():
-            if not makes_attribute(base, text):
+        first = source or owner
+        is_rewrapped = first is not None and (first.key, text) in self._rewraps
+        is_one = owner is not None and "fsdp" in kinds and depth < 4
+        for base in self.project.bases(owner) if owner is not None and is_one else ():
+            if base is not source and (is_rewrapped or not makes_attribute(base, text)):
                 own = self.project.overridden(base, owner) if owner is not None else set()
                 self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})
                 self.look_at([base.module.path])
-                self._note_above(base, text, kinds, depth + 1)
+                self._note_above(base, text, kinds, depth + 1, first)
+        if owner is not None and is_one and not depth:
+            for below in self.derived.get(owner.key, ()):
+                if len(self.project.bases(below)) > 1:
+                    self._note_above(below, text, kinds, 1, owner)
 
     def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
         if kinds:
@@ -233,12 +261,23 @@ class ProjectFacts(ProjectKinds):
     def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
         """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""
         start, _, last = text.rpartition(".")
+        if start == "self" and self.project.class_of(place) is None and self._is_about(kinds):
+            for owner in self._patched_by(place):
+                self._add((owner.key, text), kinds, from_others=True)
+                self._note_holder(owner.key)
         if not start or start in {"self", "cls"} or not self._is_about(kinds):
             return
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
-        is_own = is_made_there(self.project, start, place)
-        named = self.project.named(start, place) if start[:1].isupper() else None
+        scope = self.project.class_of(place) if start.startswith("self.") else None
+        asked = scope.key if scope is not None else f"{place.module.path}:{place.scope}", start
+        if asked not in self._made_there:
+            self._made_there[asked] = is_made_there(self.project, start, place)
+        is_own = self._made_there[asked]
+        is_name = start.rpartition(".")[2][:1].isupper()
+        named = self.project.named(start, place) if is_name else None
+        if not is_name:
+            self._set_on_module(start, last, kinds, place)
         is_class = named is not None and isinstance(named.node, ast.ClassDef)
         owners = [owner for owner, _ in self.objects_in(self.lookup(start, place))]
         for owner in (*owners, *([named] if named is not None and is_class else [])):
@@ -250,6 +289,44 @@ class ProjectFacts(ProjectKinds):
             self._add(fact, kinds, from_others=True)
             self._note_holder(owner.key)
             self.look_at([owner.module.path])
+
+    def _set_on_module(self, start: str, name: str, kinds: Collection[str], place: Place) -> None:
+        """Note a function of another file in whose place one is put that shards: ``lib.wrap = wrap_fsdp``."""
+        written = self.project.qualified(start, place) if f"{MAKES_ONE}fsdp" in kinds else ""
+        for path in self.project.paths(place.module, written) if written else ():
+            module = self.project.module(path)
+            if module is not None and name in module.definitions:
+                self._add((f"{path}:", name), kinds, from_others=True)
+                self.look_at([path])
+
+    def _note_patch(self, on: ast.expr, value: ast.expr, place: Place) -> None:
+        """Note the class that is given a function as a method: ``Trainer.setup = setup``."""
+        start, text = dotted(on), dotted(value)
+        if start is None or text is None or not start.rpartition(".")[2][:1].isupper():
+            return
+        owner, function = self.project.named(start, place), self.project.named(text, place)
+        if owner is None or function is None or not isinstance(owner.node, ast.ClassDef):
+            return
+        if function.owner is None and not isinstance(function.node, ast.ClassDef):
+            key = f"{_PATCHES}{function.key}"
+            if owner not in self._patched.setdefault(key, []):
+                self._patched[key].append(owner)
+                self._found_more(key)
+                self.look_at([owner.module.path, function.module.path])
+
+    def _note_rewrapping(self, target: ast.expr, value: ast.expr, place: Place) -> None:
+        """Note that a method wraps what is in an attribute: ``self.model = FSDP(self.model)``."""
+        text, owner = dotted(target), self.project.class_of(place)
+        if text is None or owner is None or not text.startswith("self.") or isinstance(value, ast.Name):
+            return
+        if any(isinstance(each, ast.Attribute) and dotted(each) == text for each in ast.walk(value)):
+            self._rewraps.add((owner.key, text))
+
+    def _patched_by(self, place: Place) -> list[Definition]:
+        """Return the classes whose method a function is, by a statement that puts it there."""
+        key = f"{_PATCHES}{place.module.path}:{place.scope}"
+        self.ask(key)
+        return self._patched.get(key, [])
 
     def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
         """Note what a loop goes through: ``for model in models.values()``."""
@@ -275,7 +352,10 @@ class ProjectFacts(ProjectKinds):
             owner = self.project.class_of(place)
             if owner is not None:
                 return owner.key, f"self.{text.partition('.')[2]}"
-        if place.scope and self.globals.is_said(text.partition(".")[0], place):
+        root = text.partition(".")[0]
+        if place.scope and (
+            self.globals.is_said(root, place) or (is_part and self.globals.is_top_level(root, place))
+        ):
             return f"{place.module.path}:", text
         # `STATE["model"] = model`, `state.model = model`: of what another file has at its top level.
         origin = self.globals.origin(text, place) if is_part or "." in text else None
@@ -283,11 +363,13 @@ class ProjectFacts(ProjectKinds):
 
     def _adds(self, call: ast.Call, place: Place) -> None:
         """Note what a call puts into a list, a dict or an object: ``models.append(FSDP(net))``."""
-        named = set_by_name(call)
-        if named is not None and named.value is not None:
-            self._assign_name(named.text, self.kinds(named.value, place), place)
+        named = list(set_by_names(call, place))
+        for each in named:
+            if each.value is not None:
+                self._assign_name(each.text, self.kinds(each.value, place), place)
+                self._note_patch(each.owner, each.value, place)
         whole, part = put_into(call)
-        if named is None and whole is not None and part is not None and "fsdp" in self.kinds(part, place):
+        if not named and whole is not None and part is not None and "fsdp" in self.kinds(part, place):
             self._note_whole(whole, place)
         if not isinstance(call.func, ast.Attribute):
             return
@@ -299,8 +381,8 @@ class ProjectFacts(ProjectKinds):
             kinds = kinds or ({"params"} if self._is_a_parameter(value, place) else set())
         elif name in {"extend", "update"}:
             kinds = held(self.kinds(call.args[0], place)) if call.args else set()
-            for each in call.keywords:
-                kinds |= put(item(each.arg), self.kinds(each.value, place)) if each.arg else set()
+            for given in call.keywords:
+                kinds |= put(item(given.arg), self.kinds(given.value, place)) if given.arg else set()
         root, kinds = rooted(call.func.value, kinds)
         where = dotted(root)
         if kinds and where is not None:

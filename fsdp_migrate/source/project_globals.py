@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(eq=False)
@@ -25,6 +26,7 @@ class Globals:
 
     project: Project
     _origins: dict[tuple[object, str], Fact | None] = field(default_factory=dict, repr=False)
+    _top_level: dict[tuple[object, str], bool] = field(default_factory=dict, repr=False)
     _said: dict[tuple[object, str], frozenset[str]] = field(default_factory=dict, repr=False)
 
     def is_said(self, name: str, place: Place) -> bool:
@@ -35,6 +37,27 @@ class Globals:
             found = (each for each in ast.walk(node) if isinstance(each, ast.Global)) if node else ()
             self._said[known] = frozenset(name for each in found for name in each.names)
         return name in self._said[known]
+
+    def is_top_level(self, name: str, place: Place) -> bool:
+        """Tell whether a name at a place is one of its file's top level, and of no function around."""
+        known = place.module.path, f"{place.scope} {name}"
+        if known not in self._top_level:
+            self._top_level[known] = self._is_top_level(name, place)
+        return self._top_level[known]
+
+    def _is_top_level(self, name: str, place: Place) -> bool:
+        if not _binds(place.module.tree, name):
+            return False
+        scope = place.scope
+        while scope:
+            node = self.project.node(place.module, scope)
+            for each in ast.walk(node) if isinstance(node, _FUNCTIONS) else ():
+                if isinstance(each, ast.arg) and each.arg == name:
+                    return False
+                if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store):
+                    return False
+            scope = scope.rpartition(".")[0]
+        return True
 
     def origin(self, text: str, place: Place) -> Fact | None:
         """Return the file and the name there of what another file has at its top level, as it is imported."""
@@ -63,5 +86,6 @@ class Globals:
 
 
 def _binds(tree: ast.Module, name: str) -> bool:
-    targets = (t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets)
+    targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+    targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
     return any(dotted(target) == name for target in targets)

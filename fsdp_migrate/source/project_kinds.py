@@ -58,7 +58,8 @@ BARE = "bare:"
 _OBJECTS = frozenset({IS, ANY, BARE})
 DERIVED = "derived:"
 """Before the name of a method: the scopes that ask for it of classes below another."""
-_MAKES = "makes:"
+MAKES_ONE = "makes:"
+"""Before what calling it gives: of a class, a partial of it, or what returns a model."""
 MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
 _DEEPEST = 3
 # What modules call the one that they wrap, and whose parameters are theirs.
@@ -156,12 +157,12 @@ class ProjectKinds:
             inner = whole(self.text_kinds(start, node, place))
             found |= inner if "fsdp" in inner else set()  # of FSDP1's wrapper
         known = self.project.qualified(text, place)
-        found |= {f"{_MAKES}{kind}" for kind in made_by(known)}
+        found |= {f"{MAKES_ONE}{kind}" for kind in made_by(known)}
         for definition in self.called(node, place):
             returned = self.returned(definition)
-            found |= {f"{_MAKES}{kind}" for kind in returned if kind in MODELS}
+            found |= {f"{MAKES_ONE}{kind}" for kind in returned if kind in MODELS}
             if isinstance(definition.node, ast.ClassDef) and self.project.is_subclass(definition):
-                found.add(f"{_MAKES}fsdp")
+                found.add(f"{MAKES_ONE}fsdp")
         return found
 
     def _of_names(self, text: str, place: Place) -> set[str]:
@@ -308,7 +309,7 @@ class ProjectKinds:
         text = dotted(call.func)
         known = self.project.qualified(text, place) if text is not None else ""
         if known in {"functools.partial", "partial"} and call.args:
-            return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(_MAKES)}
+            return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(MAKES_ONE)}
         if known in AROUND_MODEL and len(call.args) > AROUND_MODEL[known]:
             return self.kinds(call.args[AROUND_MODEL[known]], place)
         inner = unwrapped(call, place)
@@ -325,8 +326,8 @@ class ProjectKinds:
         for definition in self.overriding(call.func, place):
             returned = self.returned(definition)
             found |= returned | {"other"} if returned else set()
-        made = (kind for kind in self.kinds(call.func, place) if kind.startswith(_MAKES))
-        found |= {kind.removeprefix(_MAKES) for kind in made}
+        made = (kind for kind in self.kinds(call.func, place) if kind.startswith(MAKES_ONE))
+        found |= {kind.removeprefix(MAKES_ONE) for kind in made}
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
             found |= whole(self.kinds(call.func.value, place))
         if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
@@ -441,8 +442,11 @@ class ProjectKinds:
         while todo:
             above, depth = todo.pop()
             for below in self.derived.get(above.key, ()) if depth < _DEEPEST else ():
-                own = below.module.definitions.get(f"{below.name}.{name}")
-                yield from () if own is None else (own,)
+                # Of several classes that one derives from, the first that has it counts: a mixin's.
+                is_mixed = len(self.project.bases(below)) > 1
+                own = self.project.method(below, name) if is_mixed else None
+                own = own or below.module.definitions.get(f"{below.name}.{name}")
+                yield from () if own is None or own.owner is above else (own,)
                 todo.append((below, depth + 1))
 
     @functools.cached_property
@@ -471,7 +475,9 @@ def cast_attribute(node: ast.expr) -> ast.Attribute:
 
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
-    return bool({"params", f"{_MAKES}fsdp", FLAT} & set(kinds)) or has_model(kinds) or has_groups(kinds)
+    if {"params", f"{MAKES_ONE}fsdp", FLAT} & set(kinds) or has_model(kinds) or has_groups(kinds):
+        return True
+    return any(kind.endswith(f">{MAKES_ONE}fsdp") for kind in kinds)  # `{"fsdp": wrap}`
 
 
 def makes_attribute(owner: Definition, text: str) -> bool:

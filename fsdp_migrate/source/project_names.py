@@ -10,7 +10,9 @@ from fsdp_migrate.source.python.by_name import PROPERTIES, SETS
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.source.project import Function
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.project import Function, Place
 
 
 class Named(NamedTuple):
@@ -32,6 +34,50 @@ def set_by_name(call: ast.Call) -> Named | None:
     """Return what ``setattr(self, "model", model)`` sets."""
     is_set = len(call.args) == 3 and dotted(call.func) in SETS
     return _named(call) if is_set else None
+
+
+def set_by_names(call: ast.Call, place: Place) -> Iterator[Named]:
+    """Yield what a call sets by names that are written: one, those of a loop, or of ``__dict__``."""
+    one = set_by_name(call)
+    if one is not None:
+        yield one
+    elif dotted(call.func) in SETS and len(call.args) == 3:
+        start = dotted(call.args[0])
+        for text in _gone_through(call.args[1], place) if start is not None else ():
+            yield Named(f"{start}.{text}", call.args[0], text, call.args[2])
+    elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
+        owner = _of_dict(call.func.value)
+        start = dotted(owner) if owner is not None else None
+        for text, value in _items(call) if start is not None else ():
+            if text.isidentifier() and owner is not None:
+                yield Named(f"{start}.{text}", owner, text, value)
+
+
+def _of_dict(node: ast.expr) -> ast.expr | None:
+    """Return the object whose attributes an expression holds: ``self.__dict__``, ``vars(self)``."""
+    if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+        return node.value
+    is_vars = isinstance(node, ast.Call) and dotted(node.func) == "vars" and len(node.args) == 1
+    return node.args[0] if is_vars and isinstance(node, ast.Call) else None
+
+
+def _items(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that ``update(model=model)``, or ``update({"model": model})``, puts in."""
+    yield from ((each.arg, each.value) for each in call.keywords if each.arg)
+    given = call.args[0] if len(call.args) == 1 else None
+    for key, value in zip(given.keys, given.values, strict=True) if isinstance(given, ast.Dict) else ():
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value, value
+
+
+def _gone_through(name: ast.expr, place: Place) -> list[str]:
+    """Return the texts that a loop around goes through whose target a name is."""
+    for loop in reversed(place.loops) if isinstance(name, ast.Name) else ():
+        if isinstance(loop, (ast.For, ast.AsyncFor)) and dotted(loop.target) == dotted(name):
+            parts = loop.iter.elts if isinstance(loop.iter, (ast.List, ast.Tuple, ast.Set)) else []
+            texts = [each.value for each in parts if isinstance(each, ast.Constant)]
+            return [each for each in texts if isinstance(each, str) and each.isidentifier()]
+    return []
 
 
 def _named(call: ast.Call) -> Named | None:

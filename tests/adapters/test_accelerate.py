@@ -471,3 +471,11 @@ def test_the_root_that_the_user_names_is_no_mapping_of_flags() -> None:
     assert found["fsdp_reshard_after_forward"] is False
     assert found["fsdp_state_dict_type"] == "SHARDED_STATE_DICT"
     assert not any("Another file" in f.message for f in done.findings)
+
+
+def test_a_setting_that_is_commented_out_keeps_its_own_name() -> None:
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n"
+    out = "  # fsdp_transformer_layer_cls_to_wrap: A\n"
+    done = convert_text(f"{text}{out}  fsdp_use_orig_params: true\n")
+    assert out in done.text
+    assert "# fsdp_use_orig_params" not in done.text

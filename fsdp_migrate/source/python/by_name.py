@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
 from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.scopes import Index
 
 
 SETS = frozenset({"object.__setattr__", "setattr"})
@@ -31,6 +37,52 @@ def read_by_name(call: cst.Call) -> Named | None:
 def set_by_name(call: cst.Call) -> Named | None:
     """Return what ``setattr(self, "model", model)`` sets."""
     return _named(call) if dotted(call.func) in SETS and len(call.args) == 3 else None
+
+
+def set_by_names(index: Index, call: cst.Call) -> Iterator[tuple[str, cst.BaseExpression]]:
+    """Yield the attributes of ``self`` that a call sets by several names, and what each is given.
+
+    ``setattr(self, name, FSDP(...))`` in a loop over texts, and ``self.__dict__.update(model=FSDP(...))``.
+    """
+    func = call.func
+    if dotted(func) in SETS and len(call.args) == 3 and dotted(call.args[0].value) == "self":
+        name = call.args[1].value
+        for text in _gone_through(index, name) if isinstance(name, cst.Name) else ():
+            yield text, call.args[2].value
+    elif isinstance(func, cst.Attribute) and func.attr.value == "update" and _is_own_dict(func.value):
+        for arg in call.args:
+            if arg.keyword is not None:
+                yield arg.keyword.value, arg.value
+            for each in arg.value.elements if isinstance(arg.value, cst.Dict) else ():
+                key = each.key if isinstance(each, cst.DictElement) else None
+                if isinstance(key, cst.SimpleString) and str(key.evaluated_value).isidentifier():
+                    yield str(key.evaluated_value), each.value
+
+
+def sets_any_name(index: Index, call: cst.Call) -> cst.BaseExpression | None:
+    """Return what ``setattr(self, name, model)`` sets by a name that is known only when it runs."""
+    is_one = dotted(call.func) in SETS and len(call.args) == 3 and dotted(call.args[0].value) == "self"
+    if not is_one or isinstance(call.args[1].value, cst.SimpleString):
+        return None
+    return None if next(set_by_names(index, call), None) is not None else call.args[2].value
+
+
+def _is_own_dict(node: cst.BaseExpression) -> bool:
+    if isinstance(node, cst.Call):
+        return dotted(node.func) == "vars" and len(node.args) == 1 and dotted(node.args[0].value) == "self"
+    return dotted(node) == "self.__dict__"
+
+
+def _gone_through(index: Index, name: cst.Name) -> list[str]:
+    """Return the texts that the loop goes through whose target a name is."""
+    for above in index.ancestors(name):
+        if isinstance(above, cst.For) and dotted(above.target) == name.value:
+            parts = above.iter.elements if isinstance(above.iter, (cst.List, cst.Set, cst.Tuple)) else ()
+            texts = [p.value.evaluated_value for p in parts if isinstance(p.value, cst.SimpleString)]
+            return [each for each in texts if isinstance(each, str) and each.isidentifier()]
+        if isinstance(above, cst.FunctionDef):
+            break
+    return []
 
 
 def _named(call: cst.Call) -> Named | None:

@@ -39,6 +39,13 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     return last.value
 
 
+def assigned_at(index: Index, target: cst.CSTNode) -> cst.BaseExpression | None:
+    """Return the value of the assignment that a name is the whole target of."""
+    above = index.parents[target]
+    made = index.parents[above] if isinstance(above, cst.AssignTarget) else above
+    return made.value if isinstance(made, (cst.AnnAssign, cst.Assign, cst.NamedExpr)) else None
+
+
 def values_set(index: Index, node: cst.Attribute) -> list[cst.BaseExpression]:
     """Return the values that the class around gives an attribute of its objects, ``self.model``."""
     text, owner = dotted(node) or "", index.class_of(node)

@@ -80,7 +80,14 @@ def gives_fsdp_modules(index: Index, node: cst.BaseExpression) -> bool:
     known = index.fsdp1(node.func)
     if known is not None:
         return known == f"{catalog.FSDP}.fsdp_modules"
+    if any(is_named(each, catalog.FSDP) for each in index.by_kind.get(cst.ClassDef, ())):
+        return False  # of the source's own class of that name
     return (dotted(node.func) or "").split(".")[-1].endswith("fsdp_modules")
+
+
+def is_named(node: cst.CSTNode, name: str) -> bool:
+    """Tell whether a class has a name."""
+    return isinstance(node, cst.ClassDef) and node.name.value == name
 
 
 def put_into(call: cst.Call) -> _Parts:

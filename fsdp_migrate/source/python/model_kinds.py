@@ -36,7 +36,7 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import (
@@ -69,7 +69,6 @@ Certainty = Literal["certain", "mixed"]
 
 Key = tuple[cst.CSTNode, str]
 
-_TARGETS = (cst.AnnAssign, cst.AssignTarget, cst.NamedExpr)
 _MAX_DEPTH = 2
 
 
@@ -93,6 +92,8 @@ class ModelKinds:
     """The attributes of a class's objects, of which something is known: ``self.model``."""
     wholes: dict[Key, set[str]] = field(default_factory=dict)
     """Of models with parts that are wrapped: the attributes that hold these, ``*`` for any."""
+    sets_any_name: set[cst.CSTNode] = field(default_factory=set)
+    """The classes that put models into attributes whose names are known only when it runs."""
     evidence: dict[Key, list[cst.Call]] = field(default_factory=dict)
     """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
     inner: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
@@ -385,8 +386,11 @@ class ModelKinds:
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
         made_at = self.made.get(key, []) if key is not None else []
-        made = (type(self.index.parents[each]) for each in made_at)
-        is_plain = parts.isdisjoint({"*", node.attr.value}) and not any(each in _TARGETS for each in made)
+        values = filter(None, (assigned_at(self.index, each) for each in made_at))
+        is_made = any(
+            "fsdp" in self.kinds(each) for each in values
+        )  # and holds no model alone: `pair = Pair()`
+        is_plain = parts.isdisjoint({"*", node.attr.value}) and not is_made
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:

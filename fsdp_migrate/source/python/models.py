@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.annotations import annotated, objects
-from fsdp_migrate.source.python.by_name import is_property, set_by_name, set_in_dict
+from fsdp_migrate.source.python.by_name import (
+    is_property,
+    set_by_name,
+    set_by_names,
+    set_in_dict,
+    sets_any_name,
+)
 from fsdp_migrate.source.python.containers import added_to, pairs, public_owner, rooted
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
@@ -156,16 +162,22 @@ class Models(ModelKinds):
         elif isinstance(target, cst.Subscript) and set_in_dict(target) is not None:
             self._assign_key(target, kinds)
         elif isinstance(target, cst.Subscript):
-            root, inside = rooted(target, kinds)
-            key = self.key_of(target.value)
-            self._add(self.key_of(root), inside)
-            if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
-                self._note_whole(
-                    target.value.value, target.value.attr.value
-                )  # `model.layers[i] = FSDP(model.layers[i])`
-            items = None if key is None else (key[0], f"{key[1]}[]")
-            if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
-                self.made[items].append(target)
+            self._assign_item(target, kinds)
+
+    def _assign_item(self, target: cst.Subscript, kinds: set[str]) -> None:
+        owner = self.index.class_of(target) if dotted(target.value) == "self.__dict__" else None
+        if owner is not None and has_model(kinds):
+            self.sets_any_name.add(owner)
+        root, inside = rooted(target, kinds)
+        key = self.key_of(target.value)
+        self._add(self.key_of(root), inside)
+        if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
+            self._note_whole(
+                target.value.value, target.value.attr.value
+            )  # `model.layers[i] = FSDP(model.layers[i])`
+        items = None if key is None else (key[0], f"{key[1]}[]")
+        if items is not None and "fsdp" in kinds and target not in self.made.setdefault(items, []):
+            self.made[items].append(target)
 
     def _assign_key(self, target: cst.CSTNode, kinds: set[str]) -> None:
         key = self.key_of(target)
@@ -220,6 +232,9 @@ class Models(ModelKinds):
 
     def _note_whole(self, node: cst.BaseExpression, part: str = "*") -> None:
         """Note that a model has parts that are wrapped, whether it is wrapped itself or not."""
+        owner = self.index.class_of(node) if dotted(node) == "self" else None
+        if owner is not None:
+            self.sets_any_name.add(owner)  # a function wraps attributes of it, by their names
         key = self.key_of(node)
         if key is not None:
             self.wholes.setdefault(key, set()).add(part)
@@ -233,6 +248,7 @@ class Models(ModelKinds):
         if named is not None and named.value is not None and dotted(named.owner) == "self":
             self._assign_key(node, self.kinds(named.value))
             return
+        self._follow_names(node)
         whole, part = put_into(node)
         if whole is not None and part is not None and "fsdp" in self.kinds(part):
             self._note_whole(whole)
@@ -253,6 +269,20 @@ class Models(ModelKinds):
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
+
+    def _follow_names(self, call: cst.Call) -> None:
+        """Note what is set by names: those of a loop, or one that is known only when it runs."""
+        owner = self.index.class_of(call)
+        if owner is None:
+            return
+        for text, value in set_by_names(self.index, call):
+            key, kinds = (owner, f"self.{text}"), self.kinds(value)
+            self._add(key, kinds)
+            if has_model(kinds) and call not in self.made.setdefault(key, []):
+                self.made[key].append(call)
+        unnamed = sets_any_name(self.index, call)
+        if unnamed is not None and has_model(self.kinds(unnamed)):
+            self.sets_any_name.add(owner)
 
     def _put(self, where: cst.BaseExpression, step: str, value: cst.BaseExpression) -> None:
         """Note what is put into a list or a dict: ``models.append(FSDP(net))``."""

@@ -29,6 +29,7 @@ _MODEL: Final = re.compile(
 _NO_MODEL: Final = re.compile(r"args|cfg|class|config|file|id|kwargs|name|path|type|url|str$")
 # What makes a model anew, which nobody has sharded yet.
 _MAKES: Final = re.compile(r"^[A-Z]|from_|create|build|load|copy|make|init|get_(?:\w+_)?model")
+_SHARDS: Final = re.compile(r"^(?:prepare|setup)|shard|wrap|parallel")
 _IS_MODULE: Final = re.compile(r"(?<!Lightning)(?:Module|Model|Mixin|PreTrained\w*)$")
 _MAX_DEPTH: Final = 4
 
@@ -110,7 +111,11 @@ def _is_fsdp2s(source: Source, call: cst.Call) -> bool:
 def _is_unknown_attribute(source: Source, node: cst.Attribute, depth: int) -> bool:
     """Tell so of ``self.model``: what a module has is a part of a model, and as that model is."""
     owner = source.index.class_of(node)
-    if owner is None or any(_IS_MODULE.search(dotted(base.value) or "") for base in owner.bases):
+    if owner is None:
+        return source.index.function(node) is not None  # of a function that is made a method elsewhere
+    if owner in source.models.sets_any_name:
+        return True
+    if any(_IS_MODULE.search(dotted(base.value) or "") for base in owner.bases):
         return False
     values = [*values_set(source.index, node), *_values_taken_apart(owner, text_of(node))]
     if any(_is_prepared(source, each, node) for each in values):
@@ -173,8 +178,10 @@ def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int)
             source, value, depth + 1
         )
     name = (dotted(value.func) or "").split(".")[-1]
-    if not name:  # `make(x).eval()`
-        inner = value.func.value if isinstance(value.func, cst.Attribute) else None
-        return inner is not None and _comes_from_elsewhere(source, inner, depth)
+    if not name and isinstance(value.func, cst.Attribute):  # `make(x).eval()`
+        shards = _SHARDS.search(value.func.attr.value) is not None  # `make(x).prepare(net)`
+        return shards or _comes_from_elsewhere(source, value.func.value, depth)
+    if not name:  # `WRAPPERS[name](net)`
+        return any(is_model(last_word(arg.value)) for arg in value.args)
     is_seen = isinstance(value.func, cst.Name) or bool(source.index.qualified(value.func))
     return not is_seen and not makes_anew(name)

@@ -370,9 +370,7 @@ def _is_arithmetic(node: cst.ClassDef) -> bool:
     """Tell whether the methods of an optimizer call nothing but arithmetic, each element by itself."""
     methods = [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
     names = {each.name.value for each in methods}
-    for method in methods:
-        if method.name.value in _NOT_STEPS:
-            continue
+    for method in _run_by_step(methods):
         if any(isinstance(op.operator, cst.MatrixMultiply) for op in walk_for(method, cst.BinaryOperation)):
             return False
         for call in walk_for(method.body, cst.Call):
@@ -382,6 +380,17 @@ def _is_arithmetic(node: cst.ClassDef) -> bool:
             if last[-1] not in _ARITHMETIC | names and last[0] != "math":
                 return False
     return True
+
+
+def _run_by_step(methods: list[cst.FunctionDef]) -> list[cst.FunctionDef]:
+    """Return ``step`` and the methods that it calls; where a class has none, all that may be called."""
+    found = [each for each in methods if each.name.value == "step"]
+    if not found:
+        return [each for each in methods if each.name.value not in _NOT_STEPS]
+    for method in found:  # it grows
+        called = {_last(call.func) for call in walk_for(method.body, cst.Call)}
+        found += [each for each in methods if each.name.value in called and each not in found]
+    return found
 
 
 def _unwraps(source: Source, node: cst.ClassDef) -> bool:

@@ -222,3 +222,18 @@ def test_a_variable_in_a_list_of_the_json_is_kept() -> None:
     done = convert_command(f"torchrun t.py --output_dir o {flags}")
     assert """'{"transformer_layer_cls_to_wrap": ["'"$A"'"], "version": 2""" in done.text
     assert {f.code for f in done.findings if f.subject.endswith("cls_to_wrap")} == {"FM346"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("--output_dir o", "FM342"),
+        ("--output_dir o --weight_decay 0.0", "FM342"),
+        ("", "FM343"),
+        ("--output_dir o --weight_decay 0.1", "FM343"),
+        ("--output_dir o --weight_decay $W", "FM343"),
+    ],
+)
+def test_flat_parameters_that_nothing_decays_are_not_told(arguments: str, code: str) -> None:
+    done = convert_command(f"accelerate launch --use_fsdp --fsdp_use_orig_params false t.py {arguments}")
+    assert [f.code for f in done.findings if f.subject.endswith("use_orig_params")] == [code]

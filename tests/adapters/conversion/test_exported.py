@@ -142,3 +142,22 @@ def test_versions_that_take_a_file_alone_are_named_where_json_is_added() -> None
     given = RUN.format("full_shard --fsdp_config '{\"use_orig_params\": true}'")
     [said] = [f for f in convert_script(given).findings if f.code == "FM358"]
     assert "4.40" not in said.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "is_said"),
+    [
+        ("SHARDED_STATE_DICT", "", False),
+        ("FULL_STATE_DICT", "", True),
+        ("FULL_STATE_DICT", """ --fsdp_config '{"state_dict_type": "SHARDED_STATE_DICT"}'""", True),
+        ("", "", True),
+    ],
+)
+def test_what_older_versions_save_instead_is_said_where_it_is_another_type(
+    kind: str, config: str, is_said: bool
+) -> None:
+    export = f"export FSDP_STATE_DICT_TYPE={kind}\n" if kind else ""
+    done = convert_script(export + RUN.format("'full_shard auto_wrap'").strip() + config + "\n")
+    [said] = [finding.message for finding in done.findings if finding.code == "FM358"]
+    assert ("save SHARDED_STATE_DICT instead" in said) is is_said
+    assert ('"state_dict_type": "FULL_STATE_DICT"' in done.text) is is_said

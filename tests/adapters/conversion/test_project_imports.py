@@ -42,3 +42,30 @@ def test_a_model_without_a_class_to_wrap_is_of_transformers_if_a_source_imports_
     done = convert_config_file(tmp_path / "conf/fsdp.yaml").conversion
     [said] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
     assert said.code == code
+
+
+TRAINS = "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"
+
+
+@pytest.mark.parametrize(
+    ("sources", "code"),
+    [
+        ({"train.py": OWN}, "FM342"),
+        ({"train.py": f"{OWN}from transformers import AutoModel\nclass Trainer: ...\n"}, "FM342"),
+        ({"train.py": OWN, "lib/t.py": TRAINS}, "FM343"),
+        ({"train.py": OWN, "lib/t.py": "import transformers\nt = transformers.Seq2SeqTrainer()\n"}, "FM343"),
+        ({"train.py": OWN, "lib/t.py": "from trl import SFTTrainer\n"}, "FM343"),
+        ({"train.py": "import torch\n"}, "FM343"),
+    ],
+)
+def test_flat_parameters_are_told_where_a_trainer_cannot_be_excluded(
+    sources: dict[str, str], code: str, tmp_path: Path
+) -> None:
+    config = f"{CONFIG}  fsdp_use_orig_params: false\n"
+    for name, text in {"conf/fsdp.yaml": config, "requirements.txt": "", **sources}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = convert_config_file(tmp_path / "conf/fsdp.yaml").conversion
+    [said] = [f for f in done.findings if f.subject.endswith("use_orig_params")]
+    assert said.code == code
+    assert code == "FM342" or "by names of parameters" in said.message

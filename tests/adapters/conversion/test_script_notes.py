@@ -45,6 +45,16 @@ pytestmark = pytest.mark.any_torch
         ("torchrun t.py \\\n  --dist \\\n  FSDP \\\n  --b\n", "FSDP is named by `--dist FSDP`: what"),
         ("python t.py trainer=fsdp\n", "FSDP is named by `trainer=fsdp`: what that chooses"),
         ("srun sub/go_fsdp.sh 48\n", "It starts `sub/go_fsdp.sh`: `fsdp-migrate config sub/go_fsdp.sh`."),
+        ("R=/w\nbash r.sh --cfg=${R}/c/f_fsdp.json\n", "`fsdp-migrate config /w/c/f_fsdp.json`"),
+        (
+            "bash r.sh --cfg=${R}/c/f_fsdp.json\n",
+            "`c/f_fsdp.json`: `fsdp-migrate config c/f_fsdp.json`",
+        ),
+        ("bash r.sh --config_file $R/c.yaml\n", "It names `c.yaml`: `fsdp-migrate config c.yaml`"),
+        ("bash r.sh ${R}_fsdp.json\n", "It names `${R}_fsdp.json`, which may have FSDP settings."),
+        ('D="c"\ntorchrun r.py ${D}/a-fsdp.yaml\n', "It names `c/a-fsdp.yaml`: `fsdp-migrate"),
+        ("bash $R/go_fsdp.sh\n", "It starts `go_fsdp.sh`: `fsdp-migrate config go_fsdp.sh`."),
+        ("torchrun t.py worker.actor.fsdp.enable_full_shard=true\n", "is a fork of verl that makes FSDP1"),
         ('cat > c.json <<E\n{\n  "fsdp_config": {}\n}\nE\npython t.py\n', "in line 1 holds FSDP settings"),
     ],
 )
@@ -76,6 +86,7 @@ def test_names_and_comments_choose_nothing() -> None:
         'echo "Starting FSDP ($N GPUs) for FSDP"\npython t.py\n',
         'FSDP="full_shard auto_wrap"\npython t.py --deepspeed ds.json\n',
         "MODE=fsdp\npython t.py\n",
+        "torchrun t.py --vocab-file $R/fsdp_test/vocab.json\n",
     ],
 )
 def test_a_script_without_fsdp_says_no_more(text: str) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.config_files import convert_config_file
-from fsdp_migrate.errors import NothingToConvertError
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from fsdp_migrate.errors import ConfigError, NothingToConvertError
 
 
 pytestmark = pytest.mark.any_torch
@@ -159,3 +155,46 @@ def test_a_file_with_fsdp_settings_that_a_script_names(
         with pytest.raises(NothingToConvertError) as caught:
             convert_config_file(script)
         assert ("It names `ax/a.yaml`, with FSDP settings" in str(caught.value)) is is_said
+
+
+LOADS = "distributed_type: FSDP\nfsdp_config: {fsdp_cpu_ram_efficient_loading: true}\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "is_said"),
+    [
+        ("accelerate launch --config_file acc.yaml t.py sft.yaml", True),
+        ("accelerate launch --config_file acc.yaml t.py --load_in_4bit true", True),
+        ("accelerate launch --config_file acc.yaml t.py --quantization_bit 4", True),
+        ("accelerate launch --use_fsdp t.py --use_4bit_quantization", True),
+        ("accelerate launch --use_fsdp --fsdp_offload_params true t.py sft.yaml", True),
+        ("accelerate launch --config_file acc.yaml t.py --load_in_4bit false", False),
+        ("accelerate launch --config_file acc.yaml t.py --quantization_bit 8 acc.yaml", False),
+    ],
+)
+def test_weights_in_4_bits_that_a_command_asks_for_are_told(run: str, is_said: bool, tmp_path: Path) -> None:
+    (tmp_path / "acc.yaml").write_text(LOADS)
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: m\nquantization_bit: 4\n")
+    (tmp_path / "go.sh").write_text(f"{run}\n")
+    done = convert_config_file(tmp_path / "go.sh").conversion
+    said = [f for f in done.findings if f.code == "FM343" and "4-bit of bitsandbytes" in f.message]
+    assert bool(said) is is_said
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_file_that_stands_once_in_the_project_is_named(
+    others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("m/yaml", "m/src", *["m/other"] * others):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "fsdp_config.yaml").write_text(LOADS) if folder != "m/yaml" else None
+    (tmp_path / "setup.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    command = "accelerate launch --config_file fsdp_config.yaml t.py"
+    Path("m/yaml/job.yaml").write_text(f'command: [bash, -c, "{command}"]\n')
+    Path("m/yaml/job.sh").write_text(f"{command}\n")
+    wanted = "fsdp_config.yaml" if others else "m/src/fsdp_config.yaml"
+    with pytest.raises(ConfigError, match=f"`fsdp-migrate config {wanted}`"):
+        convert_config_file("m/yaml/job.yaml")
+    [said] = convert_config_file("m/yaml/job.sh").conversion.findings
+    assert f"`fsdp-migrate config {wanted} --from" in str(said.hint)

@@ -183,6 +183,7 @@ def test_no_command_is_named_that_does_not_work() -> None:
         {"train": {"fsdp": {"enabled": False, "x": 1}}},
         {"fsdp": None},
         {"fsdp_config": []},
+        {"distributed_type": "MULTI_GPU", "fsdp_config": None},
         {"enabled": False, "sharding_strategy": "full_shard", "cpu_offload": False},
     ],
 )

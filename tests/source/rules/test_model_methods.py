@@ -13,6 +13,12 @@ pytestmark = pytest.mark.any_torch
 COMMENTED = [
     ("model.register_comm_hook(state, hook)\n", "FM321"),
     ("model.apply(initialise)\n", "FM322"),
+    ("model.blocks.apply(initialise)\n", "FM322"),
+    ("model.init_weights()\n", "FM322"),
+    (
+        "class Net(nn.Module):\n    def restart(self):\n        self.head.apply(init)\n\nmodel.restart()\n",
+        "FM322",
+    ),
     (
         "import transformer_engine.pytorch.distributed as te\nte.prepare_te_modules_for_fsdp(model)\n",
         "FM317",
@@ -68,6 +74,9 @@ LEFT_ALONE = [
     "net.forward(x)\n",
     "class Net(torch.nn.Module):\n    def f(self, x):\n        return self.forward(x), super().forward(x)\n",
     "net.apply(initialise)\n",
+    "net.blocks.apply(initialise)\nnet.init_weights()\n",
+    "model.rope.apply(q, k)\nmodel.restart()\n",
+    "class Net(nn.Module):\n    def init_weights(self):\n        self.step = 0\n\nmodel.init_weights()\n",
     "import copy\ncopied = copy.deepcopy(net)\n",
 ]
 

@@ -191,3 +191,12 @@ SWITCHED = (
 def test_what_is_set_on_the_wrapper_reaches_the_model_now(does: str, *, is_said: bool) -> None:
     after = turned(f"{SWITCHED}{does}")
     assert ("FM315 FSDP1's wrapper took this" in after) is is_said
+
+
+def test_a_class_of_the_source_that_has_torchs_name_is_its_own() -> None:
+    code = (
+        "class FullyShardedDataParallel(torch.nn.Module):\n    def fsdp_modules(self):\n        return []\n"
+        "    def finish(self):\n        for m in self.fsdp_modules():\n            use(m.module)\n"
+    )
+    assert "FM315" not in {each for each, _ in codes(code)}
+    assert "FM315" in {each for each, _ in codes("for m in self.fsdp_modules():\n    use(m.module)\n")}

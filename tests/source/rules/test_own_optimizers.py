@@ -344,3 +344,14 @@ def test_an_optimizer_that_composers_trainer_is_given(made: str, given: str, is_
     header += "from optimi import StableAdamW\n\n\n"
     run = f"def main(cfg):\n    model = make_model()\n    {made}\n    Trainer(model=model, {given}).fit()\n"
     assert (("FM445", "commented") in codes(WHOLE + run, header)) is is_said
+
+
+@pytest.mark.parametrize(("calls", "action"), [("", "kept"), ("        self.check()\n", "commented")])
+def test_methods_that_a_step_does_not_call_do_not_count(calls: str, action: str) -> None:
+    code = (
+        "class Own(torch.optim.Optimizer):\n    def step(self, closure=None):\n"
+        f"{calls}        for p in self.params:\n            p.add_(p.grad)\n"
+        "    def check(self):\n        dist.is_nccl_available()\n\n"
+        "model = FSDP(net)\noptimizer = Own(model.parameters())\n"
+    )
+    assert ("FM445", action) in codes(code)

@@ -73,3 +73,14 @@ def test_the_other_branch_of_a_check_holds_for_other_names(use: str) -> None:
     for sharded, plain, is_said in (("pass", use, False), (use, "pass", True)):
         found = {code for code, _ in codes(BRANCHES.format(sharded, plain)) if code in {"FM308", "FM333"}}
         assert bool(found) is is_said
+
+
+@pytest.mark.parametrize(("part", "found"), [("projection", []), ("generator.layers", ["FM333"])])
+def test_another_part_of_what_holds_a_sharded_model_is_plain(part: str, found: list[str]) -> None:
+    code = (
+        "class Pair(torch.nn.Module):\n    def __init__(self):\n        self.generator = make()\n\n"
+        "class Trainer:\n    def __init__(self):\n        self.model = Pair()\n"
+        "        self.model.generator = FSDP(self.model.generator)\n"
+        f"    def save(self):\n        torch.save(self.model.{part}.state_dict(), 'x.pt')\n"
+    )
+    assert [code for code, _ in codes(code) if code == "FM333"] == found

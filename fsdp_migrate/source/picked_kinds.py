@@ -1,0 +1,95 @@
+"""What is made by what a project picks when it runs: out of a dict, a registry, or a module by a name."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.picked_functions import PickedFunctions
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project_kinds import ANY, MAKES_ONE, MODELS, ProjectKinds
+from fsdp_migrate.source.python.held import whole
+from fsdp_migrate.source.registries import Registries
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fsdp_migrate.source.project import Definition
+
+
+@dataclass(eq=False)
+class PickedKinds(ProjectKinds):
+    """Adds what calls give of which nothing tells what they call, but what it is picked of."""
+
+    @functools.cached_property
+    def picked(self) -> PickedFunctions:
+        """What stands in dicts and lists of functions."""
+        return PickedFunctions(self.project, self.globals)
+
+    @functools.cached_property
+    def registries(self) -> Registries:
+        """What stands in registries."""
+        return Registries(self.project, self.globals)
+
+    def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
+        if isinstance(node, ast.Lambda):
+            return {f"{MAKES_ONE}{kind}" for kind in whole(self.kinds(node.body, place)) & MODELS}
+        found = super()._find_kinds(node, place)
+        if isinstance(node, ast.Dict):
+            # Of classes, which are called to make objects: `{"fsdp": ShardedStrategy}`.
+            found = found | {f"item>{kind}" for each in node.values for kind in self._of_class(each, place)}
+        return found
+
+    def _of_class(self, node: ast.expr, place: Place) -> Iterator[str]:
+        text = dotted(node)
+        owner = self.project.named(text, place) if text is not None else None
+        if owner is not None and isinstance(owner.node, ast.ClassDef) and not self.project.is_subclass(owner):
+            self.known[owner.key] = owner
+            yield f"{MAKES_ONE}{ANY}{owner.key}"
+
+    def _call_kinds(self, call: ast.Call, place: Place) -> set[str]:
+        found = super()._call_kinds(call, place)
+        return found or self.picked_kinds(call, place)
+
+    def picked_kinds(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what a call gives of which it is picked at run time what it calls; or another thing."""
+        func = call.func
+        names = [func] if dotted(func) is None else []
+        names += [each.node for each in self.renamed.at(dotted(func) or "", place)]
+        made = [each for name in names for each in self.picked.registered(name, place)]
+        made += [each for name in names for each in self._of_module(name, place)]
+        found = self._given_by_one(made)
+        there, is_given_itself = self.registries.at(func, place)
+        if there:
+            given = self._given_by_one(there)
+            found |= given
+            found |= {f"{MAKES_ONE}{kind}" for kind in given if is_given_itself}
+        return found | {"other"} if found else found
+
+    def _given_by_one(self, definitions: Iterable[Definition]) -> set[str]:
+        found: set[str] = set()
+        for each in definitions:
+            if not isinstance(each.node, ast.ClassDef):
+                found |= self.returned(each)
+            elif self.project.is_subclass(each):
+                found.add("fsdp")
+            else:
+                self.known[each.key] = each
+                found.add(f"{ANY}{each.key}")
+        return found
+
+    def _of_module(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the functions of a file of the project that ``getattr(wrappers, name)`` may pick."""
+        is_asked = isinstance(func, ast.Call) and dotted(func.func) == "getattr" and len(func.args) > 1
+        text = dotted(func.args[0]) if is_asked and isinstance(func, ast.Call) else None
+        if text is None or (isinstance(func, ast.Call) and isinstance(func.args[1], ast.Constant)):
+            return
+        written = self.project.qualified(text, place)
+        for path in self.project.paths(place.module, written) if written else ():
+            module = self.project.module(path)
+            for each in module.definitions.values() if module is not None else ():
+                if "." not in each.name and not isinstance(each.node, ast.ClassDef):
+                    yield each
