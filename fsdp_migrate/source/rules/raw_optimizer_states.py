@@ -257,7 +257,7 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
     """Yield the calls of a method of optimizers, as far as names tell."""
     for call in source.calls:
         func = call.func
-        if not isinstance(func, cst.Attribute) or func.attr.value != name:
+        if not isinstance(func, cst.Attribute) or func.attr.value != name or source.models.never.holds(call):
             continue
         if not _is_optimizer(func.value) or _is_adapter(source, func.value):
             continue
