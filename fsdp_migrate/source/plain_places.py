@@ -16,6 +16,7 @@ from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharding_words import shards
 from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
@@ -103,7 +104,7 @@ class PlainPlaces:
         if isinstance(node, ast.Call):
             return self._is_made_plain(node, place, depth + 1)
         if isinstance(node, ast.Name):
-            values = values_bound(place, node.id)
+            values = self._values(node, place)
             is_seen = bool(values) and all(self._is_value_plain(each, depth + 1) for each in values or ())
             return is_seen and not self._doubts.is_changed(place, node.id)
         if isinstance(node, ast.Attribute):
@@ -117,6 +118,11 @@ class PlainPlaces:
             isinstance(e, ast.expr) for e in ast.iter_child_nodes(node)
         )
         return is_filled and self._holds_none(node, place, depth + 1)
+
+    def _values(self, node: ast.Name, place: Place) -> list[Bound] | None:
+        """Return what a name may hold at a place, without what is given to it where a switch is otherwise."""
+        values = values_bound(place, node.id)
+        return values and [each for each in values if not is_ruled_out(self.project, each.place, place)]
 
     def _is_value_plain(self, value: Bound, depth: int) -> bool:
         if isinstance(value.node, ast.arg):

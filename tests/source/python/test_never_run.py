@@ -266,3 +266,11 @@ def test_private_methods_that_are_called_where_the_switch_is_off(
 ) -> None:
     found = said(SWITCHED.format(name=name, more=more))
     assert (("FM425", "commented") in found) is is_said
+
+
+def test_a_switch_that_a_function_inside_sets() -> None:
+    turn = "    def turn():\n        nonlocal on\n        on = 0\n"
+    body = "def main(args, net):\n    on = args.on\n{}    if on:\n        net = FSDP(net)\n    go()\n    if not on:\n"
+    clips = "        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+    assert {code for code, _ in said(body.format("") + clips)} == {"FM301"}
+    assert {code for code, _ in said(body.format(turn) + clips)} == {"FM301", "FM326"}
