@@ -178,7 +178,8 @@ SWITCH = (
     "def save(model, path):\n    torch.save(model.state_dict(), path)\n\n"
     "def train(args, data):\n    model = Net.from_pretrained(args.path)\n{set}\n"
     "    if {on}:\n        model = FSDP(model)\n    else:\n        model = model.to(0)\n{more}"
-    "    for x in data:\n        if {on}:\n            keep(model)\n        else:\n            save(model, args.out)\n\n"
+    "    for x in data:\n        if {on}:\n            keep(model)\n"
+    "        else:\n            save(model, args.out)\n\n"
     "if __name__ == '__main__':\n    args = parse()\n    train(args, 1)\n"
 )
 

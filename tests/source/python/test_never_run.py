@@ -270,7 +270,8 @@ def test_private_methods_that_are_called_where_the_switch_is_off(
 
 def test_a_switch_that_a_function_inside_sets() -> None:
     turn = "    def turn():\n        nonlocal on\n        on = 0\n"
-    body = "def main(args, net):\n    on = args.on\n{}    if on:\n        net = FSDP(net)\n    go()\n    if not on:\n"
+    body = "def main(args, net):\n    on = args.on\n{}    if on:\n        net = FSDP(net)\n    go()\n"
+    body += "    if not on:\n"
     clips = "        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
     assert {code for code, _ in said(body.format("") + clips)} == {"FM301"}
     assert {code for code, _ in said(body.format(turn) + clips)} == {"FM301", "FM326"}
