@@ -394,13 +394,9 @@ def _unwraps(source: Source, node: cst.ClassDef) -> bool:
             seen.append(function)
             names = {each.value for each in walk_for(function.body, cst.Name)}
             left += [each for each in methods if each.name.value in names - _NOT_STEPS]
-            calls = (call.func for call in walk_for(function.body, cst.Call))
-            left += [
-                f
-                for func in calls
-                if isinstance(func, cst.Name)
-                for f in source.models.guards.functions(func)
-            ]
+            calls = [call.func for call in walk_for(function.body, cst.Call)]
+            for func in (each for each in calls if isinstance(each, cst.Name)):
+                left += source.models.guards.functions(func)
     return any(name.value in _TAKE_APART for each in seen for name in walk_for(each.body, cst.Name))
 
 
