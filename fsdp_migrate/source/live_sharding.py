@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 # Words of what may shard otherwise than by a call of the class.
 _OTHERWISE: Final = re.compile(r"\b(?:enable_wrap|getattr\([^)\n]*fsdp|prepare_fully_shard)\b", re.IGNORECASE)
 _OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|fully_shard)\b")
+# How these are launched may stand in no file of the project.
+_FRAMEWORKS: Final = re.compile(
+    r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|composer|lightning|pytorch_lightning|trl)\b"
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]*(?:\([^)]*)?\bTrainer\b|\btransformers\.Trainer\b",
+    re.MULTILINE,
+)
 _ASKS: Final = frozenset({"isinstance", "issubclass"})
 
 
@@ -35,6 +41,7 @@ class LiveSharding:
 
     callers: Callers
     _names: set[str] = field(default_factory=set, repr=False)
+    _is_called_in_vain: bool = False
 
     def is_any(self) -> bool:
         """Tell whether a model may be FSDP1's: not where the class is called in vain, everywhere.
@@ -47,11 +54,13 @@ class LiveSharding:
         made = [path for path, text in texts.items() if catalog.FSDP in text and not is_a_test(path)]
         if not made or any(self._shards_otherwise(path) for path in texts):
             return True
-        return any(map(self._makes, made)) or self._is_handed_on(made)
+        is_made = any(map(self._makes, made)) or not self._is_called_in_vain
+        return is_made or self._is_handed_on(made)
 
     def _shards_otherwise(self, path: Path) -> bool:
         text = self.callers.project.texts[path]
-        is_otherwise = shards(_OWN.sub("", text)) or _OTHERWISE.search(text) is not None
+        found = (pattern.search(text) for pattern in (_OTHERWISE, _FRAMEWORKS))
+        is_otherwise = shards(_OWN.sub("", text)) or any(each is not None for each in found)
         return is_otherwise and not is_a_test(path)
 
     def _makes(self, path: Path) -> bool:
@@ -64,11 +73,12 @@ class LiveSharding:
         places = {id(seen.call): seen.place for seen in self.callers.calls_in(module)}
         for node in self._references(module):
             around = above.get(id(node))
-            if id(node) in never or _only_asks(node, around, above):
+            if _only_asks(node, around, above):
                 continue
             place = places.get(id(around)) if isinstance(around, ast.Call) and around.func is node else None
-            if place is None or not self._is_vain(place):
+            if id(node) not in never and (place is None or not self._is_vain(place)):
                 return True
+            self._is_called_in_vain = True
         return False
 
     def _references(self, module: Module) -> Iterator[ast.expr]:

@@ -61,7 +61,8 @@ def test_another_file_gives_the_same_function_ddps_model(
     ddp = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     texts = {
         "lib.py": f"{ddp}def convert(m, mode=None):\n{body}",
-        "a.py": f"{ddp}from lib import convert\ndef run(m):\n    m = convert(m)\n    m = DDP(m)\n    m = convert(m)\n",
+        "a.py": f"{ddp}from lib import convert\ndef run(m):\n    m = convert(m)\n    m = DDP(m)\n"
+        "    m = convert(m)\n",
         "b.py": f"{FSDP}from lib import convert\ndef show(m):\n    return m.module\n"
         "def run(m):\n    m = convert(m)\n    m = FSDP(m)\n    show(m)\n",
     }

@@ -21,6 +21,9 @@ SHARDS = (
     f"{FSDP}{FSDP2}\n\ndef apply_fsdp2(model):\n    return fully_shard(model)\n\n"
     "def apply_fsdp1(model, x):\n    model = FSDP(model)\n    return model\n"
 )
+ASKS = (
+    f"{FSDP}\ndef is_one(m: FSDP) -> bool:\n    return isinstance(m, (FSDP, int)) or FSDP.fsdp_modules(m)\n"
+)
 TRAIN = "from shards import apply_fsdp2\nfrom tools import save\n\nmodel = apply_fsdp2(make())\nsave(model)\n"
 
 
@@ -52,6 +55,10 @@ def test_a_function_for_fsdp1_that_nothing_calls_beside_fsdp2s(tmp_path: Path) -
         {"other": f"{FSDP}WRAPPERS = {{'fsdp': FSDP}}\n"},
         {"other": f"{FSDP}class Own(FSDP):\n    pass\n"},
         {"other": "from torch.distributed.fsdp.wrap import enable_wrap\n"},
+        {"other": "from accelerate import Accelerator\n"},
+        {"other": "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"},
+        # The class is called nowhere: it is asked for by who is given such models.
+        {"shards": f"{FSDP2}\ndef apply_fsdp2(m):\n    return fully_shard(m)\n", "other": ASKS},
         {"other": "args = TrainingArguments(fsdp='full_shard')\n"},
         {"other": "from fsdp_migrate import prepare_fully_shard\nmodel = prepare_fully_shard(net, {})\n"},
         {"other": "from fairseq2.nn.fsdp import to_fsdp\nmodel = to_fsdp(net)\n"},
@@ -78,6 +85,4 @@ def test_a_function_that_is_called_below_a_raise_alone(tmp_path: Path) -> None:
 
 
 def test_the_class_is_only_asked_for(tmp_path: Path) -> None:
-    asks = f"{FSDP}\ndef is_one(m: FSDP) -> bool:\n    return isinstance(m, (FSDP, int)) or "
-    asks += "FSDP.fsdp_modules(m)\n"
-    assert not is_near(tmp_path, other=asks)
+    assert not is_near(tmp_path, other=ASKS)
