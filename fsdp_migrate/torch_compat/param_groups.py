@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from fsdp_migrate.torch_compat.evaluations import show_shards_after_evaluations
 from fsdp_migrate.torch_compat.inference_mode import gather_outside_inference
 from fsdp_migrate.torch_compat.module_kinds import leave_weights_in_place
 from fsdp_migrate.torch_compat.pending_gradients import (
@@ -356,6 +357,7 @@ def reduce_as_fsdp1(model: nn.Module, when_only_frozen: Callable[[str], None] = 
     gather_outside_inference(groups)
     hook_all_outputs(_states(model))
     show_whole_units(model, groups)
+    show_shards_after_evaluations(model, groups)
     recover_before_forward(model)
     leave_weights_in_place(model)
 

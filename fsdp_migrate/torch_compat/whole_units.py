@@ -23,7 +23,7 @@ def show_whole_units(model: nn.Module, groups: Iterable[Any]) -> None:
     Under NO_SHARD, FSDP1's parameters were whole at all times. So a model may use a unit's parameters without
     calling it, as ``nn.MultiheadAttention`` does with its ``out_proj``. Nothing is sent for it.
     """
-    whole = [group for group in groups if _is_whole(group)]
+    whole = [group for group in groups if is_whole(group)]
 
     def show(module: nn.Module, args: Any) -> None:
         del module, args
@@ -35,6 +35,6 @@ def show_whole_units(model: nn.Module, groups: Iterable[Any]) -> None:
         model.register_forward_pre_hook(torch.compiler.disable(show))
 
 
-def _is_whole(group: Any) -> bool:
+def is_whole(group: Any) -> bool:
     """Tell whether one rank has all of a unit's parameters, and keeps them gathered after a forward."""
     return group.post_forward_mesh_info is None and getattr(group.mesh_info, "shard_mesh_size", 1) == 1

@@ -187,8 +187,9 @@ def _outcome(run: Run, kind: str) -> tuple[list[float], Tensors] | str:
 
 
 def set_on_shards() -> dict[str, list[bool]]:
-    """Freeze by what an optimizer holds while the root shows whole parameters; look at what is trained."""
-    model: Any = prepare_fully_shard(Net(), BLOCKS)
+    """Freeze by what an optimizer holds while units show whole parameters; look at what is trained."""
+    kept = {**BLOCKS, "sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}
+    model: Any = prepare_fully_shard(Net(), kept)
     shards = dict(model.named_parameters())
     found: dict[str, list[bool]] = {}
 
