@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback
-from fsdp_migrate.source.method_calls import adds_keys
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
+from fsdp_migrate.source.python.state_hooks import adds_keys
 
 
 if TYPE_CHECKING:
