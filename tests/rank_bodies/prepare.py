@@ -370,9 +370,8 @@ def reshard_settings(strategy: str) -> dict[str, Any]:
     """Return whether each unit's parameters are freed after forward: sharded again, or still whole."""
     model: Any = Net()
     prepare_fully_shard(model, {**BLOCKS, "sharding_strategy": strategy})
-    with torch.no_grad():
-        model.eval()
-        model(batch(0, 0))
+    model.eval()
+    model(batch(0, 0))
     return {
         "block": isinstance(model.blocks[0].up.weight, DTensor),
         "root": isinstance(model.embed.weight, DTensor),
