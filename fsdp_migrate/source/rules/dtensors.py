@@ -23,6 +23,7 @@ from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
+from fsdp_migrate.source.python.read_states import is_summed_state
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
 from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
@@ -386,6 +387,7 @@ def _is_about_ranks(source: Source, call: cst.Call) -> bool:
     """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
     line = source.index.statement(call)
     is_said = _RANKS.search(text_of_statement(line).lower()) is not None
+    is_said = is_said or is_summed_state(source.models, call)
     return is_said or _is_summed_over_ranks(source, line) or _is_multiplied_by_ranks(source, line)
 
 
