@@ -513,10 +513,7 @@ def test_one_rank_alone_is_told_not_to_gather(body: str, is_one: bool) -> None:
         ("x = sum(v.numel() for s in o.state.values() for v in s.values())\n", True),
         ("for s in o.state.values():\n    for v in s.values():\n        x += v.numel()\n", True),
         ("for s in o.state.values():\n    for v in s.values():\n        x = v.numel() > 1\n", False),
-        (
-            "for s in o.state.values():\n    for v in s.values():\n        if v.numel() > 1:\n            x += 1\n",
-            False,
-        ),
+        ("for s in o.state.values():\n    y = [1 for v in s.values() if v.numel() > 1]\n", False),
         ("x = sum(v.numel() for s in p.state.values() for v in s.values())\n", False),
     ],
 )
