@@ -47,6 +47,7 @@ _BRANCH = (
     "this branch is FSDP1's, and another one is FSDP2's: choose that one, take this one out, and give FSDP2 "
     "what it is given here."
 )
+_NEVER_RUN = "stays: this never runs with FSDP1"
 _IN_BRANCH = "stays: in a branch for FSDP1, beside one for FSDP2"
 _TORCHREC = (
     "torchrec's DistributedModelParallel shards embeddings here, which FSDP must leave alone: shard what is "
@@ -80,7 +81,8 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
     source = Source(code, path, links)
     # What no other rule has anything to say of is looked at for models that could not be followed alone.
     found = with_questions(source, list(_find(source))) if _has_uses(code, links) else []
-    found += [(unfollowed.NAME, use) for use in unfollowed.find(source, found)]
+    near = (use for use in unfollowed.find(source, found) if not source.models.never.holds(use.node))
+    found += [(unfollowed.NAME, use) for use in near]
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 
 
@@ -93,8 +95,14 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     guards = source.models.guards
     has_torchrec = torchrecs_model(source.index)
     has_own = not source.uses_fsdp1 and _defines_the_class(source)
+    never = source.models.never
     for rule in _in_order():
         for each in rule.find(source):
+            if never.holds(each.node):
+                covered.update(each.covers)
+                if each.covers:
+                    yield rule.NAME, Found(each.code, each.node, _NEVER_RUN, "kept", covers=each.covers)
+                continue
             if each.edits and has_own:
                 continue  # a copy of torch's file, whose attributes are its own
             # The first edit of a node counts. And what another rule takes away is not said to stay.
@@ -111,7 +119,8 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             found = _certain(source, _where_sharded(source, found) if rule in OF_PARAMETERS else found)
             yield rule.NAME, _beside_torchrec(found) if has_torchrec else found
     for found in leftovers.find(source, covered):
-        yield leftovers.NAME, found
+        is_left = found.action == "commented" and never.holds(found.node)
+        yield leftovers.NAME, replace(found, action="kept", becomes=_NEVER_RUN) if is_left else found
 
 
 def _defines_the_class(source: Source) -> bool:

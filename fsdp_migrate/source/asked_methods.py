@@ -7,10 +7,11 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.method_calls import adds_keys
+from fsdp_migrate.source.fallbacks import has_fallback
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
+from fsdp_migrate.source.python.state_hooks import adds_keys
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def of_the_whole(project: Project) -> Links:
         no_shard=has_no_shard(project),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
+        falls_back=has_fallback(project),
     )
 
 

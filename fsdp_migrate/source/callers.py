@@ -41,6 +41,7 @@ class Callers:
     _words: dict[Module, dict[str, list[ast.AST]]] = field(default_factory=dict, repr=False)
     _places: dict[Module, dict[int, Place]] = field(default_factory=dict, repr=False)
     _above: dict[Module, dict[int, ast.AST]] = field(default_factory=dict, repr=False)
+    _never: dict[Module, frozenset[int]] = field(default_factory=dict, repr=False)
 
     def holding(self, name: str) -> list[Path]:
         """Return the files that have a word."""
@@ -95,6 +96,8 @@ class Callers:
     def _is_its(self, function: Definition, node: ast.AST, module: Module) -> bool | None:
         """Tell whether a mention is a call of a function; None where something else is done with that."""
         above = self._above[module].get(id(node))
+        if id(node) in self._never[module]:
+            return False
         if isinstance(node, ast.alias):
             return None if node.asname not in {None, node.name} else False
         if isinstance(node, ast.Constant):
@@ -115,6 +118,13 @@ class Callers:
             return False
         is_call = isinstance(above, ast.Call) and above.func is node and place is not None
         return True if is_call else None
+
+    def is_named_in_vain(self, function: Definition) -> bool:
+        """Tell whether something that never runs speaks of a function."""
+        name = function.node.name
+        modules = filter(None, map(self.project.module, self.holding(name)))
+        spoken = ((module, node) for module in modules for node in self._spoken(module).get(name, ()))
+        return any(id(node) in self._never[module] for module, node in spoken)
 
     def stands_for(self, text: str, place: Place) -> Definition | None:
         """Return the function or class that a name stands for, also a method of ``self``."""
@@ -156,6 +166,8 @@ class Callers:
                     words.setdefault(word, []).append(node)
             self._words[module], self._above[module] = words, above
             self._places[module] = {id(seen.call): seen.place for seen in self.calls_in(module)}
+            never = (each for scope in scopes_of(module) for each in scope.never)
+            self._never[module] = frozenset(id(part) for each in never for part in ast.walk(each))
         return self._words[module]
 
 

@@ -36,7 +36,7 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
     given = {
         each.value.id for each in inside if isinstance(each, ast.Return) and isinstance(each.value, ast.Name)
     }
-    returns = [each for each in inside if isinstance(each, ast.Return)]
+    returns = [each for each in inside if isinstance(each, ast.Return) and not _gives_nothing(each)]
     if len(given) != 1 or not given <= set(names) or any(not isinstance(r.value, ast.Name) for r in returns):
         return None
     name = given.pop()
@@ -48,6 +48,11 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
     if not all(_keeps(project, value, name, place, depth) for value in _values(inside, name)):
         return None
     return f"{ARGUMENT}{names.index(name)}:{name}"
+
+
+def _gives_nothing(node: ast.Return) -> bool:
+    """Tell whether a ``return`` gives None, which is no other model."""
+    return node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
 
 
 def _inside(node: ast.AST) -> Iterator[ast.AST]:

@@ -22,20 +22,9 @@ Sureness = Literal["sure", "likely", "mixed", "unknown", "no"]
 # Objects of other packages that have methods of the same names.
 _OTHERS = frozenset({"accelerator", "engine", "fabric", "scaler", "strategy", "trainer", "utils"})
 
-_HOOKS = re.compile(r"\.(_register_state_dict_hook|register_state_dict_post_hook)\(")
 MIXED = "this may be a DistributedDataParallel model as well: where it is sharded, "
 PLAIN = "this may be a plain model as well: where it, or a part of it, is sharded, "
 _DDP = re.compile(r"(?<!FullySharded)DataParallel|(?<![a-z])ddp|DDP|[Dd]eep[Ss]peed")
-
-
-def adds_keys(text: str) -> bool:
-    """Tell whether hooks of a source may put keys into the states of models.
-
-    Example:
-        >>> adds_keys("layer.register_state_dict_post_hook(merge)")
-        True
-    """
-    return _HOOKS.search(text) is not None
 
 
 def mixed_with(source: Source, model: cst.BaseExpression) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.values_bound import values_bound
 
 
@@ -106,10 +107,12 @@ class Doubts:
             if any(
                 self._changes(each, name)
                 for each in self._scopes(place.module).get(scope, ())
-                if line is None or each.place.line < line
+                if (line is None or each.place.line < line)
+                and not is_ruled_out(self.project, each.place, place)
             ):
                 return True
-            if not scope:
+            # A parameter is another variable than what has its name outside.
+            if not scope or name in _parameters(place.module, scope):
                 return False
             scope = scope.rpartition(".")[0]
 
@@ -221,6 +224,14 @@ class Doubts:
                     found.setdefault(scope.statements[0].place.scope, []).extend(scope.statements)
             self._by_scope[module] = found
         return self._by_scope[module]
+
+
+def _parameters(module: Module, scope: str) -> set[str]:
+    definition = module.definitions.get(scope)
+    if definition is None or isinstance(definition.node, ast.ClassDef):
+        return set()
+    args = definition.node.args
+    return {each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
 
 
 def _called(definition: Definition) -> str:

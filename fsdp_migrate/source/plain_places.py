@@ -16,6 +16,7 @@ from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharding_words import shards
 from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
@@ -72,13 +73,13 @@ class PlainPlaces:
     """Answers what a project shows to be plain. Reads only."""
 
     project: Project
-    _callers: Callers = field(init=False, repr=False)
+    callers: Callers = field(init=False, repr=False)
     _doubts: Doubts = field(init=False, repr=False)
     _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._callers = Callers(self.project)
-        self._doubts = Doubts(self.project, self._callers)
+        self.callers = Callers(self.project)
+        self._doubts = Doubts(self.project, self.callers)
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
         """Return the line and the text of each expression that something is done with, and that is plain."""
@@ -103,7 +104,7 @@ class PlainPlaces:
         if isinstance(node, ast.Call):
             return self._is_made_plain(node, place, depth + 1)
         if isinstance(node, ast.Name):
-            values = values_bound(place, node.id)
+            values = self._values(node, place)
             is_seen = bool(values) and all(self._is_value_plain(each, depth + 1) for each in values or ())
             return is_seen and not self._doubts.is_changed(place, node.id)
         if isinstance(node, ast.Attribute):
@@ -117,6 +118,11 @@ class PlainPlaces:
             isinstance(e, ast.expr) for e in ast.iter_child_nodes(node)
         )
         return is_filled and self._holds_none(node, place, depth + 1)
+
+    def _values(self, node: ast.Name, place: Place) -> list[Bound] | None:
+        """Return what a name may hold at a place, without what is given to it where a switch is otherwise."""
+        values = values_bound(place, node.id)
+        return values and [each for each in values if not is_ruled_out(self.project, each.place, place)]
 
     def _is_value_plain(self, value: Bound, depth: int) -> bool:
         if isinstance(value.node, ast.arg):
@@ -133,7 +139,7 @@ class PlainPlaces:
         key = (function.key, name)
         if key not in self._known:
             self._known[key] = True  # what it gives to itself counts for nothing
-            calls = self._callers.of(function)
+            calls = self.callers.of(function)
             is_called = bool(calls) or not (
                 shards(self.project.texts[function.module.path]) or self._doubts.is_any_picked()
             )
@@ -161,7 +167,7 @@ class PlainPlaces:
             and not self._external(text, place)
         ):
             return part is None and self._is_plain(call.func.value, place, depth)
-        made = self._callers.stands_for(text, place) if text is not None else None
+        made = self.callers.stands_for(text, place) if text is not None else None
         if text == "cls" and made is None:
             made = self.project.class_of(place)
         if made is not None and not isinstance(made.node, ast.ClassDef):
@@ -290,9 +296,7 @@ class PlainPlaces:
         for value in values:
             function = value.place.module.definitions.get(value.place.scope)
             if isinstance(value.node, ast.arg) and function is not None:
-                given = (
-                    (_given(function, value.node.arg, c), p) for c, p in self._callers.of(function) or ()
-                )
+                given = ((_given(function, value.node.arg, c), p) for c, p in self.callers.of(function) or ())
                 made += [(each, at) for each, at in given if each is not None]
         return any(self._doubts.is_a_maker(each, at) for each, at in made)
 
@@ -357,7 +361,7 @@ class PlainPlaces:
             rf"|^\s*class \w+\([^)]*\b{last}\b",
             re.MULTILINE,
         )
-        files = {*self._callers.holding(name), *self._callers.holding(last)}
+        files = {*self.callers.holding(name), *self.callers.holding(last)}
         return any(outside.search(self.project.texts[path]) for path in files)
 
     def _classes(self, node: ast.expr, place: Place, depth: int) -> list[Definition]:
@@ -366,7 +370,7 @@ class PlainPlaces:
             return []
         if isinstance(node, ast.Call):
             text = dotted(node.func)
-            made = self._callers.stands_for(text, place) if text is not None else None
+            made = self.callers.stands_for(text, place) if text is not None else None
             made = self.project.class_of(place) if text == "cls" else made
             return [made] if made is not None and isinstance(made.node, ast.ClassDef) else []
         values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
@@ -374,7 +378,7 @@ class PlainPlaces:
         for value in values or ():
             if isinstance(value.node, ast.arg):
                 function = value.place.module.definitions.get(value.place.scope)
-                calls = self._callers.of(function) if function is not None else None
+                calls = self.callers.of(function) if function is not None else None
                 given = [(_given(function, value.node.arg, c), p) for c, p in calls or ()] if function else []
             else:
                 given = [(value.node if value.part is None else None, value.place)]

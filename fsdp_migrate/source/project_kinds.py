@@ -284,7 +284,7 @@ class ProjectKinds:
         """Return what a function gives, or which of its arguments."""
         self.ask(definition.key)
         found = self.returns.get(definition.key, set())
-        if not has_model(found):
+        if not has_model(found) and "ddp" not in found:
             return found
         if definition.key not in self._given_back:
             self._given_back[definition.key] = given_back(self.project, definition)

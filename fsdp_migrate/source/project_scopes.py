@@ -6,11 +6,12 @@ import ast
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.never_run import NeverRun
 from fsdp_migrate.source.project import Asked, Function, Module, Place, calls_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
 
 @dataclass(eq=False)
@@ -27,6 +28,8 @@ class Scope:
     """The statements of a function, a class or a module, those of its branches and loops among them."""
 
     statements: list[Statement] = field(default_factory=list)
+    never: list[ast.stmt] = field(default_factory=list)
+    """Those that never run, or never with FSDP1: nothing in them is seen."""
     functions: list[tuple[Function, Place]] = field(default_factory=list)
     """The functions that are defined here."""
 
@@ -37,34 +40,55 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 def scopes_of(module: Module) -> list[Scope]:
     """Return the scopes of a module, the outer ones first."""
     if not module.scopes:
-        _collect(module.tree.body, Place(module, ""), None, module.scopes)
+        never = NeverRun(module.tree, module.imports)
+        _collect(module.tree.body, Place(module, ""), None, module.scopes, never)
     return module.scopes
 
 
-def _collect(body: Iterable[ast.stmt], place: Place, scope: Scope | None, found: list[Scope]) -> None:
+def _collect(
+    body: list[ast.stmt], place: Place, scope: Scope | None, found: list[Scope], never: NeverRun
+) -> None:
     if scope is None:
         scope = Scope()
         found.append(scope)
     place = replace(place, blocks=(*place.blocks, id(body)))
-    for node in body:
+    # The lines of a notebook may be run one by one.
+    left = never.below_leaving(body) if body is not place.module.tree.body else []
+    scope.never += left
+    for node in body[: len(body) - len(left)]:
         here = replace(place, line=node.lineno)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if not isinstance(node, ast.ClassDef):
                 scope.functions.append((node, place))
             name = f"{place.scope}.{node.name}" if place.scope else node.name
-            _collect(node.body, Place(place.module, name), None, found)
+            _collect(node.body, Place(place.module, name), None, found, never)
             continue
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             here = replace(here, loops=(*place.loops, node))
         if isinstance(node, ast.With) and any("state_dict_type" in ast.dump(item) for item in node.items):
             here = replace(here, is_typed=True)
         scope.statements.append(Statement(node, here, list(calls_of(node))))
-        for inner in ("body", "orelse", "finalbody"):
-            _collect(getattr(node, inner, ()), _chosen(here, node, inner), scope, found)
+        for block, its in _blocks(node, here, never, scope):
+            _collect(block, its, scope, found, never)
         if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], _LEAVES):
             place = _chosen(place, node, "orelse")
-        for inner_body in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            _collect(inner_body.body, here, scope, found)
+
+
+def _blocks(
+    node: ast.stmt, here: Place, never: NeverRun, scope: Scope
+) -> Iterator[tuple[list[ast.stmt], Place]]:
+    """Yield the blocks of a statement that may run, and note the others."""
+    side, dead = never.side(node), never.handlers(node) if isinstance(node, ast.Try) else []
+    for inner in ("body", "orelse", "finalbody"):
+        if inner == side:
+            scope.never += getattr(node, inner)
+        else:
+            yield getattr(node, inner, []), _chosen(here, node, inner)
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        if part in dead:
+            scope.never += part.body
+        else:
+            yield part.body, here
 
 
 def _chosen(place: Place, node: ast.stmt, inner: str) -> Place:

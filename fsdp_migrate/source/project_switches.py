@@ -58,6 +58,12 @@ def comes_to(project: Project, mark: Mark, line: int, place: Place, text: str) -
     return is_below and not _is_excluded(project, mark.asked, place, is_kept=is_kept)
 
 
+def is_ruled_out(project: Project, other: Place, place: Place) -> bool:
+    """Tell whether one of two places of a function is not run where the other is, as their tests say."""
+    is_here = other.module is place.module and other.scope == place.scope
+    return is_here and _is_excluded(project, other.asked, place, is_kept=False)
+
+
 def _is_excluded(project: Project, made: Sequence[Asked], place: Place, *, is_kept: bool) -> bool:
     if not is_kept and any(
         one.choice is other.choice and one.truth is not other.truth and not one.is_in_loop
@@ -188,5 +194,6 @@ def _parameters(function: ast.AST) -> set[str]:
 
 
 def _is_global(place: Place, name: str) -> bool:
-    """Tell whether functions of the file set a variable of the module."""
-    return any(isinstance(each, ast.Global) and name in each.names for each in walked(place.module.tree))
+    """Tell whether functions of the file set a variable of the module, or of the function around them."""
+    said = (ast.Global, ast.Nonlocal)
+    return any(isinstance(each, said) and name in each.names for each in walked(place.module.tree))

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.live_sharding import LiveSharding
 from fsdp_migrate.source.plain_places import PlainPlaces
 from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
@@ -38,9 +39,12 @@ def with_reach(
 
     ``by_frameworks``: those whose models frameworks shard, as a config or a launch line asks.
     """
+    by_frameworks = [*by_frameworks]
     reached = (path for path in _reached(project, by_frameworks) if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
     plain = PlainPlaces(project)
+    if near and not by_frameworks and not LiveSharding(plain.callers).is_any():
+        return dict(links)
     told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
     return {**links, **told}
 

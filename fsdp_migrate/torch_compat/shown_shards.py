@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fsdp_migrate.torch_compat.unit_outputs import tensors_in
+
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 _KEPT = "_fsdp_migrate_is_kept_whole"
@@ -60,24 +62,26 @@ def _note_who_gathers(group: Any) -> None:
 
 
 def _call_after_forwards(state: Any, groups: Sequence[Any]) -> None:
-    def shard() -> None:
+    def shard(output: Any) -> None:
         if state._state_ctx.iter_forward_root is not None:
             return  # the forward of what is around it goes on
         if torch.is_grad_enabled() and any(map(_is_trained, groups)):
             return
-        for group in groups:
-            if not getattr(group, _KEPT, False):
+        again = [group for group in groups if not group.is_sharded and not getattr(group, _KEPT, False)]
+        given = {_memory(each) for each in tensors_in(output)} if again else set()
+        for group in again:
+            if given.isdisjoint(_gathered(group)):  # else the forward has returned a parameter itself
                 group.reshard()
 
     def hook(module: Any, args: Any, output: Any) -> None:
-        del module, args, output
-        shard()
+        del module, args
+        shard(output)
 
     post_forward = state._post_forward
 
     def post_forward_of_method(*args: Any, **kwargs: Any) -> Any:
         output = post_forward(*args, **kwargs)
-        shard()
+        shard(output)
         return output
 
     for module in state._modules:  # after FSDP2's own hook
@@ -88,3 +92,16 @@ def _call_after_forwards(state: Any, groups: Sequence[Any]) -> None:
 
 def _is_trained(group: Any) -> bool:
     return any(param.sharded_param.requires_grad for param in group.fsdp_params)
+
+
+def _gathered(group: Any) -> Iterator[int]:
+    for param in group.fsdp_params:
+        yield from map(_memory, (param._unsharded_param, *param.all_gather_outputs))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return where a tensor's numbers lie; of tensors that hold others a number of their own."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return -id(tensor)

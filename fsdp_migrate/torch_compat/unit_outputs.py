@@ -36,23 +36,23 @@ def _hook(state: Any, as_torch_does: Any, output: Any) -> Any:
     if torch.is_grad_enabled():
         # What torch's own hook has found: a second hook on it would begin the unit's backward twice.
         found = {id(leaf) for leaf in tree_leaves(output)}
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad and id(tensor) not in found:
                 found.add(id(tensor))
                 tensor.register_hook(state._pre_backward)
     return result
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in containers and dataclasses."""
     if isinstance(value, torch.Tensor):
         yield value
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from _tensors(getattr(value, field.name, None))
+            yield from tensors_in(getattr(value, field.name, None))
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _tensors(each)
+            yield from tensors_in(each)
     elif isinstance(value, (list, tuple, set, frozenset)):
         for each in value:
-            yield from _tensors(each)
+            yield from tensors_in(each)

@@ -43,11 +43,13 @@ class Net(nn.Module):
         super().__init__()
         self.first = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.Sequential(Block(), Block())
+        self.gives_bias = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.blocks(self.first(x))
+    def forward(self, x: torch.Tensor) -> Any:
+        found = self.blocks(self.first(x))
+        return (found, {"bias": self.first.bias}) if self.gives_bias else found
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
+    def encode(self, x: torch.Tensor) -> Any:
         return self.first(x)
 
 
@@ -149,7 +151,7 @@ def taught(strategy: str) -> tuple[list[float], list[float]]:
     return expected, train(_prepare(net, strategy), teacher, is_sharded=True)
 
 
-def copied(strategy: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], bool]:
+def copied(strategy: str) -> tuple[dict[str, Any], dict[str, Any], bool]:
     """Copy one model's parameters into another's after both were evaluated; return the states of both."""
     student, teacher, x = _prepare(Net(), strategy), _prepare(Net(), strategy), torch.ones(2, WIDTH)
     with torch.no_grad():
@@ -185,3 +187,32 @@ def evaluated_before_the_step(strategy: str) -> tuple[list[float], list[float]]:
     net = Net()
     expected = train(copy.deepcopy(net), is_sharded=False)
     return expected, train(_prepare(net, strategy), is_sharded=True)
+
+
+def evaluated_before_the_backward(strategy: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Evaluate between a forward and its backward: of one process, and prepared; return the gradients."""
+
+    def gradients(model: Any) -> dict[str, torch.Tensor]:
+        loss = model(torch.ones(2, WIDTH)).square().mean()
+        with torch.no_grad():
+            model(torch.zeros(2, WIDTH))
+        loss.backward()
+        grads = {name: param.grad for name, param in model.named_parameters()}
+        return {
+            name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()
+        }
+
+    torch.manual_seed(0)
+    net = Net()
+    return gradients(copy.deepcopy(net)), gradients(_prepare(net, strategy))
+
+
+def given(strategy: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a parameter that a forward without gradients gives, and what it is."""
+    net = Net()
+    expected = net.first.bias.detach().clone()
+    model = _prepare(net, strategy)
+    model.gives_bias = True
+    with torch.no_grad():
+        bias = model(torch.ones(2, WIDTH))[1]["bias"]
+        return bias * 1, expected

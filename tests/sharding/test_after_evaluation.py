@@ -43,3 +43,17 @@ def test_what_is_copied_into_an_evaluated_model_stays(strategy: str) -> None:
 def test_a_step_after_an_evaluation_is_computed_with(strategy: str) -> None:
     for expected, found in run_ranks(bodies.evaluated_before_the_step, strategy):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+@STRATEGIES
+def test_an_evaluation_between_a_forward_and_its_backward_changes_nothing(strategy: str) -> None:
+    for expected, found in run_ranks(bodies.evaluated_before_the_backward, strategy):
+        assert found.keys() == expected.keys()
+        for name, grad in expected.items():
+            torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-6)
+
+
+@STRATEGIES
+def test_a_parameter_that_a_forward_gives_stays(strategy: str) -> None:
+    for found, expected in run_ranks(bodies.given, strategy):
+        assert torch.equal(found, expected)

@@ -44,3 +44,30 @@ def test_a_call_gives_what_it_is_given(tmp_path: Path, body: str) -> None:
 @pytest.mark.parametrize("body", OTHER)
 def test_what_may_shard_it_or_gives_another(tmp_path: Path, body: str) -> None:
     assert _found(tmp_path, body, _PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("body", "may_be_ddps"),
+    [
+        ("    if mode:\n        return\n    return m\n", False),
+        ("    if mode:\n        return None\n    return m\n", False),
+        ("    m.load(mode)\n    return m\n", False),
+        ("    if mode:\n        return DDP(m)\n    return m\n", True),
+    ],
+)
+def test_another_file_gives_the_same_function_ddps_model(
+    tmp_path: Path, body: str, *, may_be_ddps: bool
+) -> None:
+    ddp = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    texts = {
+        "lib.py": f"{ddp}def convert(m, mode=None):\n{body}",
+        "a.py": f"{ddp}from lib import convert\ndef run(m):\n    m = convert(m)\n    m = DDP(m)\n"
+        "    m = convert(m)\n",
+        "b.py": f"{FSDP}from lib import convert\ndef show(m):\n    return m.module\n"
+        "def run(m):\n    m = convert(m)\n    m = FSDP(m)\n    show(m)\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = {use.code for use in scan_paths([tmp_path]).uses if Path(use.path).name == "b.py"}
+    assert ("FM333" in found) is may_be_ddps
+    assert ("FM315" in found) is not may_be_ddps

@@ -171,3 +171,45 @@ RESUMES = (
 def test_a_namesake_that_every_call_gives_a_plain_model(tmp_path: Path, given: str, *, is_said: bool) -> None:
     named(tmp_path, RESUMES, f"from tools import infer\nnet = {given}\ninfer(net, 1)\n")
     assert ("FM333" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
+SWITCH = (
+    f"{FSDP}import torch.distributed as dist\nfrom nets import Net\n\n"
+    "def save(model, path):\n    torch.save(model.state_dict(), path)\n\n"
+    "def train(args, data):\n    model = Net.from_pretrained(args.path)\n{set}\n"
+    "    if {on}:\n        model = FSDP(model)\n    else:\n        model = model.to(0)\n{more}"
+    "    for x in data:\n        if {on}:\n            keep(model)\n"
+    "        else:\n            save(model, args.out)\n\n"
+    "if __name__ == '__main__':\n    args = parse()\n    train(args, 1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_named"),
+    [
+        ({}, False),
+        ({"set": "    on = args.on", "on": "on"}, False),
+        ({"set": "", "on": "args.on"}, False),
+        ({"set": "    on = args.on", "on": "not on"}, False),
+        # It may be another switch, or come out otherwise there.
+        ({"more": "    use_it = other()\n"}, True),
+        ({"more": "    if args.late:\n        use_it = False\n"}, True),
+        ({"set": "    use_it = 1\n    def turn():\n        nonlocal use_it\n        use_it = 0"}, True),
+        ({"on": "asked()"}, True),
+        # It is sharded by what is no branch of the switch.
+        ({"more": "    model = FSDP(model)\n"}, True),
+        ({"more": "    if args.late:\n        model = FSDP(model)\n"}, True),
+        ({"more": "    shard = lambda m: FSDP(m)\n    model = shard(model)\n"}, True),
+        # The function is given another model, too.
+        ({"more": "    save(FSDP(Net()), 1)\n"}, True),
+        ({"more": "    args.run(save)\n"}, True),
+        ({"more": "    if use_it:\n        save(model, 1)\n"}, True),
+    ],
+)
+def test_the_else_of_a_switch_that_decides_on_the_wrapping(
+    tmp_path: Path, values: dict[str, str], *, is_named: bool
+) -> None:
+    known = {"set": "    use_it = dist.get_world_size() > 1", "on": "use_it", "more": "", **values}
+    (tmp_path / "train.py").write_text(f"import torch\n{SWITCH.format(**known)}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.code in {"FM450", "FM308"}]
+    assert bool(found) is is_named

@@ -132,3 +132,30 @@ def _gives_true(choice: cst.If) -> bool:
     line = lines[0] if len(lines) == 1 and choice.orelse is None else None
     small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else line
     return isinstance(small, cst.Return) and small.value is not None and text_of(small.value) == "True"
+
+
+def compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: bool) -> bool:
+    """Tell whether a comparison that is ``want`` says a class: ``type(model).__name__ == "DDP"``."""
+    if len(test.comparisons) != 1:
+        return False
+    operator, other = test.comparisons[0].operator, test.comparisons[0].comparator
+    asked = (f"type({text})", f"type({text}).__name__", f"{text}.__class__", f"{text}.__class__.__name__")
+    same = (cst.Equal, cst.Is, cst.In) if want else (cst.NotEqual, cst.IsNot, cst.NotIn)
+    if not isinstance(operator, same):
+        return False
+    if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(test.left, cst.SimpleString):
+        return text_of(other) in {*asked, f"str({asked[0]})"} and is_class(test.left)
+    return text_of(test.left) in asked and is_class(other)
+
+
+def asks_each(call: cst.Call, text: str, is_class: IsClass) -> bool:
+    """Tell whether a call is ``any(isinstance(m, FSDP) for m in model.modules())``."""
+    each = call.args[0].value if dotted(call.func) == "any" and len(call.args) == 1 else None
+    if not isinstance(each, (cst.GeneratorExp, cst.ListComp)):
+        return False
+    check, over = each.elt, each.for_in.iter
+    is_check = isinstance(check, cst.Call) and dotted(check.func) == "isinstance" and len(check.args) == 2
+    if not is_check or not isinstance(over, cst.Call) or not isinstance(over.func, cst.Attribute):
+        return False
+    is_model = over.func.attr.value in {"children", "modules"} and text_of(over.func.value) == text
+    return is_model and is_class(cst.ensure_type(check, cst.Call).args[1].value)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import walk_for
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -25,7 +28,8 @@ def places_chosen(index: Index, function: cst.FunctionDef) -> list[cst.BaseExpre
     name = function.name.value
     if index.class_of(function) is None:
         return []
-    if not name.startswith("_") or name.startswith("__") or function.decorators or _is_named(index, name):
+    is_private = name.startswith("_") and not name.endswith("__")
+    if not is_private or function.decorators or _is_named(index, name):
         return []
     attributes = [cst.ensure_type(node, cst.Attribute) for node in index.by_kind.get(cst.Attribute, ())]
     names = [cst.ensure_type(node, cst.Name) for node in index.by_kind.get(cst.Name, ())]
@@ -40,5 +44,25 @@ def places_chosen(index: Index, function: cst.FunctionDef) -> list[cst.BaseExpre
 
 
 def _is_named(index: Index, name: str) -> bool:
+    """Tell whether a text holds a name by which a function may be looked up, or may be put together so."""
     texts = (cst.ensure_type(node, cst.SimpleString) for node in index.by_kind.get(cst.SimpleString, ()))
-    return any(node.value.strip("'\"") == name for node in texts)
+    return any(node.value.strip("'\"") == name for node in texts) or any(
+        re.fullmatch(pattern, name) for pattern in _put_together(index)
+    )
+
+
+def _put_together(index: Index) -> Iterator[str]:
+    """Yield what the names match that ``getattr(self, f"_save_{kind}")`` looks up."""
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        if dotted(call.func) == "getattr" and len(call.args) > 1:
+            yield _pattern(call.args[1].value)
+
+
+def _pattern(node: cst.BaseExpression) -> str:
+    if isinstance(node, cst.FormattedString):
+        parts = (p.value if isinstance(p, cst.FormattedStringText) else None for p in node.parts)
+        return "".join(r"\w*" if part is None else re.escape(part) for part in parts)
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+        return _pattern(node.left) + _pattern(node.right)
+    return re.escape(str(node.evaluated_value)) if isinstance(node, cst.SimpleString) else r"\w*"

@@ -13,6 +13,8 @@ from fsdp_migrate.source.python.accelerate_models import FSDP_SWITCH, asks_for_l
 from fsdp_migrate.source.python.asked_classes import (
     MAY_SHARD,
     answer_of,
+    asks_each,
+    compares_type,
     is_of_modules,
     is_of_no_models,
     is_other_wrapper,
@@ -62,6 +64,8 @@ class Guards:
     index: Index
     wrappers: frozenset[str] = frozenset()
     """Wrappers' classes of other files, that are none of FSDP1's."""
+    given: frozenset[str] = frozenset()
+    """Functions that other files give sharded models."""
 
     def holds(self, node: cst.CSTNode, is_class: IsClass) -> bool:
         """Tell whether an expression stands where it was found to be of a class."""
@@ -89,7 +93,24 @@ class Guards:
             return True
         if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
             return True
-        return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
+        if self._has_match and any(map(_is_ddps_case, self.index.ancestors(node))):
+            return True
+        return (self._has_switch or self._has_ddps_switch) and self._is_chosen_without(node)
+
+    def _is_chosen_without(self, node: cst.CSTNode) -> bool:
+        """Tell whether a place is in a private method that is called, or handed on, without FSDP alone."""
+        function = self.index.function(node)
+        if function is None or self.index.path_of(function) in self.given:
+            return False
+        if function not in self._without:
+            self._without[function] = False  # what it calls itself counts for nothing
+            places = places_chosen(self.index, function)
+            self._without[function] = bool(places) and all(map(self.is_without_fsdp, places))
+        return self._without[function]
+
+    @functools.cached_property
+    def _without(self) -> dict[cst.FunctionDef, bool]:
+        return {}
 
     @functools.cached_property
     def _has_switch(self) -> bool:
@@ -251,10 +272,10 @@ class Guards:
             found = (says(part, want=want) for part in (test.left, test.right))
             return any(found) if isinstance(test.operator, cst.And) is want else all(found)
         if isinstance(test, cst.Comparison):
-            return _compares_type(test, text, is_class, want=want)
+            return compares_type(test, text, is_class, want=want)
         if not want or not isinstance(test, cst.Call):
             return False
-        if within and _asks_each(test, text, is_class):
+        if within and asks_each(test, text, is_class):
             return True
         return self._is_check(test, text, is_class, depth, within=within)
 
@@ -453,30 +474,3 @@ def _member(node: cst.BaseExpression) -> str:
     """Return what the member of a class is called: ``Strategy.ddp``."""
     *_, owner, last = ("", "", *(dotted(node) or "").split("."))
     return last if owner[:1].isupper() else ""
-
-
-def _compares_type(test: cst.Comparison, text: str, is_class: IsClass, *, want: bool) -> bool:
-    """Tell whether a comparison that is ``want`` says a class: ``type(model).__name__ == "DDP"``."""
-    if len(test.comparisons) != 1:
-        return False
-    operator, other = test.comparisons[0].operator, test.comparisons[0].comparator
-    asked = (f"type({text})", f"type({text}).__name__", f"{text}.__class__", f"{text}.__class__.__name__")
-    same = (cst.Equal, cst.Is, cst.In) if want else (cst.NotEqual, cst.IsNot, cst.NotIn)
-    if not isinstance(operator, same):
-        return False
-    if isinstance(operator, (cst.In, cst.NotIn)) and isinstance(test.left, cst.SimpleString):
-        return text_of(other) in {*asked, f"str({asked[0]})"} and is_class(test.left)
-    return text_of(test.left) in asked and is_class(other)
-
-
-def _asks_each(call: cst.Call, text: str, is_class: IsClass) -> bool:
-    """Tell whether a call is ``any(isinstance(m, FSDP) for m in model.modules())``."""
-    each = call.args[0].value if dotted(call.func) == "any" and len(call.args) == 1 else None
-    if not isinstance(each, (cst.GeneratorExp, cst.ListComp)):
-        return False
-    check, over = each.elt, each.for_in.iter
-    is_check = isinstance(check, cst.Call) and dotted(check.func) == "isinstance" and len(check.args) == 2
-    if not is_check or not isinstance(over, cst.Call) or not isinstance(over.func, cst.Attribute):
-        return False
-    is_model = over.func.attr.value in {"children", "modules"} and text_of(over.func.value) == text
-    return is_model and is_class(cst.ensure_type(check, cst.Call).args[1].value)

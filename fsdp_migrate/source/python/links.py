@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,8 @@ class Links:
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
     state_hooks: bool = False
     """Whether hooks of the project may put keys into the states of models."""
+    falls_back: bool = False
+    """Whether a file of the project shards by FSDP2 itself, and by FSDP1 only where that is missing."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
     shards_parts: frozenset[str] = frozenset()
@@ -116,6 +119,11 @@ class Links:
     def __bool__(self) -> bool:
         """Whether there is a reason to look at the file."""
         return self.is_near or self.is_linked
+
+    @functools.cached_property
+    def given_sharded(self) -> frozenset[str]:
+        """The functions of this file that others give sharded models."""
+        return frozenset(scope for (scope, _), kinds in self.is_given.items() if "fsdp" in kinds)
 
     @property
     def is_linked(self) -> bool:

@@ -59,6 +59,7 @@ from fsdp_migrate.source.python.written_names import written_names
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
+    from fsdp_migrate.source.python.never_run import NeverRun
     from fsdp_migrate.source.python.scopes import Index
     from fsdp_migrate.source.python.shown_here import ShownHere
     from fsdp_migrate.source.python.switches import Switches
@@ -103,6 +104,7 @@ class ModelKinds:
     shown_here: ShownHere = field(init=False)
     switches: Switches = field(init=False)
     """Where a switch is off that decides on the wrapping."""
+    never: NeverRun = field(init=False)
     _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
     """What expressions were found to be since facts were last looked for."""
 
@@ -170,7 +172,8 @@ class ModelKinds:
     def _wrappings(self) -> list[tuple[cst.Call, str]]:
         """The calls that make FSDP1 models, and what each is given."""
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
-        made = [(call, model_argument(call, 0)) for call in calls if self.is_constructor(call.func)]
+        calls = [call for call in calls if self.is_constructor(call.func) and not self.never.holds(call)]
+        made = [(call, model_argument(call, 0)) for call in calls]
         return [(call, text_of(model)) for call, model in made if model is not None]
 
     def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:

@@ -35,6 +35,7 @@ from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.makers import put_into, replaced_part
 from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
+from fsdp_migrate.source.python.never_run import NeverRun
 from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import inner_name, inner_parameters, older_names
@@ -60,12 +61,14 @@ class Models(ModelKinds):
 
     _objects: list[tuple[Key, cst.ClassDef]] = field(init=False)
     _of_fsdp2: set[Key | None] = field(init=False)
+    _running: dict[tuple[type[cst.CSTNode], ...], list[cst.CSTNode]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.guards = Guards(self.index, self.links.wrappers)
+        self.guards = Guards(self.index, self.links.wrappers, self.links.given_sharded)
         self.shown_here = ShownHere(self.index, self.guards)
         self.switches = Switches(self.index, self.guards)
-        self._of_fsdp2 = {self.key_of(each) for each in given_to_fsdp2(self.index, self.is_constructor)}
+        self.never = NeverRun(self.index)
+        self._of_fsdp2 = {self.key_of(each) for each in given_to_fsdp2(self.index, self._makes)}
         for given, kind in annotated(self.index):
             self._add_given(given, {kind})
         self._objects = objects(self.index)
@@ -88,8 +91,11 @@ class Models(ModelKinds):
             before = size
         self._known.clear()
 
+    def _makes(self, func: cst.CSTNode) -> bool:
+        return self.is_constructor(func) and not self.never.holds(func)
+
     def _note_evidence(self, model: cst.BaseExpression, call: cst.Call, kinds: set[str]) -> None:
-        if (key := self.key_of(model)) is not None:
+        if (key := self.key_of(model)) is not None and not self.never.holds(call):
             self._add(key, kinds)
             self.evidence.setdefault(key, []).append(call)
 
@@ -116,21 +122,27 @@ class Models(ModelKinds):
         self._known.clear()
         for key, owner in self._objects:
             self._add_given(key, attributes_of(self, owner))
-        for kind in (cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.AugAssign):
-            for node in self.index.by_kind.get(kind, ()):
-                self._follow_assignment(node)
-        for node in (*self.index.by_kind.get(cst.For, ()), *self.index.by_kind.get(cst.CompFor, ())):
+        for node in self._nodes(cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.AugAssign):
+            self._follow_assignment(node)
+        for node in self._nodes(cst.For, cst.CompFor):
             self._follow_loop(node)
-        for node in self.index.by_kind.get(cst.WithItem, ()):
+        for node in self._nodes(cst.WithItem):
             self._follow_with(node)
-        for node in self.index.by_kind.get(cst.Match, ()):
+        for node in self._nodes(cst.Match):
             match = cst.ensure_type(node, cst.Match)
             for name, kinds in bound_by(match, self.kinds(match.subject)):
                 self._assign(name, kinds)
-        for node in (*self.index.by_kind.get(cst.Return, ()), *self.index.by_kind.get(cst.Yield, ())):
+        for node in self._nodes(cst.Return, cst.Yield):
             self._follow_return(node)
-        for node in self.index.by_kind.get(cst.Call, ()):
+        for node in self._nodes(cst.Call):
             self._follow_call(node)
+
+    def _nodes(self, *kinds: type[cst.CSTNode]) -> list[cst.CSTNode]:
+        """Return the nodes of some kinds that may run with FSDP1."""
+        if kinds not in self._running:
+            every = (node for kind in kinds for node in self.index.by_kind.get(kind, ()))
+            self._running[kinds] = [node for node in every if not self.never.holds(node)]
+        return self._running[kinds]
 
     def _follow_assignment(self, node: cst.CSTNode) -> None:
         if isinstance(node, cst.Assign):

@@ -61,9 +61,9 @@ def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.Base
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
         return first_model(index, [node.left, node.right], depth)
     if isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp)):
-        return _of_comprehension(index, node, node.elt, depth)
+        return _of_comprehension(index, node, [node.elt], depth)
     if isinstance(node, cst.DictComp):
-        return _of_comprehension(index, node, node.value, depth)
+        return _of_comprehension(index, node, [node.key, node.value], depth)
     if isinstance(node, (cst.List, cst.Tuple)):
         return first_model(index, [each.value for each in node.elements], depth)
     if isinstance(node, cst.Dict):
@@ -87,7 +87,7 @@ def _filled_from(index: Index, name: cst.Name, depth: int) -> cst.BaseExpression
             return found
         put = {each.value for each in walk_for(call.args[0].value, cst.Name)}
         for above in index.ancestors(call):
-            if isinstance(above, cst.For) and put & {e.value for e in walk_for(above.target, cst.Name)}:
+            if isinstance(above, cst.For) and put & _parameters_of(above):
                 return model_of(index, above.iter, depth + 1)
             if isinstance(above, cst.FunctionDef):
                 break
@@ -123,12 +123,25 @@ def first_model(index: Index, nodes: list[cst.BaseExpression], depth: int = 0) -
 
 
 def _of_comprehension(
-    index: Index, node: cst.BaseComp, gives: cst.BaseExpression, depth: int
+    index: Index, node: cst.BaseComp, gives: list[cst.BaseExpression], depth: int
 ) -> cst.BaseExpression | None:
-    """Return the model, if what a comprehension gives is what it goes through, and not a count of it."""
-    names = {each.value for each in walk_for(node.for_in.target, cst.Name)}
-    whole = gives.elements if isinstance(gives, (cst.Tuple, cst.Dict)) else ()
-    given = [gives, *(each.value for each in whole)]
+    """Return the model, if what a comprehension gives is what it goes through, and no count or name of it."""
+    names = _parameters_of(node.for_in)
+    given = [*gives]
+    for each in gives:
+        given += [part.value for part in each.elements] if isinstance(each, (cst.Tuple, cst.Dict)) else []
     if not any(isinstance(each, cst.Name) and each.value in names for each in given):
         return None
     return model_of(index, node.for_in.iter, depth + 1)
+
+
+def _parameters_of(loop: cst.For | cst.CompFor) -> set[str]:
+    """Return the names that stand for parameters in a loop: of ``n, p in m.named_parameters()`` the last."""
+    target = loop.target
+    names = {each.value for each in walk_for(target, cst.Name)}
+    asked = [each.func for each in walk_for(loop.iter, cst.Call) if isinstance(each.func, cst.Attribute)]
+    if not isinstance(target, (cst.Tuple, cst.List)) or len(target.elements) != 2:
+        return names
+    first = target.elements[0].value
+    is_named = bool(asked) and all(each.attr.value == "named_parameters" for each in asked)
+    return names - {first.value} if is_named and isinstance(first, cst.Name) else names

@@ -206,8 +206,11 @@ class Switches:
             is_local = not isinstance(scope.node, cst.Module)
             if is_local and not isinstance(owner, cst.FunctionDef) and not (is_together and is_once):
                 return False  # a parameter: the next call may be given another value, and the same model
+            places = [each.node for each in scope.bindings[root.value] if each.kind != "param"]
             if root.value == made_of or changes([each.node for each in scope.bindings[root.value]]):
                 return False
+            if is_local and any(self.index.function(each) is not scope.node for each in places):
+                return False  # by a function in it, ``nonlocal``, whenever that is called
         texts = {each for part in walk_for(test, cst.Attribute) if (each := dotted(part)) is not None}
         return made_of not in texts and not any(changes(self.index.places_set(text)) for text in texts)
 

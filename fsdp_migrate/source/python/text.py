@@ -51,7 +51,7 @@ class Source:
     @functools.cached_property
     def guards(self) -> Guards:
         """What checks say of the places below them, in a source that has no models to follow."""
-        return Guards(self.index, self.links.wrappers)
+        return Guards(self.index, self.links.wrappers, self.links.given_sharded)
 
     @functools.cached_property
     def models(self) -> Models:

@@ -50,6 +50,11 @@ _OF_OTHERS = (
     "a function of another package makes FSDP1's models in this project, which stay so, and are not "
     "FSDPModule: where both come here, ask isinstance(..., (FSDP, FSDPModule)), and see what depends on it."
 )
+_FALLS_BACK = (
+    "this project shards by FSDP2 itself, and by FSDP1 only where torch has no FSDP2: this was false of its "
+    "models, of which isinstance(..., FSDPModule) is true. See what depends on it, which never ran, and take "
+    "it out."
+)
 _WRAPPERS = (
     "this leaves out FSDP1's wrappers in a walk over modules, and FSDP2 has none: a layer that is a unit is "
     "FSDPModule itself, and would be left out in their place. Take the check away."
@@ -78,11 +83,17 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM305", node, _WRAPPERS, "commented", covers=(node,))
         elif may_be_made_by_others(source.links, source.code) and _check_of(source, node) is not None:
             yield Found("FM305", node, _OF_OTHERS, "commented", covers=(node,))
+        elif check is None and _falls_back(source) and _check_of(source, node) is not None:
+            yield Found("FM305", node, _FALLS_BACK, "commented", covers=(node,))
         elif check is None:
             new = source.local_name(MODULE)
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
             yield _beside_fsdp2(source, node, check)
+
+
+def _falls_back(source: Source) -> bool:
+    return source.links.falls_back or source.models.never.has_fallback
 
 
 def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:

@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
+from fsdp_migrate.source.python.read_states import is_summed_state
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
 from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
@@ -375,7 +376,9 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
         return _statistic(source)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
-    return _COUNT if name == "numel" and is_about_ranks(source.index, call) else ""
+    if name != "numel":
+        return ""
+    return _COUNT if is_about_ranks(source.index, call) or is_summed_state(source.models, call) else ""
 
 
 def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
@@ -28,6 +29,12 @@ _OF_TORCH = (
     "torch keeps this name, and the rewritten module asks for it no more: replace prepare_fully_shard, or "
     "another name that the new module has, where that looks it up."
 )
+_SPEC = (
+    "a mock with this spec is no FSDPModule, which rewritten code asks for: give it a class of the test's "
+    "that derives from nn.Module and from FSDPModule."
+)
+_MOCKS = re.compile(r"^(?:NonCallable)?(?:Async|Magic)?Mock$|^create_autospec$")
+_SPECS = frozenset({"spec", "spec_set"})
 _PATCHES = frozenset({"delattr", "dict", "object", "patch", "setattr"})
 _NAMES = re.compile(
     r"^(?:[\w.]*\.)?(FSDP|FullyShardedDataParallel|ShardedGradScaler)(\.\w+)?$"
@@ -40,9 +47,21 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         name = dotted(call.func) or ""
         last = name.split(".")[-1]
+        if _MOCKS.match(last):
+            yield from (
+                Found("FM424", each, _SPEC, "commented", covers=(each,)) for each in _specs(source, call)
+            )
         if last not in _PATCHES or not re.search(r"patch|mock", name):
             continue
         for arg in call.args[:2]:
             if isinstance(arg.value, cst.SimpleString) and _NAMES.match(str(arg.value.evaluated_value)):
                 is_torchs = str(arg.value.evaluated_value).startswith("torch.")
                 yield Found("FM424", call, _OF_TORCH if is_torchs else _MEANT, "commented")
+
+
+def _specs(source: Source, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield FSDP1's class where a mock is given it: ``MagicMock(spec=FSDP)``, ``create_autospec(FSDP)``."""
+    for place, arg in enumerate(call.args):
+        is_spec = place == 0 if arg.keyword is None else arg.keyword.value in _SPECS
+        if is_spec and source.references.get(arg.value) == catalog.FSDP:
+            yield arg.value

@@ -151,7 +151,7 @@ _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\
 _KERNELS = frozenset({"apex", "bitsandbytes", "deepspeed", "fused_adam", "transformer_engine"})
 _COMPOSERS = re.compile(r"composer\b.*\.Trainer$")
 _GROUPS = re.compile(r"param\w*$|group|decay", re.IGNORECASE)
-_TAKE_APART = frozenset({"full_tensor", "to_local"})
+_TAKE_APART = frozenset({"_local_tensor", "full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
 
 
@@ -394,18 +394,21 @@ def _run_by_step(methods: list[cst.FunctionDef]) -> list[cst.FunctionDef]:
 
 
 def _unwraps(source: Source, node: cst.ClassDef) -> bool:
-    """Tell whether the methods of an optimizer, or functions here that they call, take DTensors apart."""
+    """Tell whether the step of an optimizer, or functions here that it calls, take DTensors apart."""
     methods = [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
-    steps = [each for each in methods if each.name.value not in _NOT_STEPS]
-    called = [
-        function
-        for step in steps
-        for call in walk_for(step.body, cst.Call)
-        for function in source.models.guards.functions(call.func)
-        if isinstance(call.func, cst.Name)
-    ]
-    names = (name for each in [*steps, *called] for name in walk_for(each.body, cst.Name))
-    return any(name.value in _TAKE_APART for name in names)
+    steps = [each for each in methods if each.name.value == "step"]
+    left = steps or [each for each in methods if each.name.value not in _NOT_STEPS]
+    seen: list[cst.FunctionDef] = []
+    while left:
+        function = left.pop()
+        if function not in seen:
+            seen.append(function)
+            names = {each.value for each in walk_for(function.body, cst.Name)}
+            left += [each for each in methods if each.name.value in names - _NOT_STEPS]
+            calls = [call.func for call in walk_for(function.body, cst.Call)]
+            for func in (each for each in calls if isinstance(each, cst.Name)):
+                left += source.models.guards.functions(func)
+    return any(name.value in _TAKE_APART for each in seen for name in walk_for(each.body, cst.Name))
 
 
 def _makes_a_number(call: cst.Call) -> bool:

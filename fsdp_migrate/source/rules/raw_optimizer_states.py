@@ -15,6 +15,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
+from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
@@ -257,11 +258,11 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
     """Yield the calls of a method of optimizers, as far as names tell."""
     for call in source.calls:
         func = call.func
-        if not isinstance(func, cst.Attribute) or func.attr.value != name:
+        if not isinstance(func, cst.Attribute) or func.attr.value != name or source.models.never.holds(call):
             continue
         if not _is_optimizer(func.value) or _is_adapter(source, func.value):
             continue
-        if not _is_of_plain_models(source, func.value):
+        if not _is_of_plain_models(source, func.value) and not is_asked_for_keys(source.index, call):
             yield call
 
 

@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given, mixed, state
-from fsdp_migrate.source.method_calls import adds_keys, is_seen_plain, sureness
+from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -38,6 +38,7 @@ from fsdp_migrate.source.python.nodes import (
 )
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, runs_on_one_rank, saves_on_each_node
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
+from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
@@ -126,9 +127,11 @@ _ASKED = (
 _BOTH = "stays: FSDP2's models, which this source has as well, come here too, and give their sharded state"
 _HOOKED = (
     "hooks of this project put keys into the state, and torch's get_model_state_dict raises at a key that is "
-    "no attribute of the model. Where the model is sharded, on every rank: {{k: v.full_tensor() if "
-    "hasattr(v, 'full_tensor') else v for k, v in {}.state_dict().items()}}."
+    "no attribute of the model. Where the model is sharded, on every rank: {}."
 )
+_WHOLE = "{{k: v.full_tensor() if hasattr(v, 'full_tensor') else v for k, v in {}.state_dict().items()}}"
+_SHARDS = "{{k: v.cpu() for k, v in {}.state_dict().items()}}"
+_STAYS = "stays: the state of the model is sharded by itself, with what hooks put into it"
 _DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
@@ -394,7 +397,11 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     if call.func.attr.value == "load_state_dict":
         return _loading(source, call, settings)
     if source.links.state_hooks or adds_keys(source.code):
-        return Found("FM308", call, _HOOKED.format(short(call.func.value)), "commented")
+        if settings.kind == "sharded" and settings.offload is False:
+            return Found("FM308", call, _STAYS, "kept")
+        values = _SHARDS if settings.kind == "sharded" else _WHOLE
+        said = _HOOKED.format(values.format(short(call.func.value)))
+        return Found("FM308", call, said, "commented")
     # torch has one option for both: with `cpu_offload` rank 0 alone gets the full state.
     plain = isinstance(settings.offload, bool) and isinstance(settings.rank0, bool)
     # Rank 0 of the model's process_group is not that of all ranks, which torch means.

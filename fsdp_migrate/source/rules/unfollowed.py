@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
+from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.unknown_foreach import of_foreach
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
 from fsdp_migrate.source.uses import Found
@@ -196,6 +197,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
             is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
             is_done = is_done or (name == "state_dict" and _is_loaded_back(source, call))
+            is_done = is_done or is_asked_for_keys(source.index, call)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")

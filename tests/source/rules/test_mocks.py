@@ -32,3 +32,23 @@ def test_a_mock_is_found(code: str) -> None:
 )
 def test_other_strings_are_none(code: str) -> None:
     assert "FM424" not in {use.code for use in scan_source(code)}
+
+
+FSDP = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("MagicMock(spec=FSDP)", True),
+        ("mock.Mock(FSDP)", True),
+        ("create_autospec(FSDP, instance=True)", True),
+        ("Mock(spec_set=FSDP)", True),
+        ("Mock(return_value=FSDP)", False),
+        ("MockServer(FSDP)", False),
+    ],
+)
+def test_the_class_as_what_a_mock_stands_for(made: str, *, is_said: bool) -> None:
+    found = {(use.code, use.action) for use in scan_source(f"{FSDP}m = {made}\n")}
+    assert (("FM424", "commented") in found) is is_said
+    assert (("FM303", "commented") in found) is not is_said

@@ -51,6 +51,30 @@ def test_a_class_that_takes_dtensors_apart_itself_stays() -> None:
     assert {action for code, action in codes(saved + made) if code == "FM445"} == {"commented"}
 
 
+@pytest.mark.parametrize(
+    ("calls", "helper", "action"),
+    [
+        (
+            "self._plain(p.grad).norm()",
+            "return t._local_tensor if hasattr(t, '_local_tensor') else t",
+            "kept",
+        ),
+        (
+            "self._norm(p.grad)",
+            "return self._norm(t)\n    def _norm(self, t):\n        t._local_tensor.norm()",
+            "kept",
+        ),
+        # What the step does not come to takes nothing apart for it.
+        ("p.grad.norm()", "return t._local_tensor", "commented"),
+        ("self._plain(p.grad).norm()", "return getattr(t, '_local', t)", "commented"),
+    ],
+)
+def test_a_method_that_takes_dtensors_apart_for_the_step(calls: str, helper: str, action: str) -> None:
+    own = STEP.format(calls).rstrip() + f"\n\n    def _plain(self, t):\n        {helper}\n\n\n"
+    made = "model = FSDP(net)\noptimizer = Own(model.parameters(), lr=0.1)\n"
+    assert {found for code, found in codes(own + made) if code == "FM445"} == {action}
+
+
 @pytest.mark.parametrize("base", ["swa_utils.AveragedModel", "lr_scheduler.LRScheduler"])
 def test_a_class_beside_torchs_optimizers_is_none(base: str) -> None:
     body = (
@@ -355,3 +379,22 @@ def test_methods_that_a_step_does_not_call_do_not_count(calls: str, action: str)
         "model = FSDP(net)\noptimizer = Own(model.parameters())\n"
     )
     assert ("FM445", action) in codes(code)
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("held = [n for n, p in net.named_parameters()]", False),
+        ("held = {n for n, p in list(net.named_parameters()) if p.requires_grad}", False),
+        ("held = []\nfor n, p in net.named_parameters():\n    held.append(n)", False),
+        ("held = {n: n for n, p in net.named_parameters()}", False),
+        ("held = [(n, p) for n, p in net.named_parameters()]", True),
+        ("held = {n: p for n, p in net.named_parameters()}", True),
+        ("held = {p: n for n, p in net.named_parameters()}", True),
+        ("held = [p for n, p in net.named_parameters()]", True),
+        ("held = [x for x in net.named_parameters()]", True),
+    ],
+)
+def test_a_list_of_names_holds_no_parameters(made: str, *, is_said: bool) -> None:
+    body = f"{made}\nmodel = FSDP(net)\ntrain(model, held)\n"
+    assert ("FM446" in dict(codes(body))) is is_said

@@ -436,3 +436,22 @@ optimizer.load_state_dict(torch.load(path)["opt"])
 def test_an_optimizer_that_comes_back_with_its_model(names: str, count: int) -> None:
     code = f"import torch\n{_PREPARES.format(names, names)}"
     assert [use.code for use in scan_source(code)].count("FM425") == count
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("print(opt.state_dict().keys())", False),
+        ("print(len(opt.state_dict()))", False),
+        ("x = 'state' in opt.state_dict()", False),
+        ("keys = opt.state_dict().keys\n", True),
+        ("print(opt.state_dict().items())", True),
+        ("save(opt.state_dict())", True),
+        ("print(opt.state_dict()['state'].keys())", True),
+    ],
+)
+def test_a_state_that_is_asked_for_its_keys_alone(use: str, *, is_said: bool) -> None:
+    body = (
+        f"model = FSDP(net)\nopt = torch.optim.AdamW(model.parameters())\nsave(model.state_dict())\n{use}\n"
+    )
+    assert (("FM425", "commented") in codes(body)) is is_said

@@ -1,0 +1,137 @@
+"""Whether a project may shard any model by FSDP1, or only has functions for it that nothing calls."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.project import Place, dotted, is_a_test
+from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.made_by_others import is_made_by_others
+from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.sharding_words import shards
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.callers import Callers
+    from fsdp_migrate.source.project import Module
+
+
+# Words of what may shard otherwise than by a call of the class.
+_OTHERWISE: Final = re.compile(r"\b(?:enable_wrap|getattr\([^)\n]*fsdp|prepare_fully_shard)\b", re.IGNORECASE)
+_OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|fully_shard)\b")
+# How these are launched may stand in no file of the project.
+_FRAMEWORKS: Final = re.compile(
+    r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|composer|lightning|pytorch_lightning|trl)\b"
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]*(?:\([^)]*)?\bTrainer\b|\btransformers\.Trainer\b",
+    re.MULTILINE,
+)
+_ASKS: Final = frozenset({"isinstance", "issubclass"})
+
+
+@dataclass(eq=False)
+class LiveSharding:
+    """Answers whether anything runs that makes a model of FSDP1's. Reads only."""
+
+    callers: Callers
+    _names: set[str] = field(default_factory=set, repr=False)
+    _is_called_in_vain: bool = False
+
+    def is_any(self) -> bool:
+        """Tell whether a model may be FSDP1's: not where the class is called in vain, everywhere.
+
+        By functions that nothing calls, in projects that shard by FSDP2 themselves, or never calls any more.
+        """
+        texts = self.callers.project.texts
+        if is_made_by_others(list(texts.values())):
+            return True
+        made = [path for path, text in texts.items() if catalog.FSDP in text and not is_a_test(path)]
+        if not made or any(self._shards_otherwise(path) for path in texts):
+            return True
+        is_made = any(map(self._makes, made)) or not self._is_called_in_vain
+        return is_made or self._is_handed_on(made)
+
+    def _shards_otherwise(self, path: Path) -> bool:
+        text = self.callers.project.texts[path]
+        found = (pattern.search(text) for pattern in (_OTHERWISE, _FRAMEWORKS))
+        is_otherwise = shards(_OWN.sub("", text)) or any(each is not None for each in found)
+        return is_otherwise and not is_a_test(path)
+
+    def _makes(self, path: Path) -> bool:
+        """Tell whether a file may make a model of the class."""
+        module = self.callers.project.module(path)
+        if module is None or module.stars:
+            return True
+        above = {id(each): node for node in walked(module.tree) for each in ast.iter_child_nodes(node)}
+        never = {id(e) for scope in scopes_of(module) for part in scope.never for e in ast.walk(part)}
+        places = {id(seen.call): seen.place for seen in self.callers.calls_in(module)}
+        for node in self._references(module):
+            around = above.get(id(node))
+            if _only_asks(node, around, above):
+                continue
+            place = places.get(id(around)) if isinstance(around, ast.Call) and around.func is node else None
+            if id(node) not in never and (place is None or not self._is_vain(place)):
+                return True
+            self._is_called_in_vain = True
+        return False
+
+    def _references(self, module: Module) -> Iterator[ast.expr]:
+        for node in walked(module.tree):
+            text = dotted(node) if isinstance(node, (ast.Attribute, ast.Name)) else None
+            written = self.callers.project.qualified(text, Place(module, "")) if text is not None else ""
+            if isinstance(node, ast.expr) and catalog.fsdp1_name(written) == catalog.FSDP:
+                self._names.add((text or "").split(".")[-1])
+                yield node
+
+    def _is_vain(self, place: Place) -> bool:
+        """Tell whether a function that gives what it makes is called by nothing."""
+        function = place.module.definitions.get(place.scope)
+        node = function.node if function is not None else None
+        if function is None or isinstance(node, ast.ClassDef) or node is None:
+            return False
+        gives = any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
+        if not gives or not node.args.args or self.callers.of(function) != []:
+            return False
+        return self.callers.is_named_in_vain(function) or self._shards_by_fsdp2
+
+    @property
+    def _shards_by_fsdp2(self) -> bool:
+        """Whether the project calls, for itself, what shards by FSDP2."""
+        project = self.callers.project
+        for path in project.holding(catalog.FSDP2_FUNCTIONS):
+            module = project.module(path) if not is_a_test(path) else None
+            calls = self.callers.calls_in(module) if module is not None else ()
+            for call, place in calls:
+                name = (dotted(call.func) or "").split(".")[-1]
+                function = place.module.definitions.get(place.scope)
+                is_run = function is None or self.callers.of(function) != []
+                if name in catalog.FSDP2_FUNCTIONS and is_run:
+                    return True
+        return False
+
+    def _is_handed_on(self, made: list[Path]) -> bool:
+        """Tell whether a file uses the class by a name that it has of another file of the project."""
+        names = "|".join(map(re.escape, sorted(self._names | {catalog.FSDP})))
+        pattern = re.compile(rf"\b(?:{names})\(")
+        texts = self.callers.project.texts
+        others = (path for path in texts if path not in made and not is_a_test(path))
+        return any(pattern.search(texts[path]) for path in others)
+
+
+def _only_asks(node: ast.expr, above: ast.AST | None, around: dict[int, ast.AST]) -> bool:
+    """Tell whether the class is only asked for, or one of its functions is: it makes no model there."""
+    if isinstance(above, (ast.Tuple, ast.BinOp)):
+        above = around.get(id(above))
+    if isinstance(above, ast.Attribute):
+        return above.attr in catalog.CLASS_FUNCTIONS
+    if isinstance(above, ast.Call):
+        return above.func is not node and dotted(above.func) in _ASKS
+    if isinstance(above, (ast.arg, ast.AnnAssign)):
+        return above.annotation is node
+    return isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and above.returns is node
