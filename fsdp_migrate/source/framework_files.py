@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
+from fsdp_migrate.source.heirs import heirs
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
@@ -82,6 +83,7 @@ def with_frameworks(
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
+    links |= {path: replace(links.get(path, NOTHING), heirs=each) for path, each in models.heirs.items()}
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     if models.trainers or "accelerate" in models.users:
@@ -136,6 +138,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
+        heirs(project),
         told,
     )
 

@@ -45,6 +45,8 @@ class FrameworkModels:
     """Composer's callbacks and algorithms."""
     objects: Mapping[Path, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     """By file and class the names of frameworks' objects that other files make."""
+    heirs: Mapping[Path, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    """By file the imported classes of the project that frameworks' classes stand above."""
     told: Mapping[str, Collection[Path]] = field(default_factory=dict)
     """By framework the files of which others say that it shards: another source, a config, a launch line."""
 

@@ -95,17 +95,31 @@ class HFProject:
     def _places(self, module: Module) -> dict[tuple[str, str], int]:
         """Return the lines at which Trainers train, by the scope and the name of the Trainer."""
         if module.path not in self._trained:
-            self._trained[module.path] = dict(_trained_in(module.tree.body, ""))
+            self._trained[module.path] = dict(_trained_in(module.tree.body, "", self._heirs(module)))
         return self._trained[module.path]
+
+    def _heirs(self, module: Module) -> set[str]:
+        """Return what a file calls the project's own Trainers, its own and those that it imports."""
+        place = Place(module, "")
+        imported = ((name, self.project.named(name, place)) for name in module.imports)
+        owned = {name for name, which in self.classes(module).items() if which == TRAINER}
+        return owned | {
+            name for name, owner in imported if owner is not None and self._base_of(owner) == TRAINER
+        }
 
 
 def with_heirs(project: Project, files: set[Path]) -> HFProject:
     """Return the Trainers and callbacks of some files, and of those that import their classes."""
+    known, latest = set(files), set(files)
     found = HFProject(project, frozenset(files))
-    modules = filter(None, map(project.module, sorted(files)))
-    names = {name for module in modules for name in found.classes(module)}
-    heirs = set(project.importing(names)) - files if names else set()
-    return HFProject(project, frozenset(files | heirs)) if heirs else found
+    for _ in range(_DEEPEST):
+        modules = filter(None, map(project.module, sorted(latest)))
+        names = {name for module in modules for name in found.classes(module)}
+        latest = set(project.importing(names)) - known if names else set()
+        if not latest:
+            break
+        known |= latest
+    return HFProject(project, frozenset(known)) if known != files else found
 
 
 def _given_to(
@@ -124,19 +138,21 @@ def _given_to(
         yield names[1], {FLAT}
 
 
-def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, str], int]]:
+def _trained_in(body: list[ast.stmt], scope: str, heirs: set[str]) -> Iterator[tuple[tuple[str, str], int]]:
     """Yield where ``trainer.train()`` stands in a scope that makes the Trainer, or in one within it."""
     statements = list(_statements(body))
     made = {
         target.id
         for node in statements
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_trainer(node.value)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and _is_trainer(node.value, heirs)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     for node in statements:
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name)
+            yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name, heirs)
         elif made:
             for call in ast.walk(node):
                 text = dotted(call.func) if isinstance(call, ast.Call) else None
@@ -144,8 +160,11 @@ def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, s
                     yield (scope, text.removesuffix(".train")), node.lineno
 
 
-def _is_trainer(call: ast.Call) -> bool:
-    is_named = _TRAINER.search(dotted(call.func) or "") is not None
+def _is_trainer(call: ast.Call, heirs: set[str]) -> bool:
+    name = dotted(call.func) or ""
+    if name in heirs:
+        return True
+    is_named = _TRAINER.search(name) is not None
     return is_named and (len(call.args) > 1 or any(each.arg == "args" for each in call.keywords))
 
 

@@ -88,6 +88,8 @@ class Index:
     """What names of the project's other files stand for, where that is FSDP1's."""
     objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By frameworks' classes the names that are objects of them, which other files make."""
+    heirs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Imported classes of the project, with those of frameworks that their bases lead to."""
     parents: dict[cst.CSTNode, cst.CSTNode] = field(default_factory=dict)
     scopes: dict[cst.CSTNode, Scope] = field(default_factory=dict)
     """The scope of each name and attribute, call, and definition."""

@@ -45,7 +45,7 @@ class Source:
 
     def __post_init__(self) -> None:
         self.module = parse_module(self.code, self.path)
-        self.index = Index(self.module, self.links.names, self.links.objects)
+        self.index = Index(self.module, self.links.names, self.links.objects, self.links.heirs)
 
     @functools.cached_property
     def guards(self) -> Guards:
