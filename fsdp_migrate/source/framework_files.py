@@ -110,7 +110,8 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     """
     texts = project.texts
     users: dict[str, set[Path]] = {}
-    objects = made_objects(project)
+    classes = heirs(project)
+    objects = made_objects(project, classes)
     given = {
         name: {
             path for path, text in texts.items() if takes(text) or KINDS[name].kind in objects.get(path, ())
@@ -138,7 +139,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
-        heirs(project),
+        classes,
         told,
     )
 

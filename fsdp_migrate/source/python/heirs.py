@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 LIGHTNINGS: Final = re.compile(r"^(?:lightning(?:\.pytorch)?|pytorch_lightning)(?:\.\w+)*\.Trainer$")
-FABRICS: Final = re.compile(r"^(?:lightning(?:\.fabric)?|lightning_fabric)(?:\.\w+)*\.Fabric$")
+FABRICS: Final = re.compile(
+    r"^(?:lightning|pytorch_lightning|lightning_fabric|lightning_lite)(?:\.\w+)*\.(?:Fabric|LightningLite)$"
+)
 COMPOSERS: Final = re.compile(r"^composer(?:\.trainer){0,2}\.Trainer$")
 HUGGING_FACES: Final = re.compile(r"^(?:transformers|trl|sentence_transformers)\b.*Trainer$")
 ACCELERATES: Final = re.compile(r"^accelerate\b.*\bAccelerator$")
+OF_KINDS: Final = {"Accelerator": ACCELERATES, "Fabric": FABRICS}
+"""By the names of :class:`~fsdp_migrate.source.python.named_objects.NamedObjects`."""
 _CONSTRUCTORS: Final = frozenset({"__init__", "__new__"})
 _DEEPEST: Final = 4
 
@@ -61,6 +65,14 @@ def is_made_by(index: Index, node: cst.BaseExpression, made: re.Pattern[str], de
     return any(_is_of(index, call.func, made) for call in makers(index, node, depth)) or any(
         _is_of(index, each, made) for each in _annotations(index, node)
     )
+
+
+def is_itself(index: Index, node: cst.BaseExpression, made: re.Pattern[str]) -> bool:
+    """Tell whether it is ``self``, or ``super()``, in a class whose bases lead to one."""
+    is_self = isinstance(node, cst.Name) and node.value == "self"
+    is_super = isinstance(node, cst.Call) and isinstance(node.func, cst.Name) and node.func.value == "super"
+    owner = index.class_of(node) if is_self or is_super else None
+    return owner is not None and any(_is_of(index, base.value, made) for base in owner.bases)
 
 
 def makers(index: Index, node: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
