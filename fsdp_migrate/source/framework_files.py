@@ -135,7 +135,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
     return FrameworkModels(
         users,
-        with_heirs(project, _running_trainers(texts, around)),
+        with_heirs(project, _running_trainers(texts, around), classes),
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.heirs import HUGGING_FACES
 from fsdp_migrate.source.python.held import FLAT, item, put
 from fsdp_migrate.source.python.trainer_models import (
     CALLBACK,
@@ -22,9 +24,10 @@ from fsdp_migrate.source.python.trainer_models import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.heirs import Heirs
     from fsdp_migrate.source.project import Definition, Module, Project
 
 
@@ -108,9 +111,15 @@ class HFProject:
         }
 
 
-def with_heirs(project: Project, files: set[Path]) -> HFProject:
-    """Return the Trainers and callbacks of some files, and of those that import their classes."""
-    known, latest = set(files), set(files)
+def with_heirs(project: Project, files: set[Path], heirs: Mapping[Path, Heirs]) -> HFProject:
+    """Return the Trainers and callbacks of some files, and of those that import their classes.
+
+    ``heirs``: the classes of other files, that derive from the frameworks', by the files that import them.
+    """
+    by_heirs = {
+        p for p, each in heirs.items() if any(map(HUGGING_FACES.match, itertools.chain(*each.values())))
+    }
+    known = latest = files | by_heirs if files else files
     found = HFProject(project, frozenset(files))
     for _ in range(_DEEPEST):
         modules = filter(None, map(project.module, sorted(latest)))
@@ -118,7 +127,7 @@ def with_heirs(project: Project, files: set[Path]) -> HFProject:
         latest = set(project.importing(names)) - known if names else set()
         if not latest:
             break
-        known |= latest
+        known = known | latest
     return HFProject(project, frozenset(known)) if known != files else found
 
 

@@ -157,10 +157,12 @@ class Frameworks:
         return given_to_composer(self.index)
 
     def is_trained(self, node: cst.BaseExpression) -> bool:
-        """Tell whether it is what Hugging Face's or Lightning's Trainer was given, below where it trains."""
+        """Tell whether it is what a framework's Trainer was given, below where that shards it."""
         if not isinstance(node, (cst.Name, cst.Attribute)):
             return False
-        return bool(self.trainers.of_name(node)) or (self._lightning and self._fits.is_sharded(node))
+        if self.trainers.of_name(node) or self._composed.is_sharded(node):
+            return True
+        return self._lightning and self._fits.is_sharded(node)
 
     def may_be_trained(self, node: cst.BaseExpression) -> bool:
         """Tell whether a Trainer was given it, and it is not seen whether that has sharded it before."""

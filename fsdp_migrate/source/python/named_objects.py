@@ -21,6 +21,7 @@ _ASKED: Final = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z]\w*)\b")
 # What a class of the project asks itself, or a Trainer of its own, is no framework's.
 _OWN: Final = frozenset({"self", "cls", "super", "trainer", "model"})
 _ARGUMENTS: Final = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
+_CLASS: Final = re.compile(r"class (\w+)\(([^()]*)\)")
 _MAX_PARTS: Final = 4
 
 
@@ -79,7 +80,12 @@ class NamedObjects:
             >>> NamedObjects("Fabric", frozenset(), frozenset(), "fabric").heirs("class Mine(L.Fabric): pass")
             {'Mine'}
         """
-        return set(self._heir.findall(code)) if self.kind in code else set()
+        found = set(self._heir.findall(code)) if self.kind in code else set()
+        others = _CLASS.findall(code) if found else ()
+        for _ in range(_MAX_PARTS if others else 0):
+            wanted = re.compile(rf"\b(?:{'|'.join(sorted(found))})\b")
+            found |= {name for name, bases in others if wanted.search(bases)}
+        return found
 
     def unknown_in(self, code: str) -> frozenset[str]:
         """Return the last parts of what is asked to shard, and is not known for such an object."""

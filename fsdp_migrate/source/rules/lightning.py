@@ -103,7 +103,7 @@ _EACH_MODEL = (
 _SETS_UP = frozenset({"setup", "setup_module"})
 _OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
 _STAYS = "another Trainer of this file keeps FSDPStrategy, and the module's hook would run under it as well"
-_OWN = "this is a class of the project: see that it hands its arguments on as they are"
+_OWN = "what this is given to is a class of the project: see that it hands its arguments on as they are"
 _TWO = "several strategies would give the LightningModule several hooks"
 # What is said of the hook where it is not written as well.
 _OF_THE_HOOK = ("Put the hook into the LightningModule.", "stands in `configure_model`, where FSDP2 is told.")
