@@ -231,30 +231,40 @@ def test_a_model_and_its_trainer_as_attributes(
     ("code", "found"),
     [
         (
-            f"def build(args):\n    net = {LOADS}\n    return net, Trainer(net, args)\n\n\n"
-            "def main(args):\n    model, t = build(args)\n    t.train()\n    model.save_pretrained(p)\n",
+            (
+                f"def build(args):\n    net = {LOADS}\n    return net, Trainer(net, args)\n\n\n"
+                "def main(args):\n    model, t = build(args)\n    t.train()\n    model.save_pretrained(p)\n"
+            ),
             {(9, "FM333")},
         ),
         (
-            f"def build(args):\n    net = {LOADS}\n    return net, Other(net, args)\n\n\n"
-            "def main(args):\n    model, t = build(args)\n    t.train()\n    model.save_pretrained(p)\n",
+            (
+                f"def build(args):\n    net = {LOADS}\n    return net, Other(net, args)\n\n\n"
+                "def main(args):\n    model, t = build(args)\n    t.train()\n    model.save_pretrained(p)\n"
+            ),
             set(),
         ),
         (
-            "def main(args):\n"
-            f"    model = {LOADS}\n    t = Trainer(model, args)\n    run(t)\n    model.save_pretrained(p)\n",
+            (
+                "def main(args):\n"
+                f"    model = {LOADS}\n    t = Trainer(model, args)\n    run(t)\n    model.save_pretrained(p)\n"
+            ),
             {(5, "FM450")},
         ),
         (
-            "def main(args):\n"
-            f"    model = {LOADS}\n    t = Trainer(model, args)\n    model.save_pretrained(p)\n    run(t)\n",
+            (
+                "def main(args):\n"
+                f"    model = {LOADS}\n    t = Trainer(model, args)\n    model.save_pretrained(p)\n    run(t)\n"
+            ),
             set(),
         ),
         (
-            f"def one(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"
-            "    model.save_pretrained(p)\n\n\n"
-            f"def two(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"
-            "    model.save_pretrained(p)\n",
+            (
+                f"def one(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"
+                "    model.save_pretrained(p)\n\n\n"
+                f"def two(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"
+                "    model.save_pretrained(p)\n"
+            ),
             {(5, "FM333"), (12, "FM333")},
         ),
     ],

@@ -177,18 +177,24 @@ MADE = "L.Trainer(strategy='fsdp', devices=2)"
         (f"{MADE}.fit(lit)\ntorch.save(lit.state_dict(), p)\n", True),
         (f"def f():\n    r = {MADE}\n    r.fit(lit)\n    torch.save(lit.net.state_dict(), p)\n", True),
         (
-            f"def make():\n    return {MADE}\n\n\ndef f(lit):\n    t1 = make()\n    t1.fit(lit)\n"
-            "    torch.save(lit.state_dict(), p)\n",
+            (
+                f"def make():\n    return {MADE}\n\n\ndef f(lit):\n    t1 = make()\n    t1.fit(lit)\n"
+                "    torch.save(lit.state_dict(), p)\n"
+            ),
             True,
         ),
         (
-            f"def f(lit):\n    t = {MADE}\n    t.fit(lit)\n\n\ndef g(r: L.Trainer, lit):\n    r.fit(lit)\n"
-            "    torch.save(lit.state_dict(), p)\n",
+            (
+                f"def f(lit):\n    t = {MADE}\n    t.fit(lit)\n\n\ndef g(r: L.Trainer, lit):\n    r.fit(lit)\n"
+                "    torch.save(lit.state_dict(), p)\n"
+            ),
             True,
         ),
         (
-            f"class Run:\n    def __init__(self):\n        self.pl = {MADE}\n        self.lit = Lit()\n\n"
-            "    def run(self):\n        self.pl.fit(self.lit)\n        torch.save(self.lit.state_dict(), p)\n",
+            (
+                f"class Run:\n    def __init__(self):\n        self.pl = {MADE}\n        self.lit = Lit()\n\n"
+                "    def run(self):\n        self.pl.fit(self.lit)\n        x = self.lit.state_dict()\n"
+            ),
             True,
         ),
         (f"run = Other()\nt = {MADE}\nrun.fit(lit)\ntorch.save(lit.state_dict(), p)\n", False),
