@@ -246,15 +246,15 @@ def test_a_model_and_its_trainer_as_attributes(
         ),
         (
             (
-                "def main(args):\n"
-                f"    model = {LOADS}\n    t = Trainer(model, args)\n    run(t)\n    model.save_pretrained(p)\n"
+                f"def main(args):\n    model = {LOADS}\n"
+                "    t = Trainer(model, args)\n    run(t)\n    model.save_pretrained(p)\n"
             ),
             {(5, "FM450")},
         ),
         (
             (
-                "def main(args):\n"
-                f"    model = {LOADS}\n    t = Trainer(model, args)\n    model.save_pretrained(p)\n    run(t)\n"
+                f"def main(args):\n    model = {LOADS}\n"
+                "    t = Trainer(model, args)\n    model.save_pretrained(p)\n    run(t)\n"
             ),
             set(),
         ),

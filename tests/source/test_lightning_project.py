@@ -185,8 +185,8 @@ MADE = "L.Trainer(strategy='fsdp', devices=2)"
         ),
         (
             (
-                f"def f(lit):\n    t = {MADE}\n    t.fit(lit)\n\n\ndef g(r: L.Trainer, lit):\n    r.fit(lit)\n"
-                "    torch.save(lit.state_dict(), p)\n"
+                f"def f(lit):\n    t = {MADE}\n    t.fit(lit)\n\n\n"
+                "def g(r: L.Trainer, lit):\n    r.fit(lit)\n    torch.save(lit.state_dict(), p)\n"
             ),
             True,
         ),
