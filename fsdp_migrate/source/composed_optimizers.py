@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.optimizer_classes import Made, names_of, note, picked
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_kinds import ProjectKinds
+from fsdp_migrate.source.python.heirs import COMPOSERS
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.trainer_models import COMPOSERS, SETTINGS
+from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -69,7 +70,8 @@ def _given(project: Project, module: Module) -> Iterator[tuple[ast.expr, Place]]
         asked = [named[name] for name in SETTINGS if name in named]
         is_asked = any(not isinstance(each, ast.Constant) or each.value is not None for each in asked)
         place = Place(module, inner.get(id(call), ""))
-        if is_asked and _GIVEN in named and project.qualified(dotted(call.func) or "?", place) in COMPOSERS:
+        name = project.qualified(dotted(call.func) or "?", place) or ""
+        if is_asked and _GIVEN in named and COMPOSERS.match(name):
             yield named[_GIVEN], place
 
 

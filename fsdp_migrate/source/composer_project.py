@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.heirs import COMPOSERS
 from fsdp_migrate.source.python.held import attribute, put
-from fsdp_migrate.source.python.trainer_models import COMPOSED, COMPOSERS, SETTINGS
+from fsdp_migrate.source.python.trainer_models import COMPOSED, SETTINGS
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -73,7 +74,7 @@ class ComposerProject:
         """Return the name of the model that Composer's Trainer shards."""
         named = {each.arg: each.value for each in call.keywords if each.arg in SETTINGS}
         is_asked = any(not isinstance(e, ast.Constant) or e.value is not None for e in named.values())
-        is_its = is_asked and self.project.qualified(dotted(call.func) or "?", place) in COMPOSERS
+        is_its = is_asked and COMPOSERS.match(self.project.qualified(dotted(call.func) or "?", place) or "")
         return model_given(call) if is_its else None
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
+from fsdp_migrate.source.heirs import heirs
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
@@ -86,6 +87,7 @@ def with_frameworks(
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
+    links |= {path: replace(links.get(path, NOTHING), heirs=each) for path, each in models.heirs.items()}
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     if models.trainers or "accelerate" in models.users:
@@ -112,7 +114,8 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     """
     texts = project.texts
     users: dict[str, set[Path]] = {}
-    objects = made_objects(project)
+    classes = heirs(project)
+    objects = made_objects(project, classes)
     given = {
         name: {
             path for path, text in texts.items() if takes(text) or KINDS[name].kind in objects.get(path, ())
@@ -136,10 +139,11 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
     return FrameworkModels(
         users,
-        with_heirs(project, _running_trainers(texts, around)),
+        with_heirs(project, _running_trainers(texts, around), classes),
         LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
+        classes,
         told,
     )
 

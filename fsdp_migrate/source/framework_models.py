@@ -10,12 +10,14 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.heirs import classes_above
 from fsdp_migrate.source.other_launches import is_of_other_launch
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.fabric_models import FABRICS, set_up_by, shards_nothing
+from fsdp_migrate.source.python.heirs import OF_KINDS
 from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.starred import given_in
 from fsdp_migrate.source.python.walked import walked
@@ -46,6 +48,8 @@ class FrameworkModels:
     """Composer's callbacks and algorithms."""
     objects: Mapping[Path, Mapping[str, frozenset[str]]] = field(default_factory=dict)
     """By file and class the names of frameworks' objects that other files make."""
+    heirs: Mapping[Path, Mapping[str, frozenset[str]]] = field(default_factory=dict)
+    """By file the imported classes of the project that frameworks' classes stand above."""
     told: Mapping[str, Collection[Path]] = field(default_factory=dict)
     """By framework the files of which others say that it shards: another source, a config, a launch line."""
 
@@ -103,6 +107,10 @@ class FrameworkModels:
 
     def _is_one(self, kind: NamedObjects, owner: str, place: Place) -> bool:
         """Tell whether a name is a framework's object, as its own file says, or another."""
+        if owner in {"self", "super()"} and self.hf is not None:
+            around = self.hf.project.class_of(place)
+            above = classes_above(self.hf.project, around) if around is not None else ()
+            return any(map(OF_KINDS[kind.kind].match, above))
         told = self.objects.get(place.module.path, {}).get(kind.kind, frozenset())
         return last_part(owner) in told or is_one(kind, owner, place.module.tree)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.heirs import HUGGING_FACES
 from fsdp_migrate.source.python.held import FLAT, item, put
 from fsdp_migrate.source.python.trainer_models import (
     CALLBACK,
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.heirs import Heirs
     from fsdp_migrate.source.project import Definition, Module, Project
 
 
@@ -46,7 +50,10 @@ class HFProject:
     files: frozenset[Path]
     _classes: dict[Path, dict[str, str]] = field(default_factory=dict)
     _trained: dict[Path, dict[tuple[str, str], int]] = field(default_factory=dict)
-    _names: TrainedNames = field(default_factory=lambda: TrainedNames(_model_of))
+
+    @functools.cached_property
+    def _names(self) -> TrainedNames:
+        return TrainedNames(self._model_of)
 
     def classes(self, module: Module) -> dict[str, str]:
         """Return the classes of a file that are Trainers or callbacks, with which of both."""
@@ -99,17 +106,45 @@ class HFProject:
     def _places(self, module: Module) -> dict[tuple[str, str], int]:
         """Return the lines at which Trainers train, by the scope and the name of the Trainer."""
         if module.path not in self._trained:
-            self._trained[module.path] = dict(_trained_in(module.tree.body, ""))
+            self._trained[module.path] = dict(_trained_in(module.tree.body, "", self._heirs(module)))
         return self._trained[module.path]
 
+    def _model_of(self, call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
+        """Return the name of the model that ``trainer.train()`` shards."""
+        func = call.func
+        trainer = dotted(func.value) if isinstance(func, ast.Attribute) and func.attr == "train" else None
+        maker = made.get(trainer) if trainer is not None else None
+        is_trainer = maker is not None and _is_trainer(maker, self._heirs(place.module))
+        return model_given(maker) if maker is not None and is_trainer else None
 
-def with_heirs(project: Project, files: set[Path]) -> HFProject:
-    """Return the Trainers and callbacks of some files, and of those that import their classes."""
+    def _heirs(self, module: Module) -> set[str]:
+        """Return what a file calls the project's own Trainers, its own and those that it imports."""
+        place = Place(module, "")
+        imported = ((name, self.project.named(name, place)) for name in module.imports)
+        owned = {name for name, which in self.classes(module).items() if which == TRAINER}
+        return owned | {
+            name for name, owner in imported if owner is not None and self._base_of(owner) == TRAINER
+        }
+
+
+def with_heirs(project: Project, files: set[Path], heirs: Mapping[Path, Heirs]) -> HFProject:
+    """Return the Trainers and callbacks of some files, and of those that import their classes.
+
+    ``heirs``: the classes of other files, that derive from the frameworks', by the files that import them.
+    """
+    by_heirs = {
+        p for p, each in heirs.items() if any(map(HUGGING_FACES.match, itertools.chain(*each.values())))
+    }
+    known = latest = files | by_heirs if files else files
     found = HFProject(project, frozenset(files))
-    modules = filter(None, map(project.module, sorted(files)))
-    names = {name for module in modules for name in found.classes(module)}
-    heirs = set(project.importing(names)) - files if names else set()
-    return HFProject(project, frozenset(files | heirs)) if heirs else found
+    for _ in range(_DEEPEST):
+        modules = filter(None, map(project.module, sorted(latest)))
+        names = {name for module in modules for name in found.classes(module)}
+        latest = set(project.importing(names)) - known if names else set()
+        if not latest:
+            break
+        known = known | latest
+    return HFProject(project, frozenset(known)) if known != files else found
 
 
 def _given_to(
@@ -128,19 +163,21 @@ def _given_to(
         yield names[1], {FLAT}
 
 
-def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, str], int]]:
+def _trained_in(body: list[ast.stmt], scope: str, heirs: set[str]) -> Iterator[tuple[tuple[str, str], int]]:
     """Yield where ``trainer.train()`` stands in a scope that makes the Trainer, or in one within it."""
     every = list(statements(body))
     made = {
         target.id
         for node in every
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_trainer(node.value)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and _is_trainer(node.value, heirs)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     for node in every:
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name)
+            yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name, heirs)
         elif made:
             for call in ast.walk(node):
                 text = dotted(call.func) if isinstance(call, ast.Call) else None
@@ -148,14 +185,9 @@ def _trained_in(body: list[ast.stmt], scope: str) -> Iterator[tuple[tuple[str, s
                     yield (scope, text.removesuffix(".train")), node.lineno
 
 
-def _is_trainer(call: ast.Call) -> bool:
-    is_named = _TRAINER.search(dotted(call.func) or "") is not None
+def _is_trainer(call: ast.Call, heirs: set[str]) -> bool:
+    name = dotted(call.func) or ""
+    if name in heirs:
+        return True
+    is_named = _TRAINER.search(name) is not None
     return is_named and (len(call.args) > 1 or any(each.arg == "args" for each in call.keywords))
-
-
-def _model_of(call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
-    """Return the name of the model that ``trainer.train()`` shards."""
-    func = call.func
-    trainer = dotted(func.value) if isinstance(func, ast.Attribute) and func.attr == "train" else None
-    maker = made.get(trainer) if trainer is not None else None
-    return model_given(maker) if maker is not None and _is_trainer(maker) else None

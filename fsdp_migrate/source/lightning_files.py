@@ -7,6 +7,7 @@ given a hook only where its strategy will be written, and no other Trainer of th
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import analyse
 from fsdp_migrate.source.lightning_modules import HARMLESS, HOOKS, MODULE, OLD_HOOK
 from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.python.heirs import LIGHTNINGS
 from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 
@@ -39,6 +41,7 @@ _OLD_NAME = (
 _SHARED = "`{}` of {} may be trained by the Trainer of {} as well, and its hook would run under that too"
 _TWO = "several Trainers would give `{}` of {} several hooks"
 _NOT_WRITTEN = "`{}` of {} cannot be given a hook"
+_TRAINERS = re.compile(r"Trainer\(")
 _DEEPEST = 5
 
 
@@ -54,6 +57,10 @@ def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Lin
     """Return what each file is told of by the others, with the LightningModules that one has for another."""
     trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
     return _Hooks(project, dict(links), trainers).told() if trainers else links
+
+
+def _leads(links: Links) -> bool:
+    return any(LIGHTNINGS.match(name) for names in links.heirs.values() for name in names)
 
 
 @dataclass(eq=False)
@@ -132,14 +139,20 @@ class _Hooks:
             return _OLD_NAME.format(name, home.name)
         if not self._is_whole(owner):
             return _NOT_WHOLE.format(name, home.name)
-        trainer = re.compile(r"\bTrainer\(")
-        for other in using_lightning(self.project.texts):
+        for other in self._with_trainers:
             text = self.project.texts[other]
-            if other != path and trainer.search(text) and re.search(rf"\b{re.escape(name)}\b", text):
+            if other != path and re.search(rf"\b{re.escape(name)}\b", text):
                 if other in self.trainers and other != home:
                     continue
                 return _SHARED.format(name, home.name, other.name)
         return ""
+
+    @functools.cached_property
+    def _with_trainers(self) -> list[Path]:
+        """The files that make a Trainer, of Lightning's or of a class of the project."""
+        users = using_lightning(self.project.texts)
+        heirs = [path for path, links in self.links.items() if _leads(links) and path not in users]
+        return [*(path for path in users if _TRAINERS.search(self.project.texts[path])), *heirs]
 
     def _wanted(self) -> Iterator[tuple[Path, str, str]]:
         """Yield the hooks that go with the strategies that will be written, and for which class."""

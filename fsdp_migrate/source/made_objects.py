@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import ast
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerators import ACCELERATORS
 from fsdp_migrate.source.python.fabric_models import FABRICS
+from fsdp_migrate.source.python.heirs import OF_KINDS
 from fsdp_migrate.source.python.named_objects import NamedObjects, last_part, names_in
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from fsdp_migrate.source.heirs import Heirs
     from fsdp_migrate.source.project import Module, Project
 
 
@@ -32,8 +35,11 @@ _STEPS: Final = 2
 _RENAMED: Final = re.compile(r"\b(\w+)[ \t]+as[ \t]+(\w+)")
 
 
-def made_objects(project: Project) -> dict[Path, Objects]:
-    """Return by file and class the names that are such objects, as the files say that it imports."""
+def made_objects(project: Project, heirs: Mapping[Path, Heirs] = MappingProxyType({})) -> dict[Path, Objects]:
+    """Return by file and class the names that are such objects, as the files say that it imports.
+
+    ``heirs``: the classes of the project that derive from the frameworks', by the files that import them.
+    """
     found: dict[Path, Objects] = {}
     for kind in KINDS.values():
         asks = re.compile(rf"\.(?:{'|'.join(sorted(kind.shards))})\(")
@@ -42,7 +48,23 @@ def made_objects(project: Project) -> dict[Path, Objects]:
         for path, names in unknown.items():
             if told := names & _told(project, path, kind):
                 found.setdefault(path, {})[kind.kind] = told
+        for path, classes in heirs.items():
+            made = frozenset(_of_heirs(project, path, classes, OF_KINDS[kind.kind]))
+            if made:
+                known = found.setdefault(path, {})
+                known[kind.kind] = known.get(kind.kind, frozenset()) | made
     return found
+
+
+def _of_heirs(project: Project, path: Path, classes: Heirs, base: re.Pattern[str]) -> Iterator[str]:
+    """Yield the names that a file gives objects of classes that it imports, and that derive from one."""
+    module = project.module(path)
+    for name, written in module.imports.items() if module is not None else ():
+        for heir, leads in classes.items():
+            if heir == written or heir.startswith(f"{written}."):
+                text = f"{name}{heir.removeprefix(written)}".replace(".", r"\.")
+                is_one = any(map(base.match, leads))
+                yield from _given(project.texts[path], text, None) if is_one else ()
 
 
 def _told(project: Project, path: Path, kind: NamedObjects) -> frozenset[str]:

@@ -65,7 +65,9 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
 
 def is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether the project shows that a model is plain, by what makes it and by every call."""
-    return (source.position(model)[0], dotted(model)) in source.links.plain
+    is_plain = (source.position(model)[0], dotted(model)) in source.links.plain
+    # What makes it does not tell of a Trainer that shards it in place.
+    return is_plain and not source.models.frameworks.may_be_trained(model)
 
 
 def _stays_fsdp1(source: Source, receiver: cst.BaseExpression) -> bool:

@@ -183,3 +183,33 @@ def test_hooks_that_accelerate_calls_before_it_saves(tmp_path: Path, body: str, 
     plain = plain.replace(", FullyShardedDataParallelPlugin", "")
     (tmp_path / "train.py").write_text(plain + HOOK.format(body))
     assert not scan_paths([tmp_path]).uses
+
+
+PLUGIN = ACCELERATE.partition("model, optimizer")[0] + "import torch\n"
+PAIRS = "out = [accelerator.prepare({}) for {} in {}]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "below", "is_one"),
+    [
+        (PAIRS.format("n, o", "n, o", "zip(nets, opts)"), "for n, o in out:\n    n.state_dict()\n", True),
+        (
+            PAIRS.format("n, o", "n, o", "zip(nets, opts)"),
+            "a = [n for n, _ in out]\na[0].state_dict()\n",
+            True,
+        ),
+        (PAIRS.format("m", "m", "nets"), "for m in out:\n    m.state_dict()\n", True),
+        (PAIRS.format("m", "i, m", "enumerate(nets)"), "for m in out:\n    m.state_dict()\n", True),
+        (PAIRS.format("m", "k, m", "nets.items()"), "out[0].state_dict()\n", True),
+        (PAIRS.format("m", "m", "nets.values()"), "out[0].state_dict()\n", True),
+        (PAIRS.format("d", "d", "loaders"), "for d in out:\n    d.state_dict()\n", False),
+        (PAIRS.format("o, n", "o, n", "zip(opts, nets)"), "for o, n in out:\n    o.state_dict()\n", False),
+        ("out = [make(n) for n in nets]\n", "for n in out:\n    n.state_dict()\n", False),
+    ],
+)
+def test_models_that_are_prepared_in_a_comprehension(
+    tmp_path: Path, line: str, below: str, *, is_one: bool
+) -> None:
+    (tmp_path / "train.py").write_text(PLUGIN + line + below)
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM333"]
+    assert found == ([(PLUGIN + line + below).count("\n")] if is_one else [])

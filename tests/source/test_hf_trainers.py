@@ -185,7 +185,7 @@ def test_a_project_that_asks_for_fsdp2_is_told_nothing(tmp_path: Path) -> None:
     assert said(tmp_path, {"own.py": own}, asks) == {}
 
 
-SAVES = "    trainer.model.save_pretrained(p)\n"
+MODEL_SAVES = "    trainer.model.save_pretrained(p)\n"
 
 
 @pytest.mark.parametrize(
@@ -200,5 +200,99 @@ SAVES = "    trainer.model.save_pretrained(p)\n"
     ],
 )
 def test_what_else_asks_the_trainer_for_fsdp(tmp_path: Path, asks: str, *, is_asked: bool) -> None:
-    found = said(tmp_path, {"train.py": TRAINS.format("", "", SAVES)}, asks)
+    found = said(tmp_path, {"train.py": TRAINS.format("", "", MODEL_SAVES)}, asks)
     assert (found.get("train.py") == {"FM333"}) is is_asked
+
+
+LOADS = "transformers.AutoModel.from_pretrained('x')"
+OBJECT = (
+    "import transformers\n\n\nclass Run:\n    def __init__(self, {given}args):\n{above}"
+    "        self.trainer = transformers.Trainer(model={model}, args=args)\n\n"
+    "    def run(self):\n{before}        self.trainer.train()\n{below}\n"
+    "    def export(self):\n        {other}\n"
+)
+SAVES = "        self.model.save_pretrained(p)\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "above", "model"),
+    [
+        ("", f"        self.model = {LOADS}\n", "self.model"),
+        ("", f"        model = {LOADS}\n        self.model = model\n", "model"),
+        ("model, ", "        self.model = model\n", "model"),
+        ("model, ", "        self.model = model\n", "self.model"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("before", "below", "other", "codes"),
+    [
+        ("", SAVES, "pass", {"FM333"}),
+        ("", SAVES.replace("self.model", "self.trainer.model"), "pass", {"FM333"}),
+        (SAVES, "", "pass", set()),
+        ("", "", "torch.save(self.model.state_dict(), p)", {"FM450"}),
+        ("", "", "torch.save(self.other.state_dict(), p)", set()),
+        ("", f"        self.model = {LOADS}\n{SAVES}", "pass", set()),
+    ],
+)
+def test_a_model_and_its_trainer_as_attributes(
+    tmp_path: Path, given: str, above: str, model: str, before: str, below: str, other: str, codes: set[str]
+) -> None:
+    values = {"given": given, "above": above, "model": model, "before": before, "below": below}
+    (tmp_path / "train.py").write_text(OBJECT.format(other=other, **values))
+    (tmp_path / "asks.py").write_text(ASKS)
+    uses = scan_paths([tmp_path]).uses
+    # Of a model that others give the file does not show that it is plain, above the training.
+    expected = {"FM450"} if given and before else codes
+    assert {use.code for use in uses if use.path.endswith("train.py")} == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (
+            (
+                f"def build(args):\n    net = {LOADS}\n    return net, Trainer(net, args)\n\n\n"
+                "def main(args):\n    model, t = build(args)\n    t.train()\n    model.save_pretrained(p)\n"
+            ),
+            {(9, "FM333")},
+        ),
+        (
+            (
+                f"def build(args):\n    net = {LOADS}\n    return net, Other(net, args)\n\n\n"
+                "def main(args):\n    model, t = build(args)\n    t.train()\n    model.save_pretrained(p)\n"
+            ),
+            set(),
+        ),
+        (
+            (
+                f"def main(args):\n    model = {LOADS}\n"
+                "    t = Trainer(model, args)\n    run(t)\n    model.save_pretrained(p)\n"
+            ),
+            {(5, "FM450")},
+        ),
+        (
+            (
+                f"def main(args):\n    model = {LOADS}\n"
+                "    t = Trainer(model, args)\n    model.save_pretrained(p)\n    run(t)\n"
+            ),
+            set(),
+        ),
+        (
+            (
+                f"def one(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"
+                "    model.save_pretrained(p)\n\n\n"
+                f"def two(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"
+                "    model.save_pretrained(p)\n"
+            ),
+            {(5, "FM333"), (12, "FM333")},
+        ),
+    ],
+)
+def test_what_a_trainer_was_given_in_other_ways(
+    tmp_path: Path, code: str, found: set[tuple[int, str]]
+) -> None:
+    head = "import transformers\nfrom transformers import Trainer\n"
+    (tmp_path / "train.py").write_text(head + code)
+    (tmp_path / "asks.py").write_text(ASKS)
+    uses = (use for use in scan_paths([tmp_path]).uses if use.path.endswith("train.py"))
+    assert {(use.line - 2, use.code) for use in uses} == found

@@ -61,6 +61,8 @@ def test_the_strategy_and_the_hook_are_written_in_their_files(tmp_path: Path, li
 
 
 OTHER = TRAIN.replace('"fsdp"', '"ddp"')
+OWN = "import lightning as L\n\n\nclass Own(L.Trainer):\n    pass\n"
+OF_OWN = "from model import Lit\nfrom own import Own\n\nOwn(devices=2).fit(Lit())\n"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,10 @@ OTHER = TRAIN.replace('"fsdp"', '"ddp"')
         ),
         ({"model.py": MODEL.replace("(Base)", "(Base, Unseen)")}, "inherits from a class that is not seen"),
         ({"model.py": MODEL, "evaluate.py": OTHER}, "by the Trainer of evaluate.py as well"),
+        (
+            {"model.py": MODEL, "own.py": OWN, "evaluate.py": OF_OWN},
+            "by the Trainer of evaluate.py as well",
+        ),
         (
             {"model.py": MODEL + '\nL.Trainer(strategy="ddp").fit(Lit())\n'},
             "by the Trainer of model.py as well",

@@ -166,6 +166,60 @@ def test_the_module_that_a_trainer_has_trained(
         assert {use.code for use in uses if use.code in {"FM333", "FM423"}} == expected
 
 
+LIT = "import lightning as L\nimport torch\n\n\nclass Other:\n    def fit(self, model):\n        pass\n\n\n"
+MADE = "L.Trainer(strategy='fsdp', devices=2)"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_one"),
+    [
+        (f"run = {MADE}\nrun.fit(lit)\ntorch.save(lit.state_dict(), p)\n", True),
+        (f"{MADE}.fit(lit)\ntorch.save(lit.state_dict(), p)\n", True),
+        (f"def f():\n    r = {MADE}\n    r.fit(lit)\n    torch.save(lit.net.state_dict(), p)\n", True),
+        (
+            (
+                f"def make():\n    return {MADE}\n\n\ndef f(lit):\n    t1 = make()\n    t1.fit(lit)\n"
+                "    torch.save(lit.state_dict(), p)\n"
+            ),
+            True,
+        ),
+        (
+            (
+                f"def f(lit):\n    t = {MADE}\n    t.fit(lit)\n\n\n"
+                "def g(r: L.Trainer, lit):\n    r.fit(lit)\n    torch.save(lit.state_dict(), p)\n"
+            ),
+            True,
+        ),
+        (
+            (
+                f"class Run:\n    def __init__(self):\n        self.pl = {MADE}\n        self.lit = Lit()\n\n"
+                "    def run(self):\n        self.pl.fit(self.lit)\n        x = self.lit.state_dict()\n"
+            ),
+            True,
+        ),
+        (f"run = Other()\nt = {MADE}\nrun.fit(lit)\ntorch.save(lit.state_dict(), p)\n", False),
+        (f"trainer = Other()\nt = {MADE}\ntrainer.fit(lit)\ntorch.save(lit.state_dict(), p)\n", False),
+        (f"run = {MADE}\nrun.fit(lit)\nlit = Lit()\ntorch.save(lit.state_dict(), p)\n", False),
+        (f"run = {MADE}\nif on:\n    run.fit(lit)\nelse:\n    torch.save(lit.state_dict(), p)\n", False),
+    ],
+)
+def test_the_trainer_is_followed_by_any_name(tmp_path: Path, code: str, *, is_one: bool) -> None:
+    (tmp_path / "train.py").write_text(LIT + code)
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM333"]
+    assert found == ([LIT.count("\n") + code.count("\n")] if is_one else [])
+
+
+def test_the_module_in_another_method_than_that_which_trains(tmp_path: Path) -> None:
+    code = (
+        f"class Run:\n    def __init__(self):\n        self.pl = {MADE}\n        self.model = Lit()\n\n"
+        "    def run(self):\n        self.pl.fit(self.model)\n\n"
+        "    def save(self):\n        torch.save(self.model.state_dict(), p)\n"
+    )
+    (tmp_path / "train.py").write_text(LIT + code)
+    line = LIT.count("\n") + code.count("\n")
+    assert [use.code for use in scan_paths([tmp_path]).uses if use.line == line] == ["FM450"]
+
+
 @pytest.mark.parametrize(
     ("beside", "is_fabrics"),
     [

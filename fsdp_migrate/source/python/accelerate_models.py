@@ -10,8 +10,10 @@ import libcst as cst
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method, method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.heirs import ACCELERATES, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.loops import listed_as
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.starred import given_to
 
@@ -216,13 +218,25 @@ def _is_of_accelerator(node: cst.BaseExpression, index: Index) -> bool:
 def prepared(index: Index, call: cst.Call) -> set[str]:
     """Return what a call of Accelerate's ``prepare`` gives."""
     func = method(index, call.func)
-    if func is None or func.attr.value not in PREPARES or not is_accelerator(text_of(func.value), index):
+    if func is None or func.attr.value not in PREPARES:
+        return set()
+    is_its = is_accelerator(text_of(func.value), index) or is_made_by(index, func.value, ACCELERATES)
+    if not is_its and not is_itself(index, func.value, ACCELERATES):
         return set()
     if any(arg.star for arg in call.args):
         given = given_to(index, call, or_taken=True)
         return prepared_by(given, asked_as_models(index))
-    given = [dotted(arg.value) or "" for arg in call.args]
+    given = [_called(index, arg.value) for arg in call.args]
     return prepared_by(given, asked_as_models(index))
+
+
+def _called(index: Index, node: cst.BaseExpression) -> str:
+    """Return what is prepared is called, or the list that it is one of: ``net`` of ``for n in nets``."""
+    text, asked = dotted(node) or "", asked_as_models(index)
+    if not text or is_model(text, asked):
+        return text
+    several = listed_as(index, node).removesuffix("s")
+    return several if is_model(several, asked) else text
 
 
 def prepared_by(given: Sequence[str], asked: Collection[str] = ()) -> set[str]:

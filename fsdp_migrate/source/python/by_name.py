@@ -120,6 +120,20 @@ def dotted_or_named(node: cst.CSTNode) -> str | None:
     return f"{start}.{named.name}" if named is not None and start is not None else None
 
 
+def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | None:
+    """Return where a name, or its object, is bound, and its text: what facts about it are kept under."""
+    text = dotted_or_named(node)
+    if text is None:
+        return None
+    root = text.split(".")[0]
+    if root in {"self", "cls"} and root != text:
+        owner = index.class_of(node)
+        return None if owner is None else (owner, text)
+    scope = index.scopes.get(node)
+    found = scope.find(root) if scope is not None else None
+    return None if found is None else (found.node, text)
+
+
 def is_property(function: cst.FunctionDef) -> bool:
     """Tell whether a method is read as an attribute."""
     return any((dotted(e.decorator) or "").split(".")[-1] in PROPERTIES for e in function.decorators)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.accelerators import is_one
+from fsdp_migrate.source.python.heirs import FABRICS as THEIRS, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_objects import NamedObjects
@@ -42,16 +43,15 @@ FABRICS: Final = NamedObjects(
 def shards_by_fabric(index: Index) -> bool:
     """Tell whether a source makes a Fabric, and FSDP1's strategy for it."""
     calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
-    made = [call for call in calls if _CLASS.search(text_of(call.func))]
-    if not made:
-        return False
     # A project may have a class of its own around Fabric.
-    if any(_STRATEGY.match(name) for call in calls for name in index.qualified(call.func)):
-        return True
-    given = (arg for call in made for arg in call.args if arg.keyword is not None)
-    return any(
-        arg.keyword.value == "strategy" and _WORD.match(text_of(arg.value)) for arg in given if arg.keyword
-    )
+    is_made = any(_STRATEGY.match(name) for call in calls for name in index.qualified(call.func))
+    asking = calls if is_made else [call for call in calls if any(map(_asks, call.args))]
+    return any(_CLASS.search(text_of(call.func)) or is_made_by(index, call, THEIRS) for call in asking)
+
+
+def _asks(arg: cst.Arg) -> bool:
+    is_its = arg.keyword is not None and arg.keyword.value == "strategy"
+    return is_its and _WORD.match(text_of(arg.value)) is not None
 
 
 def is_of_other_strategy(test: cst.BaseExpression, *, truth: bool) -> bool:
@@ -86,7 +86,10 @@ def set_up(index: Index, call: cst.Call) -> set[str]:
     if not isinstance(func, cst.Attribute) or not call.args or call.args[0].star:
         return set()
     others = [arg for arg in call.args[1:] if arg.keyword is None]
-    if func.attr.value not in _SETS_UP or not is_one(FABRICS, text_of(func.value), index):
+    if func.attr.value not in _SETS_UP:
+        return set()
+    is_its = is_one(FABRICS, text_of(func.value), index) or is_made_by(index, func.value, THEIRS)
+    if not is_its and not is_itself(index, func.value, THEIRS):
         return set()
     if _is_made_plain(index, func.value):
         return set()

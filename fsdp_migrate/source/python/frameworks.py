@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.trained_names import TrainedNames
 
 
 # Those of loading are given none of the models that FSDP has sharded.
@@ -130,9 +131,9 @@ class Frameworks:
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
                 return {"fsdp", "other", f"{BY}lightning"}
-            if self._is_below(node, self._fits):
+            if self._fits.is_sharded(node):
                 return set(SHARDED)
-        if self._is_below(node, self._composed):
+        if self._composed.is_sharded(node):
             return set(COMPOSED)
         return self.trainers.of_name(node)
 
@@ -148,32 +149,26 @@ class Frameworks:
                     yield function, parameter.name.value, put(EACH, {"fsdp", "other", ACCELERATE})
 
     @functools.cached_property
-    def _fits(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
+    def _fits(self) -> TrainedNames:
         return fitted(self.index)
 
     @functools.cached_property
-    def _composed(self) -> dict[str, tuple[cst.CSTNode | None, int]]:
+    def _composed(self) -> TrainedNames:
         return given_to_composer(self.index)
 
-    def _is_below(
-        self, node: cst.Name | cst.Attribute, given: dict[str, tuple[cst.CSTNode | None, int]]
-    ) -> bool:
-        """Tell whether a name is the model that a Trainer was given, below where it is sharded."""
-        if not isinstance(node, cst.Name) or node.value not in given:
-            return False
-        function, place = given[node.value]
-        if isinstance(self.index.parents[node], cst.AssignTarget):
-            return False
-        order = self.index.order.get(node, 0)
-        bound = (self.index.order.get(each.node, 0) for each in self.index.bindings_of(node))
-        is_new = any(place < other < order for other in bound)
-        return self.index.function(node) is function and order > place and not is_new
-
     def is_trained(self, node: cst.BaseExpression) -> bool:
-        """Tell whether it is what Hugging Face's or Lightning's Trainer was given, below where it trains."""
+        """Tell whether it is what a framework's Trainer was given, below where that shards it."""
         if not isinstance(node, (cst.Name, cst.Attribute)):
             return False
-        return bool(self.trainers.of_name(node)) or (self._lightning and self._is_below(node, self._fits))
+        if self.trainers.of_name(node) or self._composed.is_sharded(node):
+            return True
+        return self._lightning and self._fits.is_sharded(node)
+
+    def may_be_trained(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a Trainer was given it, and it is not seen whether that has sharded it before."""
+        if self.trainers.may_be_sharded(node) or self._composed.may_be_sharded(node):
+            return True
+        return self._lightning and self._fits.may_be_sharded(node)
 
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""

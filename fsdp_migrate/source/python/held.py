@@ -105,8 +105,11 @@ def of_dict(kinds: Collection[str]) -> set[str]:
 
 
 def alike(kinds: set[str]) -> set[str]:
-    """Return what each of many is, if all are alike: not what gives a model here and another there."""
-    return kinds if len(whole(kinds)) < 2 else set()
+    """Return what each of many is, if all are alike: not what gives a model here and another there.
+
+    What a framework gives may be sharded or not as it is launched, and all of it alike.
+    """
+    return kinds if len(whole(kinds)) < 2 or not BY_ANY.isdisjoint(kinds) else set()
 
 
 def inside_of(kinds: Collection[str]) -> set[str]:

@@ -12,8 +12,10 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.heirs import LIGHTNINGS, is_made_by, led_to, makers
 from fsdp_migrate.source.python.held import BY
-from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ _HOOKS = re.compile(
 )
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 """What Lightning's Trainer is called."""
+_OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
@@ -99,21 +102,35 @@ def _optimizes_itself(owner: cst.ClassDef) -> bool:
     )
 
 
-def fitted(index: Index) -> dict[str, tuple[cst.CSTNode | None, int]]:
-    """Return the names that ``trainer.fit(model)`` is given, with the function and the place of the first."""
-    found: dict[str, tuple[cst.CSTNode | None, int]] = {}
-    for node in index.by_kind.get(cst.Call, ()):
-        call = cst.ensure_type(node, cst.Call)
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit":
-            continue
-        if TRAINER.search(text_of(call.func.value)) is None:
+def fitted(index: Index) -> TrainedNames:
+    """Return the names that Lightning's ``trainer.fit(model)`` is given, whatever the Trainer is called."""
+    found = TrainedNames(index)
+    for call in index.calls_of_method("fit"):
+        if not _is_trainer(index, cst.ensure_type(call.func, cst.Attribute).value):
             continue
         named = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"]
         placed = [arg for arg in call.args[:1] if arg.keyword is None and not arg.star]
         for arg in (*named, *placed)[:1]:
-            if isinstance(arg.value, cst.Name):
-                found.setdefault(arg.value.value, (index.function(call), index.order[call]))
+            text = dotted(arg.value)
+            for name in (text, *other_names(index, text, call)) if text else ():
+                found.add(name, call)
     return found
+
+
+def _is_trainer(index: Index, node: cst.BaseExpression) -> bool:
+    """Tell whether it is Lightning's Trainer: by its class, or by its name where that is not seen."""
+    if is_made_by(index, node, LIGHTNINGS):
+        return True
+    if TRAINER.search(text_of(node)) is None:
+        return False
+    return not any(_is_seen(index, call.func) for call in makers(index, node))
+
+
+def _is_seen(index: Index, func: cst.BaseExpression) -> bool:
+    """Tell whether what makes an object is a class of this source, or another framework's."""
+    names = led_to(index, func)
+    is_class = isinstance(func, cst.Name) and any(each.kind == "class" for each in index.bindings_of(func))
+    return (is_class and not names) or any(map(_OTHERS.match, names))
 
 
 def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:

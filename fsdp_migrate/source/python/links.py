@@ -44,6 +44,8 @@ class Links:
     """What imports from the project's own files stand for, where that is FSDP1's."""
     objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By frameworks' classes the names here that are objects of them, which other files make."""
+    heirs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Classes of other files, as imports write them, with those of frameworks that their bases lead to."""
     taken: frozenset[str] = frozenset()
     """The imported names that other files import from this one."""
     optimizers: frozenset[str] = frozenset()

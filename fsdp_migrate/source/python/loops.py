@@ -50,6 +50,39 @@ def loop_of(index: Index, name: cst.Name) -> cst.For | None:
     return None
 
 
+def listed_as(index: Index, node: cst.BaseExpression) -> str:
+    """Return what the list is called that a loop takes a name from: ``nets`` of ``for n in nets``."""
+    bindings = index.bindings_of(node) if isinstance(node, cst.Name) and node in index.scopes else []
+    for binding in bindings if len(bindings) == 1 else ():
+        for above in index.ancestors(binding.node):
+            if isinstance(above, (cst.For, cst.CompFor)):
+                return _list_of(above.target, above.iter, binding.node)
+            if not isinstance(above, (cst.Element, cst.Tuple)):
+                break
+    return ""
+
+
+def _list_of(target: cst.BaseExpression, loop: cst.BaseExpression, name: cst.CSTNode) -> str:
+    """Return the list out of which a part of a loop's target comes, through ``zip`` and the like."""
+    if isinstance(loop, cst.Call) and isinstance(target, (cst.Tuple, cst.List)):
+        places = [each.value for each in target.elements]
+        given = [arg.value for arg in loop.args]
+        if dotted(loop.func) == "zip" and len(places) == len(given):
+            found = (_list_of(part, inner, name) for part, inner in zip(places, given, strict=True))
+            return next(filter(None, found), "")
+        if dotted(loop.func) == "enumerate" and given and len(places) > 1:
+            return _list_of(places[1], given[0], name)
+        is_items = isinstance(loop.func, cst.Attribute) and loop.func.attr.value == "items"
+        if is_items and isinstance(loop.func, cst.Attribute) and len(places) > 1:
+            return _list_of(places[1], loop.func.value, name)
+    if target is not name:
+        return ""
+    is_values = isinstance(loop, cst.Call) and isinstance(loop.func, cst.Attribute)
+    if is_values and isinstance(loop, cst.Call) and isinstance(loop.func, cst.Attribute):
+        return dotted(loop.func.value) or "" if loop.func.attr.value == "values" else ""
+    return dotted(loop) or ""
+
+
 _GIVES_PARTS = frozenset({"children", "modules", "named_children", "named_modules"})
 _GIVES_A_PART = frozenset(
     {"get_decoder", "get_encoder", "get_input_embeddings", "get_output_embeddings", "get_submodule"}

@@ -20,7 +20,7 @@ from fsdp_migrate.source.python.bound_anew import (
     was_just_wrapped_by_ddp,
     was_put_there,
 )
-from fsdp_migrate.source.python.by_name import Named, dotted_or_named, read_by_name
+from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
@@ -390,9 +390,7 @@ class ModelKinds:
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
         made_at = self.made.get(key, []) if key is not None else []
         values = filter(None, (assigned_at(self.index, each) for each in made_at))
-        is_made = any(
-            "fsdp" in self.kinds(each) for each in values
-        )  # and holds no model alone: `pair = Pair()`
+        is_made = any("fsdp" in self.kinds(each) for each in values)  # not `pair = Pair()`, which holds one
         is_plain = parts.isdisjoint({"*", node.attr.value}) and not is_made
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
 
@@ -490,16 +488,7 @@ class ModelKinds:
 
     def key_of(self, node: cst.CSTNode) -> Key | None:
         """Return under what facts about a name are kept: where it, or its object, is bound, and its text."""
-        text = dotted_or_named(node)
-        if text is None:
-            return None
-        root = text.split(".")[0]
-        if root in {"self", "cls"} and root != text:
-            owner: cst.CSTNode | None = self.index.class_of(node)
-            return None if owner is None else (owner, text)
-        scope = self.index.scopes.get(node)
-        found = scope.find(root) if scope is not None else None
-        return None if found is None else (found.node, text)
+        return bound_name(self.index, node)
 
     def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
         kinds = self.kinds(loop.iter)

@@ -21,6 +21,7 @@ _ASKED: Final = re.compile(r"([A-Za-z_][\w.]*)\.([A-Za-z]\w*)\b")
 # What a class of the project asks itself, or a Trainer of its own, is no framework's.
 _OWN: Final = frozenset({"self", "cls", "super", "trainer", "model"})
 _ARGUMENTS: Final = re.compile(r"\((?:[^()]|\([^()]*\))*\)")
+_CLASS: Final = re.compile(r"class (\w+)\(([^()]*)\)")
 _MAX_PARTS: Final = 4
 
 
@@ -40,6 +41,8 @@ class NamedObjects:
     _annotated: re.Pattern[str] = field(init=False, repr=False)
     _other_name: re.Pattern[str] = field(init=False, repr=False)
     _at_once: re.Pattern[str] = field(init=False, repr=False)
+    _heir: re.Pattern[str] = field(init=False, repr=False)
+    _by_itself: re.Pattern[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Also `make_accelerator(...)`. A call of its methods, `accelerator.prepare(...)`, makes none.
@@ -47,7 +50,10 @@ class NamedObjects:
         annotated = rf"\b([\w.]+)[ \t]*:[ \t]*['\"]?(?:Optional\[|None[ \t]*\|[ \t]*)?(?:\w+\.)*{self.kind}\b"
         other_name = rf"\bimport\b[^\n#]*\b{self.kind}[ \t]+as[ \t]+(\w+)"
         at_once = rf"\b{self.kind}\((?:[^()]|\([^()]*\))*\)\s*\.(?:{'|'.join(sorted(self.shards))})\("
+        by_itself = rf"\b(?:self|super\(\))\.(?:{'|'.join(sorted(self.shards))})\("
         object.__setattr__(self, "_at_once", re.compile(at_once))
+        object.__setattr__(self, "_heir", re.compile(rf"class (\w+)\([^()]*\b{self.kind}\b[^()]*\)"))
+        object.__setattr__(self, "_by_itself", re.compile(by_itself))
         object.__setattr__(self, "_made", re.compile(made, re.MULTILINE | re.IGNORECASE))
         object.__setattr__(self, "_annotated", re.compile(annotated))
         object.__setattr__(self, "_other_name", re.compile(other_name))
@@ -64,7 +70,22 @@ class NamedObjects:
     def shards_in(self, code: str) -> bool:
         """Tell whether a text has such an object shard anything, also one without a name."""
         is_by_name = any(self.is_one(owner, code) for owner in self._sharding(code))
-        return is_by_name or self._at_once.search(code) is not None
+        is_in_heir = bool(self.heirs(code)) and self._by_itself.search(code) is not None
+        return is_by_name or is_in_heir or self._at_once.search(code) is not None
+
+    def heirs(self, code: str) -> set[str]:
+        """Return the classes of a text that derive from the framework's.
+
+        Example:
+            >>> NamedObjects("Fabric", frozenset(), frozenset(), "fabric").heirs("class Mine(L.Fabric): pass")
+            {'Mine'}
+        """
+        found = set(self._heir.findall(code)) if self.kind in code else set()
+        others = _CLASS.findall(code) if found else ()
+        for _ in range(_MAX_PARTS if others else 0):
+            wanted = re.compile(rf"\b(?:{'|'.join(sorted(found))})\b")
+            found |= {name for name, bases in others if wanted.search(bases)}
+        return found
 
     def unknown_in(self, code: str) -> frozenset[str]:
         """Return the last parts of what is asked to shard, and is not known for such an object."""
@@ -75,7 +96,8 @@ class NamedObjects:
     def _of_others(self, code: str) -> set[str]:
         """Return the names that are given what another class makes."""
         made = ((last_part(name), by) for name, by in _OF_A_CLASS.findall(code))
-        return {name for name, by in made if self.kind not in by}
+        heirs = self.heirs(code)
+        return {name for name, by in made if self.kind not in by and by not in heirs}
 
     def _sharding(self, code: str) -> set[str]:
         return {owner for owner, method in _ASKED.findall(code) if method in self.shards}
@@ -85,8 +107,10 @@ class NamedObjects:
         if self.kind.lower() in code.lower():
             for pattern in (self._made, self._annotated):
                 yield from pattern.findall(code)
-            for name in self._other_name.findall(code):
-                made = re.compile(rf"^[ \t]*([\w.]+)[ \t]*(?::[^=\n]+)?=[ \t]*{name}\(", re.MULTILINE)
+            for name in (*self._other_name.findall(code), *self.heirs(code)):
+                made = re.compile(
+                    rf"^[ \t]*([\w.]+)[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)*{name}\(", re.MULTILINE
+                )
                 yield from made.findall(code)
             yield from self._in_tuples(code)
         yield from self._by_use(code)

@@ -89,6 +89,8 @@ class Index:
     """What names of the project's other files stand for, where that is FSDP1's."""
     objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By frameworks' classes the names that are objects of them, which other files make."""
+    heirs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Imported classes of the project, with those of frameworks above them."""
     code: str = field(default="", repr=False)
     """The text of the source."""
     parents: dict[cst.CSTNode, cst.CSTNode] = field(default_factory=dict)
@@ -172,8 +174,7 @@ class Index:
         # Not kept: within a chain of aliases the search ends sooner, so that less may be found.
         if depth:
             return self._qualified(node, depth)
-        known = self._known.get(node)
-        if known is None:
+        if (known := self._known.get(node)) is None:
             known = self._known[node] = self._qualified(node, 0)
         return known
 
@@ -223,8 +224,7 @@ class Index:
         found = self.scopes[node].lookup(node.value)
         if len(found) < 2:
             return found
-        known = self._reached.get(node)
-        if known is None:
+        if (known := self._reached.get(node)) is None:
             known = [each for each in found if not self.excludes(each.node, node)] or found
             self._reached[node] = known
         return known

@@ -46,7 +46,8 @@ class Source:
 
     def __post_init__(self) -> None:
         self.module = parse_module(self.code, self.path)
-        self.index = Index(self.module, self.links.names, self.links.objects, self.code)
+        links = self.links
+        self.index = Index(self.module, links.names, links.objects, links.heirs, self.code)
 
     @functools.cached_property
     def guards(self) -> Guards:

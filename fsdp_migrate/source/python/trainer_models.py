@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, is_made_by, led_to, makers, values_of
 from fsdp_migrate.source.python.held import BY, FLAT, attribute, put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fsdp_migrate.source.python.scopes import Index
 
 
 COMPOSED: Final = frozenset({"fsdp", "other", f"{BY}composer"})
 """What a name may be that Composer's Trainer was given with FSDP's settings: it shards what is in it."""
-COMPOSERS: Final = frozenset(f"composer.{name}Trainer" for name in ("", "trainer.", "trainer.trainer."))
-"""What Composer's Trainer is called."""
 SETTINGS: Final = frozenset({"fsdp_config", "parallelism_config"})
-"""The arguments that ask it for FSDP."""
+"""The arguments that ask Composer's Trainer for FSDP."""
 SHARDED: Final = frozenset({"fsdp", "other", f"{BY}transformers"})
 """What the model of a Trainer may be, where it has been sharded."""
 RUN_SHARDED: Final = frozenset(
@@ -63,8 +63,6 @@ _PLACES = ("model", "args")
 TRAINER: Final = "trainer"
 CALLBACK: Final = "callback"
 """What classes of a project are that Hugging Face's Trainer runs."""
-Trained = tuple[cst.CSTNode | None, int]
-"""The function in which a Trainer trains, and the place of that call."""
 
 
 def of_itself(text: str, method: str) -> set[str]:
@@ -98,25 +96,19 @@ class HFTrainers:
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is: such a model, below where it is trained, or what holds one."""
-        if not self._trained and not self.run_by_trainer:
+        if not self._trained.calls and not self.run_by_trainer:
             return set()
-        text = dotted(node) or ""
-        found = self._trained.get(text) or self._trained.get(f"{text}.model")
-        if isinstance(self.index.parents[node], cst.AssignTarget):
+        if self._trained.is_sharded(node):
+            return set(SHARDED)
+        if self._trainers.is_sharded(node):
+            return holds_model()
+        if not self.run_by_trainer or isinstance(self.index.parents[node], cst.AssignTarget):
             return set()
-        if found is None:
-            return self._of_itself(text, node) if self.run_by_trainer else set()
-        if self.index.function(node) is not found[0] or self.index.order.get(node, 0) <= found[1]:
-            return set()
-        if isinstance(node, cst.Name) and self._is_bound_since(node, found[1]):
-            return set()
-        return set(SHARDED) if text in self._trained else holds_model()
+        return self._of_itself(dotted(node) or "", node)
 
-    def _is_bound_since(self, node: cst.Name, trained: int) -> bool:
-        """Tell whether a name is given another value behind the training, and above its use."""
-        order = self.index.order
-        bound = (order.get(each.node, 0) for each in self.index.bindings_of(node))
-        return any(trained < place < order.get(node, 0) for place in bound)
+    def may_be_sharded(self, node: cst.BaseExpression) -> bool:
+        """Tell whether a Trainer was given it, and it is not seen whether that has trained before."""
+        return self._trained.may_be_sharded(node) or self._handed_on.is_sharded(node)
 
     def _of_itself(self, text: str, node: cst.Name | cst.Attribute) -> set[str]:
         function, owner = self.index.function(node), self.index.class_of(node)
@@ -130,33 +122,64 @@ class HFTrainers:
         return self.run_by_trainer.get(self.index.path_of(owner), "") if owner is not None else ""
 
     @functools.cached_property
-    def _trained(self) -> dict[str, Trained]:
-        found: dict[str, Trained] = {}
+    def _trained(self) -> TrainedNames:
+        found = TrainedNames(self.index)
         for call, model in self.trainings:
             trainer = text_of(cst.ensure_type(call.func, cst.Attribute).value)
-            place = (self.index.function(call), self.index.order[call])
-            for name in (*(f"{trainer}.{each}" for each in _MODELS), model):
-                found.setdefault(name, place)
-        found.pop("", None)
+            for name in (*(f"{trainer}.{each}" for each in _MODELS), *([model] if model else [])):
+                found.add(name, call)
         return found
 
     @functools.cached_property
-    def trainings(self) -> list[tuple[cst.Call, str]]:
-        """The calls of ``trainer.train()``, and what the model was called that the Trainer was given."""
-        calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
-        if not self.is_told and not any(map(self._asks_for_fsdp, calls)):
-            return []
-        found = []
-        for call in calls:
-            func = call.func
-            if not isinstance(func, cst.Attribute) or func.attr.value != "train":
-                continue
-            made = self._made(func.value)
-            if made is not None:
-                model = _given(self.index, made).get("model")
-                is_name = isinstance(model, (cst.Name, cst.Attribute))
-                found.append((call, (dotted(model) or "") if model is not None and is_name else ""))
+    def _trainers(self) -> TrainedNames:
+        found = TrainedNames(self.index)
+        for call, _ in self.trainings:
+            found.add(text_of(cst.ensure_type(call.func, cst.Attribute).value), call)
         return found
+
+    @functools.cached_property
+    def _handed_on(self) -> TrainedNames:
+        """The models of Trainers that are given to functions, which may train: ``run(trainer)``."""
+        found = TrainedNames(self.index)
+        for call in self._calls if self._is_asked else ():
+            for arg in call.args:
+                made = self._made(arg.value) if isinstance(arg.value, cst.Name) else None
+                for name in self._names(arg.value, made) if made is not None else ():
+                    found.add(name, call)
+        return found
+
+    @functools.cached_property
+    def _calls(self) -> list[cst.Call]:
+        return [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
+
+    @functools.cached_property
+    def _is_asked(self) -> bool:
+        return self.is_told or any(map(self._asks_for_fsdp, self._calls))
+
+    @functools.cached_property
+    def trainings(self) -> list[tuple[cst.Call, str]]:
+        """The calls of ``trainer.train()``, each with every name of the model that the Trainer was given."""
+        found = []
+        for call in self.index.calls_of_method("train") if self._is_asked else ():
+            trainer = cst.ensure_type(call.func, cst.Attribute).value
+            made = self._made(trainer)
+            if made is not None:
+                found += [(call, name) for name in dict.fromkeys(self._names(trainer, made)) or ("",)]
+        return found
+
+    def _names(self, trainer: cst.BaseExpression, made: cst.Call) -> Iterator[str]:
+        """Yield what a Trainer's model is called where the Trainer is: as it was given, or in ``self``."""
+        model = _given(self.index, made).get("model")
+        text = dotted(model) if isinstance(model, (cst.Name, cst.Attribute)) else None
+        if text is None:
+            return
+        names = [text, *other_names(self.index, text, made)]
+        if self.index.function(made) is self.index.function(trainer):
+            yield from names
+            return
+        yield from (name for name in names if name.startswith("self.") and isinstance(trainer, cst.Attribute))
+        if isinstance(trainer, cst.Name):
+            yield from given_beside(self.index, trainer, text)
 
     def _asks_for_fsdp(self, call: cst.Call) -> bool:
         if not any(map(_ARGUMENTS.search, self.index.qualified(call.func))):
@@ -165,18 +188,33 @@ class HFTrainers:
         return any(text_of(arg.value) not in _OFF for arg in given)
 
     def _made(self, trainer: cst.BaseExpression) -> cst.Call | None:
-        """Return the call that makes a Trainer, as the name says."""
-        values = (
-            (each.value for each in self.index.bindings_of(trainer)) if isinstance(trainer, cst.Name) else ()
-        )
-        made = [each for each in values if isinstance(each, cst.Call)]
+        """Return the call that makes a Trainer, as its class or the name of that says."""
+        made = list(makers(self.index, trainer)) if not isinstance(trainer, cst.Call) else []
         if len(made) != 1:
             return None
+        func = made[0].func
         # A class of this source has no name that imports write. A project's own is one by its arguments.
-        known = self.index.qualified(made[0].func) or {dotted(made[0].func) or ""}
-        is_one = any(map(_TRAINER.search, known))
+        known = self.index.qualified(func) or {dotted(func) or ""}
+        leads = led_to(self.index, func)
+        if not any(map(_TRAINER.search, known | leads)):
+            return None
+        is_its = any(map(HUGGING_FACES.match, leads - known))
         has_arguments = "args" in _given(self.index, made[0])
-        return made[0] if is_one and (not self.is_told or has_arguments) else None
+        return made[0] if is_its or not self.is_told or has_arguments else None
+
+
+def given_beside(index: Index, trainer: cst.Name, model: str) -> Iterator[str]:
+    """Yield what is called as a function's model is that gives both: ``net, trainer = build()``."""
+    for binding in index.bindings_of(trainer):
+        call = binding.value
+        if binding.index is None or not isinstance(call, cst.Call):
+            continue
+        above = index.parents.get(call)
+        target = above.targets[0].target if isinstance(above, cst.Assign) else None
+        for element in target.elements if isinstance(target, (cst.Tuple, cst.List)) else ():
+            name = element.value
+            if isinstance(name, cst.Name) and any(dotted(each) == model for each in values_of(index, name)):
+                yield name.value
 
 
 def _given(index: Index, call: cst.Call) -> dict[str, cst.BaseExpression]:
@@ -207,17 +245,18 @@ def _items(index: Index, node: cst.BaseExpression) -> dict[str, cst.BaseExpressi
     return {}
 
 
-def given_to_composer(index: Index) -> dict[str, tuple[cst.CSTNode | None, int]]:
-    """Return the names that Composer's Trainer is given to shard, each with the function and the place."""
-    found: dict[str, tuple[cst.CSTNode | None, int]] = {}
+def given_to_composer(index: Index) -> TrainedNames:
+    """Return the names that Composer's Trainer is given to shard."""
+    found = TrainedNames(index)
     for node in index.by_kind.get(cst.Call, ()):
         call = cst.ensure_type(node, cst.Call)
         named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
         asked = (text_of(named[name]) for name in SETTINGS & named.keys())
-        if not any(text != "None" for text in asked) or not COMPOSERS & index.qualified(call.func):
+        if not any(text != "None" for text in asked) or not is_made_by(index, call, COMPOSERS):
             continue
         placed = [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]
         model = named.get("model", placed[0] if placed else None)
-        if isinstance(model, cst.Name):
-            found.setdefault(model.value, (index.function(call), index.order[call]))
+        text = dotted(model) if isinstance(model, (cst.Name, cst.Attribute)) else None
+        for name in (text, *other_names(index, text, call)) if text is not None else ():
+            found.add(name, call)
     return found

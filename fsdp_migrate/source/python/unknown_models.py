@@ -67,6 +67,8 @@ def is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool
     """Tell whether a model comes from somewhere that is not seen: a parameter, or an object's attribute."""
     if depth > _MAX_DEPTH or _is_known(source, node):
         return False
+    if source.models.frameworks.may_be_trained(node):
+        return True
     if source.index.qualified(node):
         return False  # a module, or a thing of one
     if isinstance(node, cst.Subscript):

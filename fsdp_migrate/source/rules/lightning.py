@@ -19,6 +19,7 @@ from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
+from fsdp_migrate.source.python.heirs import FABRICS as THEIR_FABRICS, LIGHTNINGS, hands_on, led_to
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.values import Values, definition, only_reader, python_text
@@ -65,8 +66,6 @@ _STRATEGY = re.compile(
     r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
     r"\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
 )
-_TRAINER = re.compile(r"^(?:lightning(?:\.pytorch)?|pytorch_lightning)(?:\.\w+)*\.Trainer$")
-_FABRICS = re.compile(r"^(?:lightning(?:\.fabric)?|lightning_fabric)(?:\.\w+)*\.Fabric$")
 _IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
 _WRITTEN = (
     "this names Lightning's FSDP1 strategy for a Trainer: give it ModelParallelStrategy() instead, and call "
@@ -103,6 +102,8 @@ _EACH_MODEL = (
 )
 _SETS_UP = frozenset({"setup", "setup_module"})
 _OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
+_STAYS = "another Trainer of this file keeps FSDPStrategy, and the module's hook would run under it as well"
+_OWN = "what this is given to is a class of the project: see that it hands its arguments on as they are"
 _TWO = "several strategies would give the LightningModule several hooks"
 # What is said of the hook where it is not written as well.
 _OF_THE_HOOK = ("Put the hook into the LightningModule.", "stands in `configure_model`, where FSDP2 is told.")
@@ -150,7 +151,7 @@ def find(source: Source) -> Iterator[Found]:
         else:
             yield from _named(source, node, names)
     for call in source.calls:
-        name = (dotted(call.func) or "").split(".")[-1]
+        name = _class_of(source, call)
         for arg in call.args if name in {"Fabric", "Trainer"} else ():
             if arg.keyword is None or arg.keyword.value != "strategy" or not _is_word(source, arg.value):
                 continue
@@ -162,6 +163,23 @@ def find(source: Source) -> Iterator[Found]:
     yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
     yield from (Found("FM319", call, WRAPPED, "commented") for call in wrapped_strategies(source))
     yield from _chosen_words(source)
+
+
+def _class_of(source: Source, call: cst.Call) -> str:
+    """Return the last word of the class that a call makes, or of Lightning's that its bases lead to."""
+    name = (dotted(call.func) or "").split(".")[-1]
+    if name in {"Fabric", "Trainer"} or not any(_is_strategy(arg) for arg in call.args):
+        return name
+    leads = led_to(source.index, call.func)
+    return "Trainer" if any(map(LIGHTNINGS.match, leads)) else _fabric_in(leads) or name
+
+
+def _is_strategy(arg: cst.Arg) -> bool:
+    return arg.keyword is not None and arg.keyword.value == "strategy"
+
+
+def _fabric_in(names: set[str]) -> str:
+    return "Fabric" if any(map(THEIR_FABRICS.match, names)) else ""
 
 
 def _named(source: Source, node: cst.CSTNode, names: set[str]) -> Iterator[Found]:
@@ -236,7 +254,7 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
 
 def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg, *, is_fabric: bool) -> _Asked:
     """Read ``Trainer(strategy="fsdp")``, or ``Fabric``'s."""
-    names = sorted(source.index.qualified(trainer.func))
+    names = sorted(led_to(source.index, trainer.func))
     if is_fabric:
         package = "lightning_fabric" if names and names[0].startswith("lightning_fabric") else _FABRIC_HOME
         values = Values(source)
@@ -246,7 +264,7 @@ def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg, *, is_fabric: bool
     package = (
         "pytorch_lightning" if names and names[0].startswith("pytorch_lightning") else "lightning.pytorch"
     )
-    known = trainer if any(_TRAINER.match(name) for name in names) else None
+    known = trainer if any(LIGHTNINGS.match(name) for name in names) else None
     values = Values(source)
     word = str(values.read(arg.value)).replace("fsdp_native_full_shard_offload", "fsdp_cpu_offload")
     return _asked(source, _Asked(arg, None, known, package, values, Converted({}, {}), []), word)
@@ -255,6 +273,8 @@ def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg, *, is_fabric: bool
 def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
     """Convert a strategy with what the Trainer says, and find the module that is to have the hook."""
     document: dict[str, Any] = {"accelerator": "auto", "strategy": strategy}
+    if asked.trainer is not None and not hands_on(source.index, asked.trainer.func):
+        asked.reasons.append(_OWN)
     if asked.trainer is None:
         asked.reasons.append(_NO_FABRIC if asked.is_fabric else _NO_TRAINER)
         document |= {} if asked.is_fabric else {"precision": _ELSEWHERE}
@@ -303,7 +323,7 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
     if not isinstance(arg, cst.Arg) or arg.keyword is None or arg.keyword.value != "strategy":
         return None
     is_trainer = isinstance(trainer, cst.Call) and any(
-        _TRAINER.match(name) or _FABRICS.match(name) for name in source.index.qualified(trainer.func)
+        LIGHTNINGS.match(name) or THEIR_FABRICS.match(name) for name in led_to(source.index, trainer.func)
     )
     return trainer if is_trainer and isinstance(trainer, cst.Call) else None
 
@@ -325,12 +345,15 @@ def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
             hooks.setdefault(hooked, set()).add(asked.converted.code)
     done: set[cst.ClassDef] = set()
     has_others = _has_other_trainers(source, every)
+    stays = any(asked.reasons and not asked.is_fabric for asked in every)
     for asked in every:
         hooked = asked.module or asked.elsewhere
         if hooked is not None and len(hooks[hooked]) > 1:
             asked.reasons.append(_TWO)
         elif hooked is not None and has_others:
             asked.reasons.append(_OTHER_TRAINER)
+        elif hooked is not None and stays:
+            asked.reasons.append(_STAYS)
         if asked.reasons or hooked is None:
             yield _left(source, asked)
             continue
@@ -340,7 +363,7 @@ def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
 
 def _has_other_trainers(source: Source, every: list[_Asked]) -> bool:
     known = {asked.trainer for asked in every}
-    trainers = (call for call in source.calls if any(map(_TRAINER.match, source.index.qualified(call.func))))
+    trainers = (c for c in source.calls if any(map(LIGHTNINGS.match, led_to(source.index, c.func))))
     return any(call not in known for call in trainers)
 
 

@@ -14,6 +14,7 @@ from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import comes_with, holds, is_used_after, kept_in_functions, made_before
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
+from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -149,7 +150,6 @@ _ARITHMETIC = frozenset(
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
 _KERNELS = frozenset({"apex", "bitsandbytes", "deepspeed", "fused_adam", "transformer_engine"})
-_COMPOSERS = re.compile(r"composer\b.*\.Trainer$")
 _GROUPS = re.compile(r"param\w*$|group|decay", re.IGNORECASE)
 _TAKE_APART = frozenset({"_local_tensor", "full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
@@ -249,13 +249,13 @@ def is_given_to_composer(source: Source, call: cst.Call) -> bool:
     if function is not None and source.index.path_of(function) in source.links.optimizer_makers:
         return isinstance(made, (cst.Assign, cst.Return)) and bool(call.args)
     names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
-    for other in source.calls if "composer" in source.code else ():
+    for other in source.calls if "composer" in source.code or source.index.heirs else ():
         given = {arg.keyword.value: arg.value for arg in other.args if arg.keyword is not None}
         asked = [given[each] for each in ("fsdp_config", "parallelism_config") if each in given]
         held = given.get("optimizers")
         is_its = held is call or (held is not None and text_of(held).strip("[]()") in names)
         if is_its and any(text_of(each) != "None" for each in asked):
-            is_trainer = any(_COMPOSERS.match(each) for each in source.index.qualified(other.func))
+            is_trainer = any(map(COMPOSERS.match, led_to(source.index, other.func)))
             if is_trainer and source.index.function(other) is source.index.function(call):
                 return True
     return False

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.uses import Found
 
@@ -35,7 +36,6 @@ _SHARDS_ITSELF = (
     "one rank's parts now: give the arguments fsdp_config with 'version': 2 in place of this, or the class a "
     "save_model that saves fsdp_migrate.runtime.full_state_dict(self.model), asked for on every rank."
 )
-_TRAINERS = re.compile(r"^(transformers|trl)\b.*Trainer$")
 _SAVES = frozenset({"_save", "_save_checkpoint", "save_model"})
 
 
@@ -55,13 +55,23 @@ def find(source: Source) -> Iterator[Found]:
 
 def _asked_of_composer(source: Source) -> Iterator[Found]:
     for call in source.calls:
-        known = sorted(source.index.qualified(call.func)) or [dotted(call.func) or ""]
-        if known[0].split(".")[-1] != "Trainer" or not _imports(source, "composer"):
+        if not any(_is_setting(arg) for arg in call.args) or not _is_composers(source, call):
             continue
         for arg in call.args:
-            name = arg.keyword.value if arg.keyword is not None else ""
-            if name in {"fsdp_config", "parallelism_config"} and not _is_nothing(arg.value):
+            if _is_setting(arg) and not _is_nothing(arg.value):
                 yield Found("FM328", arg, _COMPOSER, "commented")
+
+
+def _is_setting(arg: cst.Arg) -> bool:
+    return arg.keyword is not None and arg.keyword.value in {"fsdp_config", "parallelism_config"}
+
+
+def _is_composers(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call makes Composer's Trainer, or one of a class whose bases lead to it."""
+    if any(map(COMPOSERS.match, led_to(source.index, call.func))):
+        return True
+    known = sorted(source.index.qualified(call.func)) or [dotted(call.func) or ""]
+    return known[0].split(".")[-1] == "Trainer" and _imports(source, "composer")
 
 
 def _sharding_themselves(source: Source) -> Iterator[Found]:
@@ -69,7 +79,7 @@ def _sharding_themselves(source: Source) -> Iterator[Found]:
     for call in source.calls:
         owner = source.index.class_of(call) if source.index.fsdp1(call.func) == catalog.FSDP else None
         if owner is None or not any(
-            _TRAINERS.search(name) for base in owner.bases for name in source.index.qualified(base.value)
+            HUGGING_FACES.match(name) for base in owner.bases for name in led_to(source.index, base.value)
         ):
             continue
         methods = {each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef)}

@@ -158,6 +158,42 @@ def test_two_strategies_for_one_module_must_agree() -> None:
     assert "several hooks" in turned(LIT + both.format("cpu_offload=True"), header="")
 
 
+OWN = "class Own(L.Trainer):\n  {}\n\n\n"
+
+
+@pytest.mark.parametrize("strategy", ["FSDPStrategy()", "'fsdp'"])
+def test_a_trainer_of_the_project_is_turned_as_lightnings(strategy: str) -> None:
+    code = LIT.replace("class Lit", OWN.format("pass") + "class Lit")
+    found = turned(code + TRAINER.format(8, strategy).replace("L.Trainer", "Own"), header="")
+    assert f"Own(devices=8, strategy={MODEL_PARALLEL.format(8, False)})" in found
+    assert found.count("def configure_model") == 1
+
+
+@pytest.mark.parametrize("strategy", ["FSDPStrategy()", "'fsdp'"])
+def test_a_trainer_with_its_own_constructor_stays_and_so_does_the_module(strategy: str) -> None:
+    own = OWN.format("def __init__(self, devices, strategy):\n    super().__init__(devices=devices)")
+    code = LIT.replace("class Lit", own + "class Lit")
+    found = turned(code + TRAINER.format(8, strategy).replace("L.Trainer", "Own"), header="")
+    said = " ".join(each.strip().removeprefix("# fsdp-migrate:").strip() for each in found.splitlines())
+    assert "is a class of the project: see that it hands its arguments on as they are." in said
+    assert "is not seen here" not in said
+    assert f"Own(devices=8, strategy={strategy})" in found
+    both = code + TRAINER.format(8, strategy).replace("L.Trainer", "Own") + TRAINER.format(8, "'fsdp'")
+    found = turned(both, header="")
+    said = " ".join(each.strip().removeprefix("# fsdp-migrate:").strip() for each in found.splitlines())
+    assert "nother Trainer of this file keeps FSDPStrategy" in said
+    assert not any(line.startswith("  def configure_model") for line in found.splitlines())
+
+
+def test_a_fabric_of_the_project_is_seen() -> None:
+    code = LIT.replace("class Lit", "class Own(L.Fabric):\n  pass\n\n\nclass Lit")
+    code = code.replace("lightning.pytorch.strategies", "lightning.fabric.strategies")
+    said = comments(f"{code}  fabric = Own(devices=8, strategy=FSDPStrategy())\n", "")
+    assert "is not seen here" not in said
+    assert "are not seen here" not in said
+    assert "data_parallel_size=8" in said
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
