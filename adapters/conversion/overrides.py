@@ -26,8 +26,8 @@ def told_of_overrides(text: str) -> str:
     """Say what each override of Composer's ``fsdp_config`` in a script becomes; nothing where none has to.
 
     Example:
-        >>> told_of_overrides("composer t.py y.yaml fsdp_config.sharding_strategy=SHARD_GRAD_OP")[52:]
-        'GRAD_OP`: with FSDP2 write `fsdp_config.reshard_after_forward=false`.'
+        >>> told_of_overrides("composer t.py y.yaml fsdp_config.sharding_strategy=SHARD_GRAD_OP")[-42:]
+        '`fsdp_config.reshard_after_forward=false`.'
     """
     bare = _COMMENT.sub("", text)
     found = dict.fromkeys(match.group("prefix", "key", "value") for match in _OVERRIDE.finditer(bare))

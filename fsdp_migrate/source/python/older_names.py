@@ -58,8 +58,17 @@ def inner_name(
     statement = next(
         (each for each in index.ancestors(call) if isinstance(each, cst.BaseSmallStatement)), None
     )
+    if isinstance(statement, cst.Expr) and text.startswith("self.") and _is_given_self(index, call):
+        return None  # `self.__dict__.update(model=FSDP(self.model))`: perhaps the very name
     targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
     return given, all(text_of(each) != text for target in targets for each in _names(target))
+
+
+def _is_given_self(index: Index, call: cst.Call) -> bool:
+    """Tell whether what a call gives goes to another that has ``self`` too, or is one of its own dict."""
+    around = (each for each in index.ancestors(call) if isinstance(each, cst.Call))
+    parts = (part for each in around for part in (each.func, *(arg.value for arg in each.args)))
+    return any(text_of(part) in {"self", "self.__dict__.update", "vars(self).update"} for part in parts)
 
 
 def inner_parameters(
