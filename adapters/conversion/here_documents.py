@@ -96,7 +96,7 @@ def escaping(text: str) -> list[tuple[int, int]]:
 
     Example:
         >>> escaping("sbatch <<E\ntorchrun t.py \\$A\nE\n"), escaping("sbatch <<'E'\ntorchrun t.py $A\nE\n")
-        ([(11, 28)], [])
+        ([(11, 29)], [])
     """
     found = ((here.start, here.end) for here in _with_commands(text) if not here.is_quoted)
     return [(start, end) for start, end in found if "\\$" in text[start:end]]
