@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
 _WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
+_SIDE_BY_SIDE = r"\bin\s+zip\([^\n]*\bparameters\(\)[^\n]*\bparameters\(\)"
 _WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\("
 
 
@@ -205,6 +206,20 @@ SOURCE_FAULTS = (
         (Affected("transformers", "5.10"),),
         harm="silent",
         looked_up="2026-11-22",
+    ),
+    KnownFault(
+        "writes-after-evaluation",
+        "After a forward without gradients FSDP2's root, and each unit that is not sharded again, shows what "
+        "it has gathered: what is written to it (an average of weights, a target network) is lost silently, "
+        "or meets DTensors and raises. FSDP1 showed its shards.",
+        "measured",
+        "sources",
+        _line(_SIDE_BY_SIDE, beside=rf"{_WRAPS}|\b[Aa]ccelerat|\bFabric\b|\bTrainer\b"),
+        "Call `reshard()` of every `FSDPModule` of both before you go through their parameters. Models "
+        "of prepare_fully_shard need nothing.",
+        reproduced=True,
+        harm="silent",
+        is_handled=True,
     ),
     KnownFault(
         "accelerate-prepares-apart",

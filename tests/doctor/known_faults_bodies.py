@@ -177,6 +177,17 @@ def _trained(model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+def _loses_what_is_written(folder: Path) -> bool:
+    """Write into what the root shows after an evaluation, and gather it anew."""
+    model = _sharded(nn.Linear(2, 2))
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+        for param in model.parameters():
+            param.data.fill_(7.0)
+    model.reshard()
+    return not any(bool((param.full_tensor() == 7.0).any()) for param in model.parameters())
+
+
 def _loses_initial_lr(folder: Path) -> bool:
     model = _sharded(nn.Linear(4, 4))
     optimizer = _trained(model)
@@ -425,6 +436,7 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "accelerate-splits-modules": _splits_modules,
     "accelerate-loads-not-all": _loads_not_all,
     "accelerate-tears-ties": _forgets_ties,
+    "writes-after-evaluation": _loses_what_is_written,
     "initial-lr-is-lost": _loses_initial_lr,
     "raw-optimizer-state": _loads_no_moments,
     "checkpoint-errors-slip-through": _slips_through,

@@ -78,6 +78,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_source('a = TrainingArguments(fsdp="full_shard auto_wrap", fsdp_config={"min_num_params": 1})'),
         of_source('a = TrainingArguments(fsdp="full_shard auto_wrap", fsdp_config={"version": 1})'),
     ),
+    "writes-after-evaluation": (
+        of_source("m = FSDP(m)\nfor e, p in zip(ema.parameters(), m.parameters()):\n    e.data.mul_(0.9)"),
+        of_source("m = FSDP(m)\nfor n, p in zip(names, m.parameters()):\n    print(n)"),
+    ),
     "accelerate-prepares-apart": (
         of_source("model = self.accelerator.prepare(self.model)"),
         of_source(
