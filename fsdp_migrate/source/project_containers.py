@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     Kinds = Callable[[ast.expr], set[str]]
 
 
+def _giver(node: ast.expr) -> str | None:
+    """Return the method that gives an expression, nothing for a name, and None for anything else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return "" if isinstance(node, ast.Name) else None
+
+
 def held_by(kinds: Kinds, node: ast.expr) -> set[str]:
     """Return what a literal or a comprehension holds."""
     found: set[str] = set()
@@ -45,11 +52,15 @@ def held_by(kinds: Kinds, node: ast.expr) -> set[str]:
             found |= held(inside) if key is None else put(VALUE if name is None else item(name), inside)
     elif isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
         is_of_parameters = _gives_parameters(kinds, node.generators[0], node.elt)
-        return {"params"} if is_of_parameters else put(EACH, alike(_comprehended(kinds, node, node.elt)))
+        return (
+            {"params"}
+            if is_of_parameters
+            else put(EACH, alike(_comprehended(kinds, node, node.elt), _giver(node.elt)))
+        )
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return of_dict(kinds(node.left) | kinds(node.right))  # `state | {"model": model}`
     elif isinstance(node, ast.DictComp):
-        return put(VALUE, alike(_comprehended(kinds, node, node.value)))
+        return put(VALUE, alike(_comprehended(kinds, node, node.value), _giver(node.value)))
     return found
 
 

@@ -213,3 +213,10 @@ def test_models_that_are_prepared_in_a_comprehension(
     (tmp_path / "train.py").write_text(PLUGIN + line + below)
     found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM333"]
     assert found == ([(PLUGIN + line + below).count("\n")] if is_one else [])
+
+
+def test_a_function_that_prepares_one_thing_of_many_says_nothing_of_each(tmp_path: Path) -> None:
+    one = "def one(x):\n    return accelerator.prepare_model(x.model) if has(x) else x\n\n\n"
+    below = "for o in [one(x) for x in things]:\n    o.state_dict()\n"
+    (tmp_path / "train.py").write_text(PLUGIN + one + below)
+    assert not any(use.code == "FM333" for use in scan_paths([tmp_path]).uses)

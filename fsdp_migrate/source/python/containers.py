@@ -48,14 +48,21 @@ def held_by(kinds: Kinds, node: cst.BaseExpression) -> set[str]:
     if isinstance(node, cst.Dict):
         return _of_dict(kinds, node) if len(node.elements) <= LONGEST else set()
     if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.SetComp)):
-        return put(EACH, alike(kinds(node.elt)))
+        return put(EACH, alike(kinds(node.elt), _giver(node.elt)))
     if isinstance(node, cst.DictComp):
-        return put(VALUE, alike(kinds(node.value)))
+        return put(VALUE, alike(kinds(node.value), _giver(node.value)))
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Add, cst.Multiply)):
         return put(EACH, taken(EACH, kinds(node.left) | kinds(node.right)))
     if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.BitOr):
         return of_dict(kinds(node.left) | kinds(node.right))  # `state | {"model": model}`
     return set()
+
+
+def _giver(node: cst.BaseExpression) -> str | None:
+    """Return the method that gives an expression, nothing for a name, and None for anything else."""
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
+        return node.func.attr.value
+    return "" if isinstance(node, cst.Name) else None
 
 
 def _of_elements(kinds: Kinds, node: cst.Tuple | cst.List | cst.Set) -> set[str]:

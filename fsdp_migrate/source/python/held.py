@@ -31,6 +31,7 @@ BY_ANY = frozenset(
 )
 WRAPS = "._wrapped>params"
 """What a module of another file is that wraps an FSDP1 model: that model's parameters are its own."""
+_SHARDING = frozenset({"", "prepare", "prepare_model", "setup", "setup_module"})
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
 _MOST_STEPS = 3
@@ -104,12 +105,14 @@ def of_dict(kinds: Collection[str]) -> set[str]:
     return {kind for kind in kinds if kind.startswith(("[", f"{VALUE}>", f"{ITEM}>"))}
 
 
-def alike(kinds: set[str]) -> set[str]:
+def alike(kinds: set[str], by: str | None) -> set[str]:
     """Return what each of many is, if all are alike: not what gives a model here and another there.
 
-    What a framework gives may be sharded or not as it is launched, and all of it alike.
+    ``by``: the method that gives each, or nothing for a name. What a framework's own gives may be sharded or
+    not as it is launched, and all of it alike; a function around it may give back what is no model.
     """
-    return kinds if len(whole(kinds)) < 2 or not BY_ANY.isdisjoint(kinds) else set()
+    is_direct = by in _SHARDING and not BY_ANY.isdisjoint(kinds)
+    return kinds if len(whole(kinds)) < 2 or is_direct else set()
 
 
 def inside_of(kinds: Collection[str]) -> set[str]:
