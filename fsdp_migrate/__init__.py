@@ -115,9 +115,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version
+        from fsdp_migrate.versions import own_version
 
-        return version("fsdp-migrate")
+        return own_version()
     if name not in __all__:
         msg = f"module 'fsdp_migrate' has no attribute {name!r}"
         raise AttributeError(msg)

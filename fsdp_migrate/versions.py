@@ -54,3 +54,18 @@ def installed_versions() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             yield package, metadata.version(package)
+
+
+def own_version() -> str:
+    """Return the version of this package; ``0+unknown`` where its sources are used without being installed.
+
+    Example:
+        >>> version_numbers(own_version()) >= (0, 1)
+        True
+    """
+    from importlib import metadata
+
+    try:
+        return metadata.version("fsdp-migrate")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"

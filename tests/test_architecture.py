@@ -43,11 +43,11 @@ HOUSE: House = (
     "checkpoint_codes",
     "finding_codes",
     "errors findings",  # an error holds findings, and raising them is one
-    "arguments left_comments visible",
+    "arguments left_comments versions visible",
     [
         "explanations",
         (
-            ["text_files", "versions", "words"],
+            ["text_files", "words"],
             "config",
             "mapping",
             ["adapters.config_objects", "adapters.document"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.execution.placement import DataItem
 from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.versions import own_version
 
 
 if TYPE_CHECKING:
@@ -29,12 +30,10 @@ def conversion_identity(
         metadata: The metadata of the output, which says the same to torch.
         checksums: Whether checksums are written too.
     """
-    from importlib.metadata import version
-
     digest = hashlib.sha256(metadata)
     digest.update(layout_digest(plan, placement).encode())
     parts = [
-        version("fsdp-migrate"),
+        own_version(),
         plan.manifest.source,
         plan.link,
         checksums,
@@ -52,10 +51,8 @@ def layout_digest(plan: ConversionPlan, placement: Placement) -> str:
 
     Machines may know the same file by other numbers, so what they see is compared by sizes.
     """
-    from importlib.metadata import version
-
     parts = [
-        version("fsdp-migrate"),
+        own_version(),
         sorted(plan.manifest.files.items()),
         plan.extra_files,
         plan.manifest.mapped.rules if plan.manifest.mapped is not None else "",

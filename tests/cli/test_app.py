@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 
 import fsdp_migrate.cli
 from fsdp_migrate.cli import main
+from fsdp_migrate.versions import own_version
 
 
 pytestmark = pytest.mark.any_torch
@@ -42,3 +45,11 @@ def test_no_command_shows_the_help_and_exits_with_2(capsys: pytest.CaptureFixtur
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"fsdp-migrate {fsdp_migrate.__version__}\n"
+
+
+def test_sources_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert fsdp_migrate.__version__ == own_version() == "0+unknown"

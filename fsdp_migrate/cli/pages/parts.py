@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from datetime import datetime, timezone
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
@@ -13,7 +12,7 @@ from fsdp_migrate.cli.render.findings import FIDELITIES, NEED_ACTION
 from fsdp_migrate.cli.typed import command_line
 from fsdp_migrate.findings import counted
 from fsdp_migrate.report.model import Badge, Code, Name, Number, Report, Table
-from fsdp_migrate.versions import installed_versions
+from fsdp_migrate.versions import installed_versions, own_version
 
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def make_report(
         sections: The rest; None where there is nothing to say.
         versions: What the result itself knows of versions, and is true rather than what is installed here.
     """
-    here = {"python": platform.python_version(), "fsdp-migrate": version("fsdp-migrate")}
+    here = {"python": platform.python_version(), "fsdp-migrate": own_version()}
     known = {**here, **dict(installed_versions()), **versions}
     return Report(
         title=title,
