@@ -70,7 +70,7 @@ def _collect(
         scope.statements.append(Statement(node, here, list(calls_of(node))))
         for block, its in _blocks(node, here, never, scope):
             _collect(block, its, scope, found, never)
-        if isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], _LEAVES):
+        if isinstance(node, ast.If) and not node.orelse and _leaves(node.body):
             place = _chosen(place, node, "orelse")
 
 
@@ -89,6 +89,16 @@ def _blocks(
             scope.never += part.body
         else:
             yield part.body, here
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    """Tell whether a block ends by leaving the block around it, in a context too."""
+    last = body[-1]
+    inner = last
+    while isinstance(inner, ast.With):
+        inner = inner.body[-1]
+    # A context may take up what is raised in it.
+    return isinstance(inner, _LEAVES) and (inner is last or not isinstance(inner, ast.Raise))
 
 
 def _chosen(place: Place, node: ast.stmt, inner: str) -> Place:

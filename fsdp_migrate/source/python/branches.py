@@ -177,7 +177,15 @@ def leaves(body: cst.BaseSuite) -> bool:
         return False
     last = body.body[-1]
     small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    if isinstance(small, cst.With):  # a context may take up what is raised in it
+        return leaves(small.body) and not isinstance(_last_of(small.body), cst.Raise)
     return isinstance(small, _LEAVES)
+
+
+def _last_of(body: cst.BaseSuite) -> cst.CSTNode:
+    last = body.body[-1]
+    small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+    return _last_of(small.body) if isinstance(small, cst.With) and small.body.body else small
 
 
 def asks_of_one_object(test: cst.BooleanOperation) -> bool:

@@ -311,3 +311,20 @@ def test_a_question_that_is_asked_of_an_object_that_may_not_be_there(test: str, 
     lines = f"def save(model, optimizer, ctx):\n    if {test}:\n        return model.module.state_dict()\n"
     after = turned(f"{lines}\n\nsave(FSDP(net), adam, context)\n")
     assert ("return model.module.state_dict()" in after) is is_off
+
+
+@pytest.mark.parametrize(
+    ("leaves", "is_left"),
+    [("return model.state_dict()", True), ("raise ValueError", False), ("print(1)", False)],
+)
+def test_a_branch_that_leaves_in_a_context_is_left(leaves: str, *, is_left: bool) -> None:
+    body = (
+        "def save(model):\n"
+        "    if isinstance(model, FSDP):\n"
+        "        with warnings.catch_warnings():\n"
+        "            with torch.no_grad():\n"
+        f"                {leaves}\n"
+        "    state = model.state_dict()\n    return state\n"
+        "save(FSDP(net))\n"
+    )
+    assert ("    state = model.state_dict()" in turned(body)) is is_left
