@@ -91,10 +91,10 @@ def shown(strategy: str) -> dict[str, set[str]]:
     with torch.no_grad():
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
-                unit.set_reshard_after_forward(reshard_after_forward=False)
                 unit.unshard()
         model(x)
-        found["unsharded by the script"] = _kinds(model)
+        # Of the root: under FULL_SHARD other units free theirs, as torch does.
+        found["unsharded by the script"] = _kinds(model.first)
         model.reshard()
         for unit in model.modules():
             if isinstance(unit, FSDPModule):
