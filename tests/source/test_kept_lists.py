@@ -67,6 +67,30 @@ def test_lists_from_before_prepare(made: str, used: str, *, is_said: bool) -> No
     assert not lines(without + made + PREPARE + used)
 
 
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        (
+            "things = [model, optimizer]\ndone = accelerator.prepare(*things)\nmodel, optimizer = done[:2]\n",
+            True,
+        ),
+        ("things = [model, optimizer]\nmodel, optimizer = accelerator.prepare(*things)\n", True),
+        ("model, optimizer, x = accelerator.prepare(*(model, optimizer), x)\n", True),
+        (
+            "things = []\nthings.append(model)\nthings += [optimizer]\nx = accelerator.prepare(*things)\n",
+            True,
+        ),
+        ("things = [model]\nif x:\n    things += [optimizer]\nx = accelerator.prepare(*things)\n", True),
+        ("things = [loader, optimizer]\nx = accelerator.prepare(*things)\n", False),
+        ("things = [model, optimizer]\nx = other.prepare(*things)\n", False),
+    ],
+)
+def test_lists_from_before_prepare_of_what_a_list_holds(given: str, *, is_said: bool) -> None:
+    made = "kept = [p for p in {}.parameters() if p.requires_grad]\noptimizer = torch.optim.AdamW(kept)\n"
+    assert lines(ACCELERATE + made.format("model") + given + CLIP) == ([5] if is_said else [])
+    assert not lines(ACCELERATE + f"{given.replace('optimizer', 'loader')}{made.format('model')}{CLIP}")
+
+
 def test_what_a_model_was_made_of() -> None:
     made = "kept = list(unet.parameters()) + list(encoder.parameters())\nmodel = Both(unet, encoder)\n"
     assert lines(ACCELERATE + made + PREPARE + CLIP) == [5]
