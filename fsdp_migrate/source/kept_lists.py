@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
+from fsdp_migrate.source.python.returned_parameters import returned_shares
 from fsdp_migrate.source.python.starred import added_to, given_to
 
 
@@ -191,8 +192,19 @@ def holds(source: Source, made: Made, model: str, by: str) -> bool:
     found = [] if made.is_one_of else [each.model for each in shares(source.index, value)]
     if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
         found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
+    found = found or list(returned_shares(source, value, _place(made)))
     named = None if found else named_as_parameters(value, made.name)
     return any(is_about(source, each, model) for each in (*found, named) if each is not None)
+
+
+def _place(made: Made) -> tuple[int, int] | None:
+    """Return which part of a tuple a name is given, and how many parts that has."""
+    for each in made.assign.targets if made.is_one_of else ():
+        parts = each.target.elements if isinstance(each.target, (cst.Tuple, cst.List)) else ()
+        names = [dotted(part.value) for part in parts]
+        if made.name in names:
+            return names.index(made.name), len(names)
+    return None
 
 
 def _is_class(source: Source, call: cst.Call, by: str) -> bool:
