@@ -1,15 +1,21 @@
-"""FSDP1's names that a file imports and others import from it: ``from utils import FSDP``."""
+"""FSDP1's names that a file has, and others import from it: ``from utils import FSDP``.
+
+It imports them, or gives them names of its own: ``Sharded = FSDP``.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.project import Place, dotted
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
@@ -29,7 +35,10 @@ class HandedOn:
     """The names that others import from a file."""
 
     def __post_init__(self) -> None:
-        exporters = [m for m in self._modules_with(catalog.PACKAGE) if _own(m) or _stars(m)]
+        of_torch = self._modules_with(catalog.PACKAGE)
+        for module in of_torch:
+            self._rename(module)
+        exporters = [m for m in of_torch if _own(m) or _stars(m)]
         for _ in range(_DEEPEST):
             words = {name for module in exporters for name in _own(module)}
             words |= catalog.PUBLIC_NAMES if any(map(_stars, exporters)) else set()
@@ -42,6 +51,22 @@ class HandedOn:
     def _modules_with(self, *words: str) -> list[Module]:
         found = (self.project.module(path) for path in self.project.holding(words))
         return [module for module in found if module is not None]
+
+    def _rename(self, module: Module) -> None:
+        """Note the names that a file gives to FSDP1's things, as if it imported them so."""
+        values: dict[str, list[ast.expr]] = {}
+        for name, value in _assigned(module.tree.body):
+            values.setdefault(name, []).append(value)
+        for name, given in values.items():
+            known = {self._written(module, value) for value in given}
+            written = known.pop()
+            if not known and written and name not in module.imports and name not in module.definitions:
+                module.imports[name] = written
+
+    def _written(self, module: Module, value: ast.expr) -> str:
+        """Return what a name of FSDP1's is called, if a value is one: no member of an enum, or method."""
+        written = self.project.qualified(dotted(value) or "", Place(module, ""))
+        return written if "." not in (catalog.fsdp1_name(written) or ".") else ""
 
     def _look(self, module: Module) -> None:
         for local, written in list(module.imports.items()):
@@ -60,6 +85,8 @@ class HandedOn:
         for star in module.stars:
             for path in self.project.paths(module, star):
                 self._by_star(module, star, path)
+        if module.path in self.names:
+            self._rename(module)
 
     def _attributes(self, module: Module, local: str, written: str, path: Path) -> None:
         inner = self.project.module(path)
@@ -112,6 +139,23 @@ class HandedOn:
             if known is not None:
                 return known
         return None
+
+
+def _assigned(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that a module's own statements give values, without those that stand for nothing."""
+    for node in body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            is_nothing = isinstance(node.value, ast.Constant) and node.value.value is None
+            parts = [] if is_nothing else [each for target in targets for each in ast.walk(target)]
+            for part in parts:
+                # Of `settings.cls = FSDP` the name is only read.
+                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    yield part.id, node.value
+        elif isinstance(node, (ast.If, ast.Try)):
+            handlers = [each for handler in getattr(node, "handlers", ()) for each in handler.body]
+            finals = getattr(node, "finalbody", ())
+            yield from _assigned([*node.body, *handlers, *node.orelse, *finals])
 
 
 def _own(module: Module) -> list[str]:

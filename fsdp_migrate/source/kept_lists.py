@@ -16,6 +16,8 @@ from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
+from fsdp_migrate.source.python.returned_parameters import returned_shares
+from fsdp_migrate.source.python.starred import added_to, given_to
 
 
 if TYPE_CHECKING:
@@ -91,10 +93,18 @@ def _is_stepped(source: Source, made: Made, call: cst.Call) -> bool:
     """Tell whether an optimizer holds a list that is prepared by a call: what is sharded has these then."""
     if not shares(source.index, made.value):
         return False
-    given = {dotted(arg.value) for arg in call.args}
+    given = names_given(source, call)
     makes = (each.value for each in made_before(source, call) if each.name in given and not each.is_one_of)
     args = (arg.value for value in makes if isinstance(value, cst.Call) for arg in value.args)
     return any(isinstance(each, cst.Name) and each.value == made.name for arg in args for each in walk(arg))
+
+
+def names_given(source: Source, call: cst.Call) -> set[str]:
+    """Return the names of what a call is given, also by a list: ``prepare(*things)``."""
+    found = {text_of(arg.value) for arg in call.args if not arg.star}
+    if any(arg.star for arg in call.args):
+        found |= {*given_to(source.index, call)}.union(*(names for _, names in added_to(source.index, call)))
+    return found
 
 
 def made_before(source: Source, call: cst.Call) -> Iterator[Made]:
@@ -149,7 +159,9 @@ def _is_sharded_already(source: Source, call: cst.Call) -> bool:
 
 def _models_given(source: Source, call: cst.Call, kinds: set[str]) -> Iterator[str]:
     """Yield what a call shards of what it is given: by its place, or what has the same name after it."""
-    names = [dotted(arg.value) or "" for arg in call.args if not arg.star]
+    is_starred = any(arg.star for arg in call.args)
+    names = [dotted(arg.value) or "" for arg in call.args]
+    names = given_to(source.index, call) if is_starred else names
     func = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
     places = {kind.split(">")[0] for kind in kinds if ">" in kind and kind.endswith("fsdp")}
     if func in _PREPARES:
@@ -180,8 +192,19 @@ def holds(source: Source, made: Made, model: str, by: str) -> bool:
     found = [] if made.is_one_of else [each.model for each in shares(source.index, value)]
     if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
         found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
+    found = found or list(returned_shares(source, value, _place(made)))
     named = None if found else named_as_parameters(value, made.name)
     return any(is_about(source, each, model) for each in (*found, named) if each is not None)
+
+
+def _place(made: Made) -> tuple[int, int] | None:
+    """Return which part of a tuple a name is given, and how many parts that has."""
+    for each in made.assign.targets if made.is_one_of else ():
+        parts = each.target.elements if isinstance(each.target, (cst.Tuple, cst.List)) else ()
+        names = [dotted(part.value) for part in parts]
+        if made.name in names:
+            return names.index(made.name), len(names)
+    return None
 
 
 def _is_class(source: Source, call: cst.Call, by: str) -> bool:
@@ -216,7 +239,7 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
     """Tell whether a name is used after a call, for more than a count, and with the value from before it."""
     index, name = source.index, made.name
     inside = set(map(id, walk(call)))
-    if any(dotted(arg.value) == name for arg in call.args):
+    if name in names_given(source, call):
         return False
     is_named = made.is_one_of or not shares(index, made.value)
     is_named = is_named and named_as_parameters(made.value, name) is not None

@@ -18,6 +18,7 @@ from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.own_states import adds_to_its_state
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
+from fsdp_migrate.source.python.starred import given_in
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -195,6 +196,8 @@ def _prepared_below(module: Module) -> Iterator[ast.Call]:
             for call in each.calls:
                 func = method_in(module.tree, call.func)
                 given = [dotted(arg) or "" for arg in call.args]
+                if any(isinstance(arg, ast.Starred) for arg in call.args):
+                    given = given_in(module.tree, call)
                 if func is None or func.attr not in PREPARES or len(given) < 2:
                     is_theirs = False
                 else:

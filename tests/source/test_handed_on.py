@@ -22,6 +22,8 @@ SAVE = (
     "def save(model):\n    with {0}.state_dict_type(model, {1}StateDictType.SHARDED_STATE_DICT):\n"
     "        return model.state_dict()\n"
 )
+ALIAS = "\n\nSharded = FSDP\n"
+NEW = f"Sharded, StateDictType\n{SAVE.format('Sharded', '')}"
 SAVED = "def save(model):\n    return get_model_state_dict(model)\n"
 
 
@@ -53,6 +55,40 @@ def after(folder: Path, files: dict[str, str]) -> dict[str, str]:
             },
             "pkg/main.py",
         ),
+        # By names of the project's own.
+        ({"dist.py": f"{WRAP}{ALIAS}", "main.py": f"from dist import {NEW}"}, "main.py"),
+        (
+            {"dist.py": f"{WRAP}{ALIAS}", "main.py": f"import dist\n{SAVE.format('dist.Sharded', 'dist.')}"},
+            "main.py",
+        ),
+        (
+            {
+                "dist.py": "import torch.distributed.fsdp as fsdp\n\n"
+                "Sharded: type = fsdp.FullyShardedDataParallel\n"
+                "StateDictType = fsdp.StateDictType\n",
+                "main.py": f"from dist import {NEW}",
+            },
+            "main.py",
+        ),
+        (
+            {
+                "pkg/__init__.py": f"from .own import {NEW.splitlines()[0]}\n",
+                "pkg/own.py": "from .dist import FSDP, StateDictType\n\nSharded = FSDP\n",
+                "pkg/dist.py": WRAP,
+                "pkg/main.py": f"from pkg import {NEW}",
+            },
+            "pkg/main.py",
+        ),
+        (
+            {
+                "dist.py": "try:\n"
+                "    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType\n\n"
+                "    Sharded = FullyShardedDataParallel\n"
+                "except ImportError:\n    Sharded = StateDictType = None\n",
+                "main.py": f"from dist import {NEW}",
+            },
+            "main.py",
+        ),
     ],
 )
 def test_a_name_from_a_file_of_the_project_is_torchs(
@@ -76,4 +112,29 @@ def test_a_class_of_the_same_name_is_not_taken_for_torchs(tmp_path: Path) -> Non
         "own.py": "class FSDP:\n    pass\n",
         "main.py": "from own import FSDP\nmodel = FSDP(net)\n",
     }
+    assert after(tmp_path, files)["main.py"] == files["main.py"]
+
+
+def test_questions_about_a_name_of_the_projects_own_are_fsdp2s(tmp_path: Path) -> None:
+    main = (
+        "from dist import Sharded\n\n\ndef clip(module, value):\n    if isinstance(module, Sharded):\n"
+        "        return module.clip_grad_norm_(value)\n"
+    )
+    files = after(tmp_path, {"dist.py": f"{WRAP}{ALIAS}", "main.py": main})
+    assert "isinstance(module, FSDPModule)" in files["main.py"]
+    assert "return clip_grad_norm_(module, value)" in files["main.py"]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "Sharded = FSDP\nSharded = Own\n",
+        "if old:\n    Sharded = FSDP\nelse:\n    Sharded = Own\n",
+        "Sharded, Other = FSDP, Own\n",
+        "from registry import *\n\nSharded.cls = FSDP\n",
+        "def make():\n    Sharded = FSDP\n    return Sharded\n\n\nclass Sharded:\n    pass\n",
+    ],
+)
+def test_a_name_that_may_be_of_another_class_is_not_taken_for_torchs(tmp_path: Path, own: str) -> None:
+    files = {"dist.py": f"{WRAP}\n\n{own}", "main.py": "from dist import Sharded\nmodel = Sharded(net)\n"}
     assert after(tmp_path, files)["main.py"] == files["main.py"]

@@ -38,6 +38,7 @@ def lines(code: str) -> list[int]:
         ("kept = list(filter(lambda p: p.requires_grad, model.parameters()))\n", CLIP, True),
         ("kept = itertools.chain(model.head.parameters(), model.body.parameters())\n", CLIP, True),
         ("kept = list(model.head.parameters()) + list(model.body.parameters())\n", CLIP, True),
+        ("kept = []\nfor p in model.parameters():\n    kept.append(p.clone())\n", CLIP, False),
         ("kept, no = [], []\nfor n, p in model.named_parameters():\n    kept.append(p)\n", CLIP, True),
         ("kept = []\nfor p in other.parameters():\n    kept.append(p)\n", CLIP, False),
         ("kept = []\nfor p in model.parameters():\n    kept.append(p.shape)\n", "print(len(kept))\n", False),
@@ -65,6 +66,81 @@ def test_lists_from_before_prepare(made: str, used: str, *, is_said: bool) -> No
         "import itertools\nimport torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
     )
     assert not lines(without + made + PREPARE + used)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        (
+            "things = [model, optimizer]\ndone = accelerator.prepare(*things)\nmodel, optimizer = done[:2]\n",
+            True,
+        ),
+        ("things = [model, optimizer]\nmodel, optimizer = accelerator.prepare(*things)\n", True),
+        ("model, optimizer, x = accelerator.prepare(*(model, optimizer), x)\n", True),
+        (
+            "things = []\nthings.append(model)\nthings += [optimizer]\nx = accelerator.prepare(*things)\n",
+            True,
+        ),
+        ("things = [model]\nif x:\n    things += [optimizer]\nx = accelerator.prepare(*things)\n", True),
+        ("things = [loader, optimizer]\nx = accelerator.prepare(*things)\n", False),
+        ("things = [model, optimizer]\nx = other.prepare(*things)\n", False),
+    ],
+)
+def test_lists_from_before_prepare_of_what_a_list_holds(given: str, *, is_said: bool) -> None:
+    made = "kept = [p for p in {}.parameters() if p.requires_grad]\noptimizer = torch.optim.AdamW(kept)\n"
+    assert lines(ACCELERATE + made.format("model") + given + CLIP) == ([5] if is_said else [])
+    assert not lines(ACCELERATE + f"{given.replace('optimizer', 'loader')}{made.format('model')}{CLIP}")
+
+
+PICK = (
+    "def pick(net, lr=0):\n    names, picked = [], []\n    for name, p in net.named_parameters():\n"
+    "        if 'head' in name:\n            names.append(name)\n            picked.append({put})\n"
+    "    return {given}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("put", "given", "made", "is_said"),
+    [
+        ("p", "picked", "kept = pick(model)\n", True),
+        ("p", "picked", "kept = list(pick(net=model, lr=1))\n", True),
+        ("p", "picked", "kept = pick(model.decoder)\n", True),
+        ("{'params': [p]}", "picked", "kept = pick(model)\n", True),
+        ("p", "names, picked", "no, kept = pick(model)\n", True),
+        ("p", "[p for p in net.parameters() if p.requires_grad]", "kept = pick(model)\n", True),
+        ("p", "names, picked", "kept, no = pick(model)\n", False),
+        ("p", "names, picked", "kept = pick(model)\n", False),
+        ("p", "names", "kept = pick(model)\n", False),
+        ("p", "len(picked)", "kept = pick(model)\n", False),
+        ("p.shape", "picked", "kept = pick(model)\n", False),
+        ("p.detach().clone()", "picked", "kept = pick(model)\n", False),
+        ("p", "picked", "kept = pick(other)\n", False),
+        ("p", "picked", "kept = pick(copy.deepcopy(model))\n", False),
+        ("p", "picked", "kept = pick(other, model)\n", False),
+    ],
+)
+def test_lists_that_a_function_fills(put: str, given: str, made: str, *, is_said: bool) -> None:
+    after = ACCELERATE + made + PREPARE + CLIP
+    pick = PICK.replace("{put}", put).replace("{given}", given)
+    assert lines(after + pick) == ([5] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("base", "is_said"),
+    [
+        ("net.base", True),
+        ("getattr(net, 'base', net)", True),
+        ("accelerator.unwrap_model(net)", True),
+        ("copy.deepcopy(net)", False),
+        ("build(net)", False),
+    ],
+)
+def test_lists_that_a_function_fills_of_a_part(base: str, *, is_said: bool) -> None:
+    pick = (
+        f"def pick(net):\n    picked = []\n    base = {base}\n    for p in base.parameters():\n"
+        "        picked.append(p)\n    return picked\n"
+    )
+    assert lines(f"{ACCELERATE}kept = pick(model)\n{PREPARE}{CLIP}{pick}") == ([5] if is_said else [])
 
 
 def test_what_a_model_was_made_of() -> None:

@@ -92,6 +92,10 @@ _MUON = (
 )
 _STEP = "    def step(self):\n        for p in self.params:\n            x = p.ndim == 2\n"
 _TOGETHER = "optimizer = Muon(model.parameters())\nmodel, optimizer = accelerator.prepare(model, optimizer)\n"
+_LISTED = (
+    "optimizer = Muon(model.parameters())\nthings = [model, optimizer]\n"
+    "model, optimizer = accelerator.prepare(*things)\n"
+)
 _APART = (
     "model = accelerator.prepare(model)\noptimizer = Muon(model.parameters())\n"
     "optimizer = accelerator.prepare(optimizer)\n"
@@ -100,7 +104,13 @@ _APART = (
 
 @pytest.mark.parametrize(
     ("step", "use", "is_said"),
-    [("", _TOGETHER, False), ("", _APART, True), ("", _TOGETHER + _APART, True), (_STEP, _TOGETHER, True)],
+    [
+        ("", _TOGETHER, False),
+        ("", _LISTED, False),
+        ("", _APART, True),
+        ("", _TOGETHER + _APART, True),
+        (_STEP, _TOGETHER, True),
+    ],
 )
 def test_an_optimizers_constructor_sees_whole_shapes_above_prepare(
     tmp_path: Path, step: str, use: str, *, is_said: bool
@@ -117,6 +127,7 @@ def test_an_optimizers_constructor_sees_whole_shapes_above_prepare(
     [
         ("model, optimizer = accelerator.prepare(model, optimizer)\n", True),
         ("prepare = accelerator.prepare\nmodel, optimizer = prepare(model, optimizer)\n", True),
+        ("things = [model, optimizer]\nmodel, optimizer = accelerator.prepare(*things)\n", True),
         ("optimizer = accelerator.prepare(optimizer)\n", False),
         ("other, model = accelerator.prepare(other, model)\n", False),
     ],

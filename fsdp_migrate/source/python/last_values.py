@@ -178,6 +178,11 @@ def calls_by_function(
 
 def always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:
     """Tell whether an assignment stands in a block that the place stands in too: then it was run."""
+    return was_run(index, binding.node, node)
+
+
+def was_run(index: Index, line: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Tell whether what stands above a place stands in a block that the place stands in too."""
     blocks = (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module)
-    block = next((a for a in index.ancestors(binding.node) if isinstance(a, blocks)), None)
+    block = next((a for a in index.ancestors(line) if isinstance(a, blocks)), None)
     return block is not None and block in set(index.ancestors(node))

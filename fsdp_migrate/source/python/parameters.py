@@ -12,6 +12,8 @@ from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
@@ -85,13 +87,26 @@ def _filled_from(index: Index, name: cst.Name, depth: int) -> cst.BaseExpression
             continue
         if func.attr.value == "extend" and (found := model_of(index, call.args[0].value, depth + 1)):
             return found
-        put = {each.value for each in walk_for(call.args[0].value, cst.Name)}
+        put = set(_put(call.args[0].value))
         for above in index.ancestors(call):
             if isinstance(above, cst.For) and put & _parameters_of(above):
                 return model_of(index, above.iter, depth + 1)
             if isinstance(above, cst.FunctionDef):
                 break
     return None
+
+
+def _put(node: cst.BaseExpression) -> Iterator[str]:
+    """Yield the names of what is put into a list as it is: ``p``, ``{"params": [p]}``, and no ``p.shape``."""
+    if isinstance(node, cst.Attribute) and node.attr.value == "data":
+        node = node.value
+    if isinstance(node, cst.Name):
+        yield node.value
+    elif isinstance(node, (cst.Dict, cst.List, cst.Set, cst.Tuple)):
+        for each in node.elements:
+            yield from _put(each.value)
+    elif isinstance(node, cst.IfExp):
+        yield from (*_put(node.body), *_put(node.orelse))
 
 
 def _is_made_empty(binding: Binding) -> bool:

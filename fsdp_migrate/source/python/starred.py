@@ -1,6 +1,7 @@
 """What a call of Accelerate's ``prepare`` is given by a star: ``prepare(*things)``.
 
-It is read where a list shows it, also by names: ``*map(lambda name: getattr(self, name), names)``.
+It is read where a list shows it, also by names: ``*map(lambda name: getattr(self, name), names)``, and where
+that list grows below: ``things.extend([critic, critic_optimizer])``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, was_run
+from fsdp_migrate.source.python.nodes import dotted
 
 
 if TYPE_CHECKING:
@@ -31,16 +33,80 @@ def given_to(index: Index, call: cst.Call, *, or_taken: bool = False) -> list[st
         node.value: value
         for arg in call.args
         for node in _names(arg.value)
-        if node in index.scopes and (value := last_value(index, node)) is not None
+        if node in index.scopes and (value := _grown(index, call, node)) is not None
     }
     parsed = _parsed(index.module, call)
     if not isinstance(parsed, ast.Call):
         return []
-    found = _given(parsed, lambda name: _parsed(index.module, names[name.id]) if name.id in names else None)
+    found = _given(parsed, lambda name: names.get(name.id))
     above = index.parents.get(call)
     if found or not or_taken or not isinstance(above, cst.Assign):
         return found
     return _taken(_parsed(index.module, above.targets[0].target))
+
+
+def added_to(index: Index, call: cst.Call) -> Iterator[tuple[cst.CSTNode, list[str]]]:
+    """Yield where the lists grow that a call is given by a star, in a branch perhaps, and what is added."""
+    for arg in call.args:
+        if arg.star == "*" and isinstance(arg.value, cst.Name) and arg.value in index.scopes:
+            for place, items in _added(index, call, arg.value, _list_of(index, arg.value)):
+                yield place, [_text(each) for each in items or ()]
+
+
+def _grown(index: Index, call: cst.Call, name: cst.Name) -> ast.expr | None:
+    """Return what a name holds for a call: a list with what is always added to it."""
+    value = _list_of(index, name)
+    parsed = _parsed(index.module, value) if value is not None else None
+    if isinstance(parsed, (ast.List, ast.Tuple)):
+        for place, items in _added(index, call, name, value):
+            if items is None or not was_run(index, place, call):
+                break  # from here on the places are not known
+            parsed.elts += items
+    return parsed
+
+
+def _list_of(index: Index, name: cst.Name) -> cst.BaseExpression | None:
+    """Return what a name is given, also where ``things += [x]`` adds to it."""
+    value = last_value(index, name)
+    if value is not None:
+        return value
+    bindings = index.scopes[name].lookup(name.value)
+    made = [each for each in bindings if not isinstance(index.parents.get(each.node), cst.AugAssign)]
+    return made[0].value if len(made) == 1 and made[0].index is None else None
+
+
+def _added(
+    index: Index, call: cst.Call, name: cst.Name, value: cst.BaseExpression | None
+) -> Iterator[tuple[cst.CSTNode, list[ast.expr] | None]]:
+    """Yield where a list grows between its making and a call, and what is added; None where not seen."""
+    if not isinstance(value, (cst.List, cst.Tuple)):
+        return
+    order, function = index.order, index.function(call)
+    for node in sorted(_additions(index, name.value), key=order.__getitem__):
+        is_between = order[value] < order[node] < order[call] and not index.excludes(node, call)
+        if is_between and index.function(node) is function:
+            given = node.args[0].value if isinstance(node, cst.Call) else node.value
+            parsed = _parsed(index.module, given)
+            if isinstance(node, cst.Call) and _method(node) == "append":
+                yield node, [parsed] if parsed is not None else None
+            else:
+                yield node, parsed.elts if isinstance(parsed, (ast.List, ast.Tuple)) else None
+
+
+def _additions(index: Index, name: str) -> Iterator[cst.Call | cst.AugAssign]:
+    for node in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(node, cst.Call)
+        is_its = dotted(call.func) in {f"{name}.append", f"{name}.extend"}
+        if is_its and len(call.args) == 1 and not call.args[0].star:
+            yield call
+    for node in index.by_kind.get(cst.AugAssign, ()):
+        line = cst.ensure_type(node, cst.AugAssign)
+        if dotted(line.target) == name and isinstance(line.operator, cst.AddAssign):
+            yield line
+
+
+def _method(call: cst.Call) -> str:
+    return (dotted(call.func) or "").rpartition(".")[2]
 
 
 def given_in(tree: ast.Module, call: ast.Call) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from fsdp_migrate.source.uses import Found, Replace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.findings import Finding
     from fsdp_migrate.source.python.text import Source
     from fsdp_migrate.source.uses import Edit
 
@@ -107,7 +109,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     argument = next(arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "fsdp")
     values = Values(source)
-    document = _document(given, values)
+    document, maybe = _document(given, values)
     if not document["fsdp"]:
         return
     converted = convert_settings("hf", document, values)
@@ -123,28 +125,35 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM327", argument, text, "commented", is_of_its_own=True)
         return
     places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
-    findings = converted.findings
+    findings = [_where(each, maybe) for each in converted.findings]
     yield from said_of(findings, values, lambda subject: places.get(subject.partition(".")[0], argument))
     becomes = f"fsdp_config={values.shown(python_text(converted.after['fsdp_config']))}"
     edits = tuple(_edits(source, call, given, values, converted))
     yield Found("FM428", call, becomes, "rewritten", edits)
 
 
-def _document(given: Given, values: Values) -> dict[str, Any]:
-    """Return the arguments as a config of the Trainer holds them."""
+def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
+    """Return the arguments as a config of the Trainer holds them, and what of them may be true."""
     document: dict[str, Any] = {"output_dir": "."}
     for name in ("fsdp", "fsdp_config", *_FORMER):
         value = values.read(given[name]) if name in given else None
         if value is not None:
             document[name] = _read_json(value) if name == "fsdp_config" else value
-    for name in _BESIDE:
-        if name in given and values.read(given[name]) is True:
-            document[name] = True
+    flags = {name: values.read(given[name]) for name in _BESIDE if name in given}
+    document |= {name: True for name, value in flags.items() if value is True}
+    unsure = [] if True in flags.values() else [name for name in flags if values.has_unread(flags[name])]
+    document |= dict.fromkeys(unsure[:1], True)
     for name, kind in (("optim", str), ("max_grad_norm", (int, float))):
         value = values.read(given[name]) if name in given else None
         if isinstance(value, kind):
             document[name] = value
-    return {"fsdp": None, **document}
+    return {"fsdp": None, **document}, "".join(unsure[:1])
+
+
+def _where(finding: Finding, maybe: str) -> Finding:
+    """Return what is said of mixed precision, where it is known only when this runs if it is asked for."""
+    is_unsure = finding.code == "FM354" and bool(maybe)
+    return replace(finding, message=f"where this is true, {finding.message}") if is_unsure else finding
 
 
 def _read_json(value: Any) -> Any:

@@ -11,7 +11,14 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
-from fsdp_migrate.source.kept_lists import comes_with, holds, is_used_after, kept_in_functions, made_before
+from fsdp_migrate.source.kept_lists import (
+    comes_with,
+    holds,
+    is_used_after,
+    kept_in_functions,
+    made_before,
+    names_given,
+)
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
@@ -269,7 +276,7 @@ def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
     made = source.index.parents[call]
     names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
     for other, kinds in _preparing(source) if names and call.args else ():
-        given = {text_of(arg.value) for arg in other.args}
+        given = names_given(source, other)
         is_below = source.index.order[other] > source.index.order[call]
         is_its = names & given and source.index.function(other) is source.index.function(call)
         if is_its and is_below and not source.models.frameworks.is_elsewhere(kinds, other):

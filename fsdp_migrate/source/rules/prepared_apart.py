@@ -28,7 +28,7 @@ from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
-from fsdp_migrate.source.python.starred import given_to
+from fsdp_migrate.source.python.starred import added_to, given_to
 from fsdp_migrate.source.uses import Found
 
 
@@ -154,9 +154,7 @@ def _refused(source: Source, call: cst.Call) -> str:
     if re.search(MODEL_ALONE, f"accelerator.{method_that_shards(source.index, call.func)}{_given(call)}"):
         return _MEANT
     if any(arg.star for arg in call.args):
-        asked = asked_as_models(source.index)
-        listed = [each for each in given_to(source.index, call) if is_model(each, asked)]
-        return _SEVERAL if len(listed) > 1 else ""
+        return _SEVERAL if _lists_several(source, call) else ""
     names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
     models = _models(source, call)
@@ -165,6 +163,19 @@ def _refused(source: Source, call: cst.Call) -> str:
     if models and _is_beside_no_optimizer(source, call):
         return _MEANT
     return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _lists_several(source: Source, call: cst.Call) -> bool:
+    """Tell whether a list that a call is given by a star has several models, where it grows below too."""
+    index, asked = source.index, asked_as_models(source.index)
+    parts: list[tuple[cst.CSTNode, set[str]]] = []
+    for place, names in ((call, given_to(index, call)), *added_to(index, call)):
+        models = {each for each in names if is_model(each, asked)}
+        others = [held for where, held in parts if not index.excludes(where, place)]
+        if len(models.union(*others)) > 1:
+            return True
+        parts.append((place, models))
+    return False
 
 
 def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:

@@ -63,6 +63,27 @@ def test_an_optimizer_that_stops_at_its_first_step_has_a_comment() -> None:
     assert "FM343" not in comments(call.format("adamw_torch"), HF)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("bf16=True", "`bf16`: bfloat16: Accel"),
+        ("fp16=True, bf16=args.bf16", "`fp16`: float16: Accel"),
+        ("bf16=args.bf16", "`bf16`: where this is true, bfloat16: Accel"),
+        ("fp16=not args.bf16, bf16=args.bf16", "`bf16`: where this is true, bfloat16: Accel"),
+        ("fp16=config.fp16_training, bf16=False", "`fp16`: where this is true, float16: Accel"),
+        ("bf16=torch.cuda.is_bf16_supported()", "`bf16`: where this is true, bfloat16: Accel"),
+        ("bf16=False, fp16=None", ""),
+        ("bf16_full_eval=args.bf16", ""),
+    ],
+)
+def test_mixed_precision_that_may_be_asked_for(given: str, said: str) -> None:
+    body = f'a = TrainingArguments("o", fsdp="full_shard auto_wrap", {given})\n'
+    found = comments(body, HF)
+    assert (f"FM354 {said}" in found) if said else ("FM354" not in found)
+    assert last(body, HF).endswith(f"}}, {given})\n")
+    assert "FM354" not in comments(body.replace("full_shard auto_wrap", ""), HF)
+
+
 def test_a_dict_is_changed_where_it_stands_and_keeps_its_comments() -> None:
     body = (
         "config = dict(\n"

@@ -322,6 +322,9 @@ def test_an_accelerator_and_its_methods_by_other_names(body: str, *, is_said: bo
     assert ("FM449" in comments(body, PLUGIN)) is is_said
 
 
+THINGS = "things = [model, opt, loader]\n"
+
+
 @pytest.mark.parametrize(
     ("before", "given", "is_said"),
     [
@@ -332,6 +335,18 @@ def test_an_accelerator_and_its_methods_by_other_names(body: str, *, is_said: bo
         ("things = [model, opt, loader]\n", "*things", False),
         ("names = ('model', 'critic', 'opt')\n", "*map(load, names)", False),
         ("", "*things", False),
+        # A list that grows.
+        (f"{THINGS}if critic:\n    things.extend([critic, critic_opt])\n", "*things", True),
+        (f"{THINGS}things.extend((critic, critic_opt))\n", "*things", True),
+        (f"{THINGS}if critic:\n    things += [critic, critic_opt]\n", "*things", True),
+        (f"{THINGS}things.append(critic)\n", "*things", True),
+        ("things = (model, opt)\nthings += (critic,)\n", "*things", True),
+        ("things = []\nfor each in x:\n    things.append(model)\nthings += [critic]\n", "*things", True),
+        (f"{THINGS}things.append(loader)\nthings += [scheduler]\n", "*things", False),
+        (f"{THINGS}others.append(critic)\n", "*things", False),
+        (f"{THINGS}things += [model]\n", "*things", False),
+        ("things = []\nif x:\n    things.append(model)\nelse:\n    things += [critic]\n", "*things", False),
+        (f"things = [critic]\nthings.append(critic_opt)\n{THINGS}", "*things", False),
     ],
 )
 def test_several_models_in_a_list_get_a_comment(before: str, given: str, *, is_said: bool) -> None:

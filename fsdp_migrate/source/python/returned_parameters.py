@@ -1,0 +1,93 @@
+"""What functions of a source give of a model's parameters: lists that they fill, and return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.parameter_lists import shares
+from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_DEEPEST = 3
+
+
+def returned_shares(
+    source: Source, node: cst.BaseExpression, place: tuple[int, int] | None = None
+) -> Iterator[cst.BaseExpression]:
+    """Yield the models, as a call is given them, whose parameters the function returns that it calls.
+
+    Args:
+        source: The source.
+        node: The call, ``pick(model)``, or ``list(pick(model))``.
+        place: Of what is taken apart, ``a, b = pick(model)``, which part, and how many there are.
+    """
+    if not isinstance(node, cst.Call):
+        return
+    if (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS and place is None:
+        for arg in node.args:
+            yield from returned_shares(source, arg.value)
+        return
+    for function in source.models.guards.functions(node.func):
+        given = _given(function, node)
+        for line in walk_for(function.body, cst.Return):
+            value = _part(line.value, place) if source.index.function(line) is function else None
+            for share in shares(source.index, value) if value is not None else ():
+                name = _root(source, share.model)
+                if name in given:
+                    yield given[name]
+
+
+def _part(value: cst.BaseExpression | None, place: tuple[int, int] | None) -> cst.BaseExpression | None:
+    if not isinstance(value, cst.Tuple):
+        return value if place is None else None
+    if place is None or len(value.elements) != place[1]:
+        return None
+    return value.elements[place[0]].value
+
+
+def _given(function: cst.FunctionDef, call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """Return what a call gives to the parameters of a function, as far as no star stands before."""
+    names = [each.name.value for each in function.params.params]
+    if isinstance(call.func, cst.Attribute) and names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    found: dict[str, cst.BaseExpression] = {}
+    for place, arg in enumerate(call.args):
+        if arg.star:
+            break
+        if arg.keyword is not None:
+            found[arg.keyword.value] = arg.value
+        elif place < len(names):
+            found[names[place]] = arg.value
+    return found
+
+
+def _root(source: Source, node: cst.BaseExpression) -> str:
+    """Return the name that a part of a model is of: also of ``base = getattr(model, "base", model)``."""
+    for _ in range(_DEEPEST):
+        while isinstance(node, cst.Attribute):
+            node = node.value
+        if not isinstance(node, cst.Name):
+            return ""
+        value = last_value(source.index, node) if node in source.index.scopes else None
+        if isinstance(value, cst.Call) and _is_a_part(value):
+            value = value.args[0].value
+        if not isinstance(value, (cst.Name, cst.Attribute)):
+            return node.value if value is None else ""
+        node = value
+    return ""
+
+
+def _is_a_part(call: cst.Call) -> bool:
+    """Tell whether a call gives a part of what it is given, or what that wraps: no copy of it."""
+    name = (dotted(call.func) or "").split(".")[-1]
+    return bool(call.args) and (name == "getattr" or name.startswith("unwrap"))
