@@ -27,6 +27,7 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import COMPOSER
+from fsdp_migrate.adapters.engine.composer_version import sets_fsdp2
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
@@ -244,7 +245,9 @@ class ComposerAdapter:
         """Take a mapping for Composer's ``fsdp_config``."""
         block = Block(self.name, path, node, owner, document)
         names = set(effective(node))
-        block.is_fsdp2 = "reshard_after_forward" in names and names <= FSDP2_FIELDS
+        # Composer's FSDP1 stops at FSDP2's key. Beside a strategy it may be half converted.
+        told = "reshard_after_forward" in names or (bool(names) and sets_fsdp2(document))
+        block.is_fsdp2 = told and "sharding_strategy" not in names
         if not names:
             block.unused = "it is empty"
         return block
@@ -298,7 +301,8 @@ class ComposerAdapter:
             "Export it where the run is started. fsdp-migrate's Composer callback needs neither this nor a "
             "new YAML."
         )
-        draft.say("FM355", block.name, text, hint)
+        if not sets_fsdp2(block.root):
+            draft.say("FM355", block.name, text, hint)
         _say_microbatches(block, draft)
         _say_clipping(block, draft)
         trainer = target_of(plain_values(block.owner)) or ""

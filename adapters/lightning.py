@@ -31,7 +31,8 @@ from fsdp_migrate.adapters.engine.base import (
 )
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
 from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
-from fsdp_migrate.adapters.engine.lightning_hydra import is_hydra, tell_of_group
+from fsdp_migrate.adapters.engine.lightning_hydra import is_hydra, tell_of_group, tell_of_reader
+from fsdp_migrate.adapters.engine.lightning_policies import POLICIES, leave_own_policies
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, full_or_sharded
 from fsdp_migrate.adapters.engine.torch_objects import (
@@ -89,7 +90,6 @@ TRAINER = MARKERS | frozenset(
     }
 )
 """The arguments of Lightning's Trainer."""
-POLICIES = frozenset({"auto_wrap_policy", "activation_checkpointing_policy"})
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 PRECISIONS = {"bf16-mixed": "bfloat16", "bf16": "bfloat16", "bf16-true": "bfloat16", "16-true": "float16"}
 
@@ -226,11 +226,11 @@ class LightningAdapter:
 
     def emit(self, block: Block, config: FSDP2Config, draft: Draft) -> None:
         """Draft ``ModelParallelStrategy``, and emit the hook that shards the model."""
-        size = _data_parallel_size(block, draft)
-        if block.node is None:
-            _emit_word(block, size, draft)
-        else:
-            _emit_mapping(block, size, draft)
+        is_fabric = _is_fabrics(block)
+        reader = None if is_fabric or block.node is not None else tell_of_reader(block, draft)
+        if reader is None:
+            emit_strategy = _emit_word if block.node is None else _emit_mapping
+            emit_strategy(block, _data_parallel_size(block, draft), draft)
         checkpointing = next(
             (
                 value
@@ -243,13 +243,16 @@ class LightningAdapter:
         )
         shape = read_objects(_arguments(block).get("device_mesh"))
         shape = None if holds_reference(shape) else shape
-        is_fabric = _is_fabrics(block)
         if is_fabric:
             block.code = function_code(self.parse(block), checkpointing, shape)
         else:
             synced = _sync_batchnorm(block, draft)
             block.code = hook_code(self.parse(block), checkpointing, shape, sync_batchnorm=synced)
         _say_precision(block, draft)
+        if reader is not None:
+            block.is_left = True
+            block.code = None if reader.makes_strategy else block.code
+            return
         if config.mesh != "shard":
             text = "Lightning's mesh is (data, tensor): the hook makes one of its own for this strategy."
             draft.say("FM355", block.at("sharding_strategy"), text)
@@ -398,7 +401,7 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
     inner = Block(block.framework, path, node, block.owner, block.root, settings=block.settings)
     draft.table(inner, LIGHTNING_KEYS, ignore=frozenset({"_target_", "class_path", "_partial_", "_convert_"}))
     _hook_references(inner, draft)
-    _leave_own_policies(inner, draft)
+    leave_own_policies(inner, draft)
     reasons = {
         "data_parallel_size": "FSDP2 over all ranks",
         "tensor_parallel_size": "no tensor parallelism; Lightning's default is all ranks of a node",
@@ -424,24 +427,6 @@ def _hook_references(block: Block, draft: Draft) -> None:
         else:
             outcome = in_hook(value, block)
         draft.take(owner_of(block.node, entry), entry, outcome, block.at(name))
-
-
-def _leave_own_policies(block: Block, draft: Draft) -> None:
-    """Say of policies that code of the project makes that they are not in the hook."""
-    assert block.node is not None
-    values = with_siblings(plain_values(block.node))
-    for name in sorted(POLICIES & set(values)):
-        maker = own_policy(values[name])
-        if maker is None:
-            continue
-        draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
-        text = f"{maker} makes a policy of the project's own: taken out, and not in the hook."
-        if name == "auto_wrap_policy":
-            hint = f"Import it there, and give its object as `{name!r}` in the arguments: without one, "
-            hint += "the root is the only unit."
-        else:
-            hint = "Give `prepare_fully_shard` the layers' classes as `activation_checkpointing`."
-        draft.say("FM355", block.at(name), text, hint)
 
 
 def _sync_batchnorm(block: Block, draft: Draft) -> bool:

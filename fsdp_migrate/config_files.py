@@ -120,6 +120,12 @@ class ConfigConversion:
             return "fsdp2"
         return "unused" if self.has_nothing else "elsewhere"
 
+    @property
+    def left_to(self) -> str:
+        """Say which source reads it itself, so that it stays; empty where none does."""
+        stay = {each.path for each in self.conversion.blocks if each.is_left}
+        return next((each.message for each in self.conversion.findings if each.subject in stay), "")
+
     def diff(self) -> str:
         """Return the change as a unified diff, empty where nothing changes."""
         return unified_diff(self.conversion.source, self.conversion.text, self.path)

@@ -48,7 +48,7 @@ def lightning_package(config: Path) -> str | None:
     if root is None:
         return None
     counts: Counter[str] = Counter()
-    for path in _sources(root):
+    for path in sources_below(root):
         if path.stat().st_size <= _MOST_BYTES:
             counts.update(_LIGHTNING.findall(path.read_text(encoding="utf-8", errors="replace")))
     if not counts:
@@ -83,7 +83,7 @@ def _prepares_without(other: re.Pattern[str], folder: Path) -> bool:
     if root is None:
         return False
     prepares = False
-    for count, path in enumerate(_sources(root), 1):
+    for count, path in enumerate(sources_below(root), 1):
         text = path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
         if count == _MOST_FILES or other.search(text):
             return False
@@ -135,7 +135,7 @@ def project_root(path: Path) -> Path | None:
     return next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
 
 
-def _sources(root: Path) -> Iterator[Path]:
+def sources_below(root: Path) -> Iterator[Path]:
     """Yield the project's Python files, so many at most; links, hidden folders and venvs are left out."""
     count = 0
     for folder, folders, names in os.walk(root):

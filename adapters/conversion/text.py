@@ -31,13 +31,14 @@ class BlockReport:
 
     ``state`` is ``converted``, ``fsdp2`` (it was FSDP2 already), ``unused`` (the framework does not read it)
     or ``unchanged`` (nothing of it could be converted here; the findings say why).
-    ``code`` is Python that must go beside it, or None.
+    ``code`` is Python that must go beside it, or None. ``is_left``: code of the project reads it itself.
     """
 
     framework: str
     path: str
     state: str
     code: str | None = None
+    is_left: bool = False
 
     def as_dict(self) -> dict[str, str | None]:
         """Return the report as it stands in JSON."""
@@ -276,11 +277,12 @@ def _convert_block(adapter: Adapter, block: Block, draft: Draft) -> BlockReport:
     before, num_said = draft.edits.asked, len(draft.findings)
     adapter.emit(block, config_of(adapter, block, draft), draft)
     draft.settle(block)
-    state = "converted" if draft.edits.asked > before or block.code else "unchanged"
+    is_converted = draft.edits.asked > before or (block.code and not block.is_left)
+    state = "converted" if is_converted else "unchanged"
     said = {finding.code for finding in draft.findings[num_said:]}
     if state == "unchanged" and said == {"FM347"}:  # of the file that it names
         state = "fsdp2"
-    return BlockReport(adapter.name, block.name, state, block.code)
+    return BlockReport(adapter.name, block.name, state, block.code, block.is_left)
 
 
 def config_of(adapter: Adapter, block: Block, draft: Draft | None = None) -> FSDP2Config:

@@ -39,7 +39,8 @@ class Block:
     ``node`` holds the FSDP keys, or is None where there is no such mapping yet; ``owner`` is the mapping
     around it (the same as ``node`` where the keys stand at the top), ``root`` the whole document.
     ``unused`` says why the framework does not read it, ``is_fsdp2`` that it is FSDP2 already, ``is_certain``
-    that what stands around it is this framework's and no other's.
+    that what stands around it is this framework's and no other's, ``is_left`` that the project's own code,
+    which reads it, is to be changed in its place.
     """
 
     framework: str
@@ -52,6 +53,7 @@ class Block:
     settings: Settings = field(default_factory=Settings)
     code: str | None = None
     is_certain: bool = True
+    is_left: bool = False
 
     @property
     def name(self) -> str:

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class StrategyReader:
+    """A source that reads ``strategy: fsdp`` of a config itself, and whether it makes the strategy of it."""
+
+    path: str
+    makes_strategy: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
@@ -23,7 +31,8 @@ class Settings:
     ``is_packed`` that the command does. ``file_name`` is what the text's own file is called.
     ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
     before, and ``environment`` what is handed on to Accelerate beside it. ``is_hydra`` tells of a file of
-    Lightning's that another one chooses it as of a group of Hydra's.
+    Lightning's that another one chooses it as of a group of Hydra's. ``reader`` names the source that reads
+    ``strategy: fsdp`` itself, where nothing of the project reads classes in YAML; None where there is none.
     """
 
     world_size: int | None = None
@@ -43,3 +52,4 @@ class Settings:
     environment: dict[str, str] = field(default_factory=dict)
     is_hydra: bool = False
     file_name: str = ""
+    reader: Callable[[bool], StrategyReader | None] = lambda is_hydra: None

@@ -18,6 +18,7 @@ from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.meta_models import are_made_on_meta
 
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def with_frameworks(
     if models.trainers or "accelerate" in models.users:
         recurrent = (path for path, text in texts.items() if _RECURRENT.search(text))
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
+    if models.trainers and any(map(are_made_on_meta, texts.values())):
+        links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
 from fsdp_migrate.source.files import SHELL, find_sources, read_source
+from fsdp_migrate.source.launch_precision import gives_precision
 
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ State = Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
 _STATES: dict[str, State] = {"converted": "changes", "fsdp2": "fsdp2", "unused": "unused"}
 _IN_SCRIPT = "(a here-document with FSDP1's settings, which `fsdp-migrate config` converts in the script)"
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
+
+_CASTS = "FM354"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,12 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
     except FSDPMigrateError:
         return
     for line, command in commands_of(text):
-        if not _SPEAKS_OF_FSDP.search(command) or (found := _look_at(path, line, command)) is None:
+        speaks = _SPEAKS_OF_FSDP.search(command) is not None
+        if not (speaks or gives_precision(path, command)):
+            continue
+        found = _look_at(path, line, command)
+        # What such a command says beside its config is that its precision is FSDP2's to cast.
+        if found is None or not (speaks or _CASTS in found.codes):
             continue
         # `--fsdp_activation_checkpointing` may be an option of the script's own.
         if "accelerate" not in found.framework or "accelerate" in text or "--use_fsdp" in command:

@@ -331,7 +331,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[Launch
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if each.state in {"refused", "unclear", "broken"} and each not in known
+        if (each.needs_code or each.state in {"refused", "unclear", "broken"}) and each not in known
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))

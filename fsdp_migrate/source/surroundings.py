@@ -70,6 +70,7 @@ class ConfigFound:
     ``fsdp1_copy`` is the copy of FSDP1's settings that was kept beside one that is FSDP2's.
     ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
+    ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
     """
 
     path: str
@@ -79,6 +80,7 @@ class ConfigFound:
     fsdp1_copy: str = ""
     holds_arguments: bool = False
     lacks_version: bool = False
+    needs_code: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -201,10 +203,11 @@ def _look_at(path: Path) -> ConfigFound | None:
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
     copy = newest_backup(path) if report.state == "fsdp2" else None
     return ConfigFound(
-        *(str(path), frameworks, report.state),
+        *(str(path), frameworks, report.state, report.left_to),
         fsdp1_copy="" if copy is None else str(copy),
         holds_arguments=frameworks == "torch" and report.state == "changes",
         lacks_version=frameworks == "hf" and report.state == "changes" and not report.has_version,
+        needs_code=bool(report.left_to) and any(block.code for block in report.conversion.blocks),
     )
 
 

@@ -182,3 +182,39 @@ def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
     for key in ("cpu_offload", "forward_prefetch", "te_checkpoint_wrapper"):
         done = convert_text(f"max_duration: 1ep\nfsdp_config:\n  {key}: {value}\n")
         assert {f.code for f in done.findings if f.subject == f"fsdp_config.{key}"} == {"FM342"}
+
+
+@pytest.mark.parametrize(
+    ("before", "is_fsdp2"),
+    [
+        ("hydra: {job: {env_set: {FSDP_VERSION: '2'}}}\n", True),
+        ("env_variables: {FSDP_VERSION: 2}\n", True),
+        ("env_variables: {FSDP_VERSION: 2}\nlast: FSDP_VERSION=1 composer train.py\n", False),
+        ("env_variables:\n  - {key: FSDP_VERSION, value: '2'}\n", True),
+        ("env:\n  - {name: FSDP_VERSION, value: '1'}\n", False),
+        ("command: |\n  export FSDP_VERSION=2\n  composer train.py\n", True),
+        ("command: |\n  FSDP_VERSION=1 composer train.py\n", False),
+        ("command: |\n  # export FSDP_VERSION=2\n  composer train.py\n", False),
+        ("# export FSDP_VERSION=2\n", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("inner", ["use_orig_params: true", "verbose: true, backward_prefetch: BACKWARD_PRE"])
+def test_a_file_that_sets_the_version_is_fsdp2_already(before: str, is_fsdp2: bool, inner: str) -> None:
+    """Converted, it would save whole files, where the run that it describes saves sharded ones."""
+    text = f"{before}trainer:\n  parallelism_config:\n    fsdp: {{{inner}}}\n"
+    done = convert_text(text)
+    assert ([block.state for block in done.blocks] == ["fsdp2"]) is is_fsdp2
+    assert ({finding.code for finding in done.findings} == {"FM347"}) is is_fsdp2
+    assert done.is_changed is not is_fsdp2
+
+
+def test_a_block_with_keys_of_both_kinds_is_fsdp2_where_no_strategy_stands() -> None:
+    """Composer's FSDP1 has no ``reshard_after_forward``, and its FSDP2 drops what it does not have."""
+    alone = f"{HEAD}parallelism_config:\n  fsdp: {{reshard_after_forward: false, use_orig_params: true}}\n"
+    assert [block.state for block in convert_text(alone).blocks] == ["fsdp2"]
+    both = alone.replace("use_orig_params: true", "sharding_strategy: FULL_SHARD")
+    assert [block.state for block in convert_text(both).blocks] == ["converted"]
+    told = convert_text(f"env_variables: {{FSDP_VERSION: 2}}\n{both}")
+    assert "sharding_strategy" not in told.text
+    assert "FM355" not in {finding.code for finding in told.findings}

@@ -168,6 +168,8 @@ def _show_configs(
         holds = each.state == "changes" and isinstance(each, ConfigFound) and each.holds_arguments
         state = _ARGUMENTS if holds else _STATES[each.state]
         said = f"{each.framework}: {state}" if each.framework else state
+        if each.state == "elsewhere" and each.message:
+            said = f"{each.framework}: stays:"
         if each.state == "unclear":
             said += ":"  # a sentence of its own follows
         alike = place if everything else each.message.replace(place, "")

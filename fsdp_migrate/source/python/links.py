@@ -70,6 +70,8 @@ class Links:
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
+    beside_meta: bool = False
+    """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
     frameworks: frozenset[str] = frozenset()
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False

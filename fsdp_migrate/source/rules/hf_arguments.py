@@ -17,6 +17,7 @@ from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.config_texts import holds_fsdp2
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
+from fsdp_migrate.source.python.meta_models import are_made_on_meta
 from fsdp_migrate.source.python.nodes import code, dotted
 from fsdp_migrate.source.python.values import (
     Values,
@@ -75,6 +76,12 @@ _SHARED = "the dict of `fsdp_config` is used in other places too"
 _TAKES_IN = "the dict of `fsdp_config` takes in what is known only when this runs"
 _BY_STARS = "this dict is given to the Trainer's arguments by `**`, and stays as it is"
 _MADE = "the function that `fsdp_config` comes from would need names that it has not"
+_SYNC = "sync_module_states"
+_ON_META = (
+    "`sync_module_states`: FSDP1 sends rank 0's weights to all ranks without being told. FSDP2 does not, and "
+    "some ranks of this project make models on the meta device: they stop, because nobody fills them. Write "
+    "'cpu_ram_efficient_loading': True into `fsdp_config`, or let every rank load the weights."
+)
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
 _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
@@ -116,6 +123,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if converted.is_fsdp2:
         yield Found("FM327", argument, _ALREADY, "kept")
         return
+    yield from _of_meta(source, argument, converted)
     reasons = _reasons(source, call, given, values, converted)
     if reasons and _is_converted_elsewhere(source, converted, values):
         yield Found("FM327", argument, _ALREADY, "kept")
@@ -130,6 +138,16 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     becomes = f"fsdp_config={values.shown(python_text(converted.after['fsdp_config']))}"
     edits = tuple(_edits(source, call, given, values, converted))
     yield Found("FM428", call, becomes, "rewritten", edits)
+
+
+def _of_meta(source: Source, place: cst.CSTNode, converted: Converted) -> Iterator[Found]:
+    """Say of the weights that FSDP1 sends without being told where some ranks make none themselves."""
+    lost = next((each for each in converted.findings if each.subject.endswith(_SYNC)), None)
+    # Where it is said to be true, the adapter has FM343 for it itself.
+    if lost is None or lost.code != "FM340":
+        return
+    if source.links.beside_meta or are_made_on_meta(source.code):
+        yield Found("FM343", place, _ON_META, "commented", is_of_its_own=True)
 
 
 def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
@@ -433,5 +451,6 @@ def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str
     if converted.is_fsdp2:
         yield Found("FM327", node, _ALREADY, "kept")
         return
+    yield from _of_meta(values.source, node, converted)
     reasons = (_UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
     yield Found("FM327", node, _left(converted, values, reasons), "commented")
