@@ -248,6 +248,7 @@ class ComposerAdapter:
         # Composer's FSDP1 stops at FSDP2's key. Beside a strategy it may be half converted.
         told = "reshard_after_forward" in names or (bool(names) and sets_fsdp2(document))
         block.is_fsdp2 = told and "sharding_strategy" not in names
+        block.unread = tuple(sorted(names - FSDP2_FIELDS - {"device_mesh"}))
         if not names:
             block.unused = "it is empty"
         return block

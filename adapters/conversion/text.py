@@ -15,7 +15,7 @@ from fsdp_migrate.adapters.engine.base import Adapter, Block, Draft, mappings_of
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.config import FSDP1Config, FSDP2Config
 from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
-from fsdp_migrate.findings import make_finding
+from fsdp_migrate.findings import make_finding, named
 from fsdp_migrate.mapping import map_config
 
 
@@ -265,7 +265,11 @@ def _blocks_at(document: Node, framework: str, key: str) -> list[Block]:
 
 def _convert_block(adapter: Adapter, block: Block, draft: Draft) -> BlockReport:
     if block.is_fsdp2:
-        draft.say("FM347", block.name, f"It is FSDP2 of {adapter.title} already: unchanged.")
+        text = f"It is FSDP2 of {adapter.title} already: unchanged."
+        if block.unread:
+            unread = named(block.unread, len(block.unread))
+            text += f" FSDP2 has no {unread} there: {adapter.title} warns, and runs without."
+        draft.say("FM347", block.name, text)
         return BlockReport(adapter.name, block.name, "fsdp2")
     if block.unused:
         hint = None

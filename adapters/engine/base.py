@@ -40,7 +40,7 @@ class Block:
     around it (the same as ``node`` where the keys stand at the top), ``root`` the whole document.
     ``unused`` says why the framework does not read it, ``is_fsdp2`` that it is FSDP2 already, ``is_certain``
     that what stands around it is this framework's and no other's, ``is_left`` that the project's own code,
-    which reads it, is to be changed in its place.
+    which reads it, is to be changed in its place. ``unread`` names the keys that the framework's FSDP2 drops.
     """
 
     framework: str
@@ -54,6 +54,7 @@ class Block:
     code: str | None = None
     is_certain: bool = True
     is_left: bool = False
+    unread: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -212,7 +212,11 @@ def test_a_file_that_sets_the_version_is_fsdp2_already(before: str, is_fsdp2: bo
 def test_a_block_with_keys_of_both_kinds_is_fsdp2_where_no_strategy_stands() -> None:
     """Composer's FSDP1 has no ``reshard_after_forward``, and its FSDP2 drops what it does not have."""
     alone = f"{HEAD}parallelism_config:\n  fsdp: {{reshard_after_forward: false, use_orig_params: true}}\n"
-    assert [block.state for block in convert_text(alone).blocks] == ["fsdp2"]
+    done = convert_text(alone)
+    assert [block.state for block in done.blocks] == ["fsdp2"]
+    assert "FSDP2 has no `use_orig_params` there: Composer warns" in done.findings[0].message
+    bare = convert_text(alone.replace(", use_orig_params: true", ""))
+    assert "has no" not in bare.findings[0].message
     both = alone.replace("use_orig_params: true", "sharding_strategy: FULL_SHARD")
     assert [block.state for block in convert_text(both).blocks] == ["converted"]
     told = convert_text(f"env_variables: {{FSDP_VERSION: 2}}\n{both}")
