@@ -46,16 +46,11 @@ def wrapped_parameters(
     definition: Definition, wholes: Collection[Fact], made: Mapping[Fact, Sequence[Mark]]
 ) -> Iterator[tuple[int, str]]:
     """Yield the parameters of a function of whose modules it wraps parts, before it binds them anew."""
-    node = definition.node
-    if isinstance(node, ast.ClassDef):
-        return
-    order = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    order = order[1:] if definition.owner is not None and order[:1] in (["self"], ["cls"]) else order
-    for place, name in enumerate((*order, *(each.arg for each in node.args.kwonlyargs))):
+    for place, name in enumerate(_parameters(definition)):
         fact = definition.key, name
         if fact in wholes:
             first = min((mark.line for mark in made.get(fact, ())), default=0)
-            if all(line > first for line in _bound_at(node, name)):
+            if all(line > first for line in _bound_at(definition.node, name)):
                 yield place, name
 
 
@@ -63,15 +58,20 @@ def sharded_parameters(
     definition: Definition, inner: Mapping[Fact, Collection[int]]
 ) -> Iterator[tuple[int, str]]:
     """Yield the parameters of a function that are models which it shards, before it binds them anew."""
+    for place, name in enumerate(_parameters(definition)):
+        first = min(inner.get((definition.key, name), ()), default=None)
+        if first is not None and all(line >= first for line in _bound_at(definition.node, name)):
+            yield place, name
+
+
+def _parameters(definition: Definition) -> list[str]:
+    """Return the names of a function's parameters in their order, without ``self``; none of a class."""
     node = definition.node
     if isinstance(node, ast.ClassDef):
-        return
+        return []
     order = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
     order = order[1:] if definition.owner is not None and order[:1] in (["self"], ["cls"]) else order
-    for place, name in enumerate((*order, *(each.arg for each in node.args.kwonlyargs))):
-        first = min(inner.get((definition.key, name), ()), default=None)
-        if first is not None and all(line >= first for line in _bound_at(node, name)):
-            yield place, name
+    return [*order, *(each.arg for each in node.args.kwonlyargs)]
 
 
 def as_it_was(given: ast.expr) -> ast.expr:
