@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.last_values import always_runs, last_value
+from fsdp_migrate.source.python.last_values import always_runs, last_value, was_run
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
@@ -71,6 +71,74 @@ def is_bound_anew(
     if any(index.order[each] < place or _comes_round(index, each, node, last.node) for each in below):
         return False
     return _makes_plain(value) or _was_deleted(index, last, node) or _was_plain(index, bindings, last, made)
+
+
+def was_just_made(index: Index, node: cst.BaseExpression, wrapped: Sequence[cst.CSTNode]) -> bool:
+    """Tell whether a name was given a new object above, in each round of loops too, that is wrapped below.
+
+    ``net`` between ``net = make()`` and ``model = FSDP(net)`` is the plain module.
+
+    Args:
+        index: The source.
+        node: The name, or attribute of ``self``, where it is used.
+        wrapped: Where what it holds is given to what shards it.
+    """
+    last = _made_last(index, node)
+    if last is None or (isinstance(node, cst.Name) and any(_is_apart(index, each, node) for each in wrapped)):
+        return False
+    place, start, around = index.order[node], index.order[last], set(index.ancestors(last))
+    loops = {a for a in index.ancestors(node) if isinstance(a, (cst.For, cst.While)) and a not in around}
+    here = [each for each in wrapped if not _is_apart(index, each, node)]
+    if len(here) < len(wrapped):  # other methods of the object wrap it: not if none is called meanwhile
+        here += _calls_with_self(index, node)
+    return not any(
+        start < index.order[each] < place or not loops.isdisjoint(index.ancestors(each)) for each in here
+    )
+
+
+def _is_apart(index: Index, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+    return index.function(one) is not index.function(other)
+
+
+def _made_last(index: Index, node: cst.BaseExpression) -> cst.CSTNode | None:
+    """Return what binds a name last above a place, and always, to what a call makes of other things."""
+    if isinstance(node, cst.Name) and node in index.scopes:
+        bound = [(each.node, each.value) for each in index.bindings_of(node) if each.index is None]
+    elif isinstance(node, cst.Attribute) and text_of(node).startswith("self."):
+        bound = [(each, _value_of(index, each)) for each in index.places_set(text_of(node))]
+    else:
+        return None
+    above = [
+        (target, value)
+        for target, value in bound
+        if not _is_apart(index, target, node)
+        and index.order[target] < index.order[node]
+        and not index.excludes(target, node)
+    ]
+    target, value = max(above, key=lambda each: index.order[each[0]], default=(None, None))
+    if target is None or not isinstance(value, cst.Call) or not was_run(index, target, node):
+        return None
+    parts = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(value, kind))
+    is_of_itself = any(text_of(each) == text_of(node) for each in parts)
+    return None if is_of_itself or _may_wrap(value) else target
+
+
+def _value_of(index: Index, target: cst.AssignTarget) -> cst.BaseExpression | None:
+    assign = index.parents[target]
+    return assign.value if isinstance(assign, cst.Assign) else None
+
+
+def _calls_with_self(index: Index, node: cst.BaseExpression) -> list[cst.CSTNode]:
+    """Return the calls of a function that may run methods of its object, those on the attribute left out."""
+    own, found = text_of(node), list[cst.CSTNode]()
+    for each in index.by_kind.get(cst.Call, ()):
+        call = cst.ensure_type(each, cst.Call)
+        func = text_of(call.func)
+        is_own = func == own or func.startswith(f"{own}.")
+        is_given = any(text_of(arg.value) == "self" for arg in call.args)
+        if (func.startswith("self.") and not is_own) or is_given:
+            found += [] if _is_apart(index, call, node) else [call]
+    return found
 
 
 def _gives_itself(binding: Binding, node: cst.Name, made: Sequence[cst.CSTNode]) -> bool:

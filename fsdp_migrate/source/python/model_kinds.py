@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
     is_wrapped_between,
+    was_just_made,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -129,7 +130,9 @@ class ModelKinds:
         key = self.key_of(node)
         if key is None or self.frameworks.is_trained(node):
             return False
-        if self._is_bound_anew(node, key):
+        if self._is_bound_anew(node, key) or (
+            self.is_inner(node) and was_just_made(self.index, node, self.inner[key])
+        ):
             return True
         if key in self.given:
             return self._is_wrapped_below(node)

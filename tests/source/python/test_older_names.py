@@ -125,6 +125,46 @@ def test_names_of_other_models(lines: str) -> None:
     assert {code for code, action in found if action == "commented"} == set()
 
 
+NEW = "{0} = make({1})\n        {0}.load_state_dict(load())\n        "
+WRAPS = "    def wrap(self):\n        self.model = FSDP(self.net)\n"
+OBJECT = f"class T:\n    def build(self, net):\n        {{}}\n{WRAPS}"
+LOADS = "self.net.load_state_dict(net)"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (f"def f(n):\n    for i in n:\n        {NEW.format('net', 'i')}model = FSDP(net)\n", False),
+        (f"def f(n):\n    while n:\n        {NEW.format('net', '')}model = FSDP(net)\n", False),
+        (f"def f(n):\n    for i in n:\n        {NEW.format('net', 'i')}setattr(n, i, FSDP(net))\n", False),
+        (OBJECT.format(NEW.format("self.net", "1") + "return 1"), False),
+        (
+            (
+                "def f(n):\n    net = make()\n    for i in n:\n        net.load_state_dict(load())\n"
+                "        model = FSDP(net)\n"
+            ),
+            True,
+        ),
+        ("def f(n):\n    net = make()\n    model = FSDP(net)\n    net.load_state_dict(load())\n", True),
+        (
+            (
+                "def f(n):\n    net = make()\n    for i in n:\n        if i: net = make(i)\n"
+                "        net.load_state_dict(load())\n        model = FSDP(net)\n"
+            ),
+            True,
+        ),
+        (
+            OBJECT.format("self.net = make()\n        self.wrap()\n        " + LOADS),
+            True,
+        ),
+        (OBJECT.format("self.net = make()\n        run(self)\n        " + LOADS), True),
+        (OBJECT.format("self.net = self.net.to(0)\n        " + LOADS), True),
+    ],
+)
+def test_a_name_that_was_just_given_a_new_model_has_the_plain_one(body: str, *, is_said: bool) -> None:
+    assert (("FM333", "commented") in codes(body)) is is_said
+
+
 def test_fabrics_model_has_a_module_and_the_inner_one_has_not() -> None:
     lines = "    net = fabric.setup(model)\n    {}.state_dict()\n"
     for name, asked in (("net", "model.module"), ("model", "model")):
