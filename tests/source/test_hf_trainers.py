@@ -277,6 +277,16 @@ def test_a_model_and_its_trainer_as_attributes(
             ),
             set(),
         ),
+        *(
+            (
+                (
+                    f"def main(args):\n    model = {LOADS}\n"
+                    f"    t = Trainer(model, args)\n    {looks}\n    model.save_pretrained(p)\n"
+                ),
+                set(),
+            )
+            for looks in ("print(t)", "logger.info('%s', t)", "assert isinstance(t, Trainer)")
+        ),
         (
             (
                 f"def one(args):\n    model = {LOADS}\n    t = Trainer(model, args)\n    t.train()\n"

@@ -143,6 +143,20 @@ def test_lists_that_a_function_fills_of_a_part(base: str, *, is_said: bool) -> N
     assert lines(f"{ACCELERATE}kept = pick(model)\n{PREPARE}{CLIP}{pick}") == ([5] if is_said else [])
 
 
+@pytest.mark.parametrize(
+    ("bound", "is_said"),
+    [
+        ("for net in others: pass", False),
+        ("net = make(net)", False),
+        ("net = net.base", True),
+        ("pass", True),
+    ],
+)
+def test_lists_of_what_a_parameter_was_bound_to_anew(bound: str, *, is_said: bool) -> None:
+    pick = f"def pick(net):\n    {bound}\n    return [p for p in net.parameters()]\n"
+    assert lines(f"{ACCELERATE}kept = pick(model)\n{PREPARE}{CLIP}{pick}") == ([5] if is_said else [])
+
+
 def test_what_a_model_was_made_of() -> None:
     made = "kept = list(unet.parameters()) + list(encoder.parameters())\nmodel = Both(unet, encoder)\n"
     assert lines(ACCELERATE + made + PREPARE + CLIP) == [5]

@@ -10,6 +10,7 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, walk_for
 from fsdp_migrate.source.python.parameter_lists import shares
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
+from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 
 if TYPE_CHECKING:
@@ -38,13 +39,11 @@ def returned_shares(
             yield from returned_shares(source, arg.value)
         return
     for function in source.models.guards.functions(node.func):
-        given = _given(function, node)
         for line in walk_for(function.body, cst.Return):
             value = _part(line.value, place) if source.index.function(line) is function else None
             for share in shares(source.index, value) if value is not None else ():
-                name = _root(source, share.model)
-                if name in given:
-                    yield given[name]
+                given = given_for(node, function, _root(source, share.model))
+                yield from () if given is None else (given,)
 
 
 def _part(value: cst.BaseExpression | None, place: tuple[int, int] | None) -> cst.BaseExpression | None:
@@ -53,22 +52,6 @@ def _part(value: cst.BaseExpression | None, place: tuple[int, int] | None) -> cs
     if place is None or len(value.elements) != place[1]:
         return None
     return value.elements[place[0]].value
-
-
-def _given(function: cst.FunctionDef, call: cst.Call) -> dict[str, cst.BaseExpression]:
-    """Return what a call gives to the parameters of a function, as far as no star stands before."""
-    names = [each.name.value for each in function.params.params]
-    if isinstance(call.func, cst.Attribute) and names[:1] in (["self"], ["cls"]):
-        names = names[1:]
-    found: dict[str, cst.BaseExpression] = {}
-    for place, arg in enumerate(call.args):
-        if arg.star:
-            break
-        if arg.keyword is not None:
-            found[arg.keyword.value] = arg.value
-        elif place < len(names):
-            found[names[place]] = arg.value
-    return found
 
 
 def _root(source: Source, node: cst.BaseExpression) -> str:
@@ -82,9 +65,17 @@ def _root(source: Source, node: cst.BaseExpression) -> str:
         if isinstance(value, cst.Call) and _is_a_part(value):
             value = value.args[0].value
         if not isinstance(value, (cst.Name, cst.Attribute)):
-            return node.value if value is None else ""
+            return node.value if value is None and _is_parameter(source, node) else ""
         node = value
     return ""
+
+
+def _is_parameter(source: Source, name: cst.Name) -> bool:
+    """Tell whether a name is what its function was given, and nothing else: in ``net = net.base`` too."""
+    scope = source.index.scopes.get(name)
+    above = {name, *source.index.ancestors(name)}
+    bound = [] if scope is None else [each for each in scope.lookup(name.value) if each.value not in above]
+    return [each.kind for each in bound] == ["param"]
 
 
 def _is_a_part(call: cst.Call) -> bool:

@@ -60,6 +60,8 @@ _TRAINER = re.compile(r"(?:\A|\.)\w*Trainer\Z")
 _OFF = frozenset({"''", '""', "None", "False", "[]"})
 _MODELS = frozenset({"model", "model_wrapped"})
 _PLACES = ("model", "args")
+_LOOK = frozenset({"bool", "callable", "hasattr", "id", "isinstance", "len", "print", "repr", "str", "type"})
+_LOG = frozenset({"critical", "debug", "error", "exception", "info", "warning"})
 TRAINER: Final = "trainer"
 CALLBACK: Final = "callback"
 """What classes of a project are that Hugging Face's Trainer runs."""
@@ -142,7 +144,7 @@ class HFTrainers:
         """The models of Trainers that are given to functions, which may train: ``run(trainer)``."""
         found = TrainedNames(self.index)
         for call in self._calls if self._is_asked else ():
-            for arg in call.args:
+            for arg in () if _only_looks(call) else call.args:
                 made = self._made(arg.value) if isinstance(arg.value, cst.Name) else None
                 for name in self._names(arg.value, made) if made is not None else ():
                     found.add(name, call)
@@ -201,6 +203,13 @@ class HFTrainers:
         is_its = any(map(HUGGING_FACES.match, leads - known))
         has_arguments = "args" in _given(self.index, made[0])
         return made[0] if is_its or not self.is_told or has_arguments else None
+
+
+def _only_looks(call: cst.Call) -> bool:
+    """Tell whether a call looks at what it is given, and runs nothing of it."""
+    if isinstance(call.func, cst.Attribute):
+        return call.func.attr.value in _LOG
+    return dotted(call.func) in _LOOK
 
 
 def given_beside(index: Index, trainer: cst.Name, model: str) -> Iterator[str]:
