@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.chosen_functions import places_chosen
+from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.sure_imports import MISSING, is_fsdp2s, is_sure, may_miss
 
@@ -43,15 +43,18 @@ class NeverRun:
         """Tell whether a place never runs with FSDP1; also in a private method called at such alone."""
         if not self._starts:
             return False
-        if any(id(each) in self._starts for each in (node, *self.index.ancestors(node))):
+        if self._is_below(node):
             return True
         function = self.index.function(node)
         if function is not None and function not in self._chosen:
-            self._chosen[function] = False  # what it calls itself counts for nothing
-            is_named = function.name.value in self._words
-            places = places_chosen(self.index, function) if is_named else []
-            self._chosen[function] = bool(places) and all(map(self.holds, places))
+            self._chosen[function] = is_chosen_there(self.index, function, self._is_below, self._places)
         return function is not None and self._chosen[function]
+
+    def _is_below(self, node: cst.CSTNode) -> bool:
+        return any(id(each) in self._starts for each in (node, *self.index.ancestors(node)))
+
+    def _places(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
+        return places_chosen(self.index, function) if function.name.value in self._words else []
 
     @functools.cached_property
     def has_fallback(self) -> bool:
