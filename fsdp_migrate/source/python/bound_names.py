@@ -17,6 +17,7 @@ STAR: Final = "*"
 """The name of what ``import *`` binds: any name."""
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LISTS: Final = (ast.Tuple, ast.List)
 _SCOPES: Final = (*_FUNCTIONS, *_COMPREHENSIONS, ast.ClassDef)
 
 
@@ -88,8 +89,7 @@ def _assigned(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, object]]
     if isinstance(target, ast.Name):
         yield target.id, value.value if isinstance(value, ast.Constant) else ...
         return
-    is_taken_apart = isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List))
-    if is_taken_apart and len(target.elts) == len(value.elts):
+    if isinstance(target, _LISTS) and isinstance(value, _LISTS) and len(target.elts) == len(value.elts):
         for one, other in zip(target.elts, value.elts, strict=True):
             yield from _assigned(one, other)
         return
