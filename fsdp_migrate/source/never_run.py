@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.bound_names import STAR, names_bound
 from fsdp_migrate.source.python.sure_imports import MISSING, is_fsdp2s, is_sure, may_miss
 from fsdp_migrate.source.python.walked import walked
 
@@ -19,7 +20,10 @@ from fsdp_migrate.source.python.walked import walked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from fsdp_migrate.source.python.bound_names import Bound
 
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _CONSTANTS: Final = (True, False, None)
 
@@ -58,7 +62,21 @@ class NeverRun:
         text = dotted(call.func)
         root, _, rest = (text or "").partition(".")
         written = self.imports.get(root)
-        return may_miss(text, [] if written is None else [f"{written}.{rest}" if rest else written])
+        known = [] if written is None else [f"{written}.{rest}" if rest else written]
+        given = {(dotted(each) or "").rpartition(".")[2] for each in _given(call)}
+        if not given.isdisjoint(self._functions):
+            return True  # what is called may call what it is given
+        return may_miss(text, known, self._functions | self._classes)
+
+    @functools.cached_property
+    def _functions(self) -> frozenset[str]:
+        made = (each for each in walked(self.tree) if isinstance(each, _FUNCTIONS))
+        return frozenset(each.name for each in made)
+
+    @functools.cached_property
+    def _classes(self) -> frozenset[str]:
+        made = (each for each in walked(self.tree) if isinstance(each, ast.ClassDef))
+        return frozenset(each.name for each in made)
 
     def _leaves(self, node: ast.AST) -> bool:
         """Tell whether a statement always ends by leaving the block around it."""
@@ -88,7 +106,7 @@ class NeverRun:
         tries = [each for each in self.tree.body if isinstance(each, ast.Try) and each.handlers]
         found: dict[str, object] = {}
         for each in tries:
-            if _is_xlas(each):
+            if self._is_xlas(each):
                 found.update(self._names_of(each))
         for each in tries:
             if _is_plain(each.body) and _is_fsdp2s(each):
@@ -97,18 +115,51 @@ class NeverRun:
 
     def _names_of(self, node: ast.Try) -> Iterator[tuple[str, object]]:
         """Yield the names that a ``try`` binds, each with what it is else: one of None and False."""
-        made = dict(_bound(node.body))
-        elsewhere: dict[str, list[object]] = {}
-        handled = {id(e) for handler in node.handlers for e in ast.walk(handler)}
+        for name, places in self._places(node).items():
+            made = [value for place, value in places if place == "body"]
+            others = [value for place, value in places if place in {"before", "handler"}]
+            is_known = bool(made and others) and all(place != "later" for place, _ in places)
+            if not is_known or not all(each is others[0] for each in others):
+                continue
+            if all(each is True for each in made) and (others[0] is None or others[0] is False):
+                yield name, others[0]
+
+    def _places(self, node: ast.Try) -> dict[str, list[tuple[str, object]]]:
+        """Return where names are bound, and to what; nothing where ``import *`` may bind any of them."""
         own = {id(each) for part in node.body for each in ast.walk(part)}
-        for each in walked(self.tree):
-            is_early = id(each) in handled or getattr(each, "lineno", 0) < node.lineno
-            for name, value in _bound_by(each) if id(each) not in own else ():
-                elsewhere.setdefault(name, []).append(value if is_early else ...)
-        for name, value in made.items():
-            others = elsewhere.get(name, [])
-            if value is True and others and all(each is others[0] for each in others):
-                yield from ((name, each) for each in others[:1] if each is None or each is False)
+        handled = {id(each) for handler in node.handlers for each in ast.walk(handler)}
+        found: dict[str, list[tuple[str, object]]] = {}
+        for each in self._bound:
+            place = "body" if id(each.node) in own else "handler" if id(each.node) in handled else "before"
+            if each.is_inner or (place == "before" and each.line >= node.lineno):
+                place = "later"  # what stands in a function is run when it is called
+            if each.name == STAR and place != "before":
+                return {}
+            found.setdefault(each.name, []).append((place, each.value))
+        return found
+
+    @functools.cached_property
+    def _bound(self) -> list[Bound]:
+        return list(names_bound(self.tree))
+
+    def _is_xlas(self, node: ast.Try) -> bool:
+        """Tell whether a name is the class of torch_xla's or, where that is missing, torch's."""
+        handled = _from(each for handler in node.handlers for each in handler.body)
+        own, other = _brought(_from(node.body)), _brought(handled)
+        either = [name for name, known in other.items() if _is_torchs(known) and name in own]
+        if not any(own[name].startswith("torch_xla.") for name in either):
+            return False
+        places = self._places(node)
+        found = [sorted(place for place, _ in places.get(name, ())) for name in either]
+        return all(each == ["body", "handler"] for each in found) and not self._is_torchs_beside(handled)
+
+    def _is_torchs_beside(self, handled: list[ast.ImportFrom]) -> bool:
+        """Tell whether torch's class is had in another way than by a ``try``'s handlers."""
+        nodes = list(walked(self.tree))
+        if any(isinstance(each, ast.Attribute) and each.attr == catalog.FSDP for each in nodes):
+            return True
+        others = [each for each in nodes if isinstance(each, ast.ImportFrom) and each not in handled]
+        return any(map(_is_torchs, _brought(others).values()))
 
     def _said(self, test: ast.expr) -> bool | None:
         """Return whether a test is true, by what is known of the names in it."""
@@ -134,29 +185,8 @@ def imports_fsdp2(tree: ast.Module) -> bool:
     return any(isinstance(each, ast.Try) and _is_fsdp2s(each) for each in walked(tree))
 
 
-def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, object]]:
-    for part in body:
-        for each in ast.walk(part):
-            yield from _bound_by(each)
-
-
-def _bound_by(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Yield the names that a node binds: to True what it imports, else the constant, or ``...``."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name.split(".")[0], True) for alias in node.names)
-    elif isinstance(node, ast.Assign):
-        value = node.value.value if isinstance(node.value, ast.Constant) else ...
-        yield from ((t.id, value) for t in node.targets if isinstance(t, ast.Name))
-        rest = (t for t in node.targets if not isinstance(t, ast.Name))
-        yield from ((n.id, ...) for t in rest for n in ast.walk(t) if isinstance(n, ast.Name))
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield node.name, ...
-    elif isinstance(node, ast.arg):
-        yield node.arg, ...
-    elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For)):
-        yield from ((n.id, ...) for n in ast.walk(node.target) if isinstance(n, ast.Name))
-    elif isinstance(node, ast.Global):
-        yield from ((name, ...) for name in node.names)
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(each.value for each in call.keywords)]
 
 
 def _is_fsdp2s(node: ast.Try) -> bool:
@@ -166,16 +196,14 @@ def _is_fsdp2s(node: ast.Try) -> bool:
     return is_sures and not any(isinstance(e, ast.Raise) for part in node.body for e in ast.walk(part))
 
 
-def _is_xlas(node: ast.Try) -> bool:
-    """Tell whether a name is the class of torch_xla's or, where that is missing, torch's."""
-    own, other = (
-        {alias.asname or alias.name: f"{e.module}.{alias.name}" for e in body for alias in e.names}
-        for body in (_from(node.body), _from(part for h in node.handlers for part in h.body))
-    )
-    return any(
-        own.get(name, "").startswith("torch_xla.") and catalog.fsdp1_name(known) == catalog.FSDP
-        for name, known in other.items()
-    )
+def _is_torchs(name: str) -> bool:
+    return catalog.fsdp1_name(name) == catalog.FSDP
+
+
+def _brought(imports: Iterable[ast.ImportFrom]) -> dict[str, str]:
+    """Return the names that imports bring, each with what it stands for."""
+    each = ((alias, node.module) for node in imports for alias in node.names)
+    return {alias.asname or alias.name: f"{module}.{alias.name}" for alias, module in each}
 
 
 def _from(body: Iterable[ast.stmt]) -> list[ast.ImportFrom]:

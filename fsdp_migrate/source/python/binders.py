@@ -81,6 +81,8 @@ def _bind_other(index: Index, node: cst.CSTNode, scope: Scope) -> None:
         _bind_target(node.name.name, None, scope)
     elif isinstance(node, (cst.MatchAs, cst.MatchStar)) and node.name is not None:
         _bind_target(node.name, None, scope)
+    elif isinstance(node, cst.MatchMapping) and node.rest is not None:
+        _bind_target(node.rest, None, scope)
 
 
 def _bind_elsewhere(index: Index, node: cst.CSTNode, scope: Scope) -> None:
@@ -107,6 +109,7 @@ BINDERS = {
             cst.WithItem,
             cst.ExceptHandler,
             cst.MatchAs,
+            cst.MatchMapping,
             cst.MatchStar,
         ),
         _bind_other,

@@ -14,9 +14,36 @@ from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.scopes import Index
+
+
+def is_chosen_there(
+    index: Index,
+    function: cst.FunctionDef,
+    is_there: Callable[[cst.CSTNode], bool],
+    places_of: Callable[[cst.FunctionDef], list[cst.BaseExpression]],
+) -> bool:
+    """Tell whether a function is called, or handed on, at places of a kind alone.
+
+    By way of others too that are called so. Those that call each other have to be come to from such a place.
+    """
+    asked, met, is_come_to = [function], {function}, False
+    while asked:
+        places = places_of(asked.pop())
+        if not places:
+            return False
+        for place in places:
+            above = index.function(place)
+            if is_there(place):
+                is_come_to = True
+            elif above is None:
+                return False
+            elif above not in met:
+                met.add(above)
+                asked.append(above)
+    return is_come_to
 
 
 def places_chosen(index: Index, function: cst.FunctionDef) -> list[cst.BaseExpression]:

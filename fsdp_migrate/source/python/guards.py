@@ -20,7 +20,7 @@ from fsdp_migrate.source.python.asked_classes import (
     is_other_wrapper,
 )
 from fsdp_migrate.source.python.branches import asks_of_one_object
-from fsdp_migrate.source.python.chosen_functions import places_chosen
+from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -86,6 +86,12 @@ class Guards:
 
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""
+        return self._is_below_off(node) or (
+            (self._has_switch or self._has_ddps_switch) and self._is_chosen_without(node)
+        )
+
+    def _is_below_off(self, node: cst.CSTNode) -> bool:
+        """Tell whether a place stands in a branch without FSDP."""
         if self._has_switch and any(
             _is_off(t, truth=v, says_all=self._says_all) or (not v and _was_done(t))
             for t, v in self.facts(node)
@@ -93,20 +99,21 @@ class Guards:
             return True
         if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
             return True
-        if self._has_match and any(map(_is_ddps_case, self.index.ancestors(node))):
-            return True
-        return (self._has_switch or self._has_ddps_switch) and self._is_chosen_without(node)
+        return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
 
     def _is_chosen_without(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is in a private method that is called, or handed on, without FSDP alone."""
         function = self.index.function(node)
-        if function is None or self.index.path_of(function) in self.given:
+        if function is None:
             return False
         if function not in self._without:
-            self._without[function] = False  # what it calls itself counts for nothing
-            places = places_chosen(self.index, function)
-            self._without[function] = bool(places) and all(map(self.is_without_fsdp, places))
+            found = is_chosen_there(self.index, function, self._is_below_off, self._places_of)
+            self._without[function] = found
         return self._without[function]
+
+    def _places_of(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
+        is_given = self.index.path_of(function) in self.given
+        return [] if is_given else places_chosen(self.index, function)
 
     @functools.cached_property
     def _without(self) -> dict[cst.FunctionDef, bool]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.chosen_functions import places_chosen
+from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.sure_imports import MISSING, is_fsdp2s, is_sure, may_miss
 
@@ -21,12 +21,13 @@ from fsdp_migrate.source.python.sure_imports import MISSING, is_fsdp2s, is_sure,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fsdp_migrate.source.python.scopes import Binding, Index
+    from fsdp_migrate.source.python.scopes import Binding, Index, Scope
 
 
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
 _FALSE = frozenset({"False", "None"})
 _THERE = "there"
+_SCOPES = (cst.FunctionDef, cst.ClassDef, cst.Lambda, cst.BaseComp)
 _PLAIN = (cst.Import, cst.ImportFrom, cst.Pass)
 
 
@@ -42,15 +43,18 @@ class NeverRun:
         """Tell whether a place never runs with FSDP1; also in a private method called at such alone."""
         if not self._starts:
             return False
-        if any(id(each) in self._starts for each in (node, *self.index.ancestors(node))):
+        if self._is_below(node):
             return True
         function = self.index.function(node)
         if function is not None and function not in self._chosen:
-            self._chosen[function] = False  # what it calls itself counts for nothing
-            is_named = function.name.value in self._words
-            places = places_chosen(self.index, function) if is_named else []
-            self._chosen[function] = bool(places) and all(map(self.holds, places))
+            self._chosen[function] = is_chosen_there(self.index, function, self._is_below, self._places)
         return function is not None and self._chosen[function]
+
+    def _is_below(self, node: cst.CSTNode) -> bool:
+        return any(id(each) in self._starts for each in (node, *self.index.ancestors(node)))
+
+    def _places(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
+        return places_chosen(self.index, function) if function.name.value in self._words else []
 
     @functools.cached_property
     def has_fallback(self) -> bool:
@@ -126,7 +130,20 @@ class NeverRun:
         return [each for each in node.handlers if (each in dead) is not alive]
 
     def _may_miss(self, call: cst.Call) -> bool:
-        return may_miss(dotted(call.func), self.index.qualified(call.func))
+        given = {(dotted(arg.value) or "").rpartition(".")[2] for arg in call.args}
+        if not given.isdisjoint(self._functions):
+            return True  # what is called may call what it is given
+        return may_miss(dotted(call.func), self.index.qualified(call.func), self._functions | self._classes)
+
+    @functools.cached_property
+    def _functions(self) -> frozenset[str]:
+        made = self.index.by_kind.get(cst.FunctionDef, ())
+        return frozenset(cst.ensure_type(each, cst.FunctionDef).name.value for each in made)
+
+    @functools.cached_property
+    def _classes(self) -> frozenset[str]:
+        made = self.index.by_kind.get(cst.ClassDef, ())
+        return frozenset(cst.ensure_type(each, cst.ClassDef).name.value for each in made)
 
     def _is_fsdp2s(self, node: cst.Try) -> bool:
         """Tell whether a ``try`` imports FSDP2's names, and nothing that a torch may lack."""
@@ -157,25 +174,59 @@ class NeverRun:
         """Tell whether a name is the class of torch_xla's or, where that is missing, torch's."""
         if not any(module.split(".")[0] == "torch_xla" for module, _ in _imports(node.body)):
             return False
-        for bindings in self.index.scope.bindings.values():
+        if self._is_torchs_beside(node):
+            return False
+        for name, bindings in self.index.scope.bindings.items():
             brought = {self._place_in(each, node): each.qualified or "" for each in bindings}
             is_either = len(bindings) == len(brought) and brought.keys() == {"body", "handler"}
             if is_either and catalog.fsdp1_name(brought["handler"]) == catalog.FSDP:
-                return brought["body"].startswith("torch_xla.")
+                return brought["body"].startswith("torch_xla.") and name not in self._unsure
         return False
+
+    def _is_torchs_beside(self, node: cst.Try) -> bool:
+        """Tell whether torch's class is had in another way than by a ``try``'s handlers."""
+        attributes = self.index.by_kind.get(cst.Attribute, ())
+        if any(cst.ensure_type(each, cst.Attribute).attr.value == catalog.FSDP for each in attributes):
+            return True
+        known = (each for scope in self._scopes for found in scope.bindings.values() for each in found)
+        brought = (each for each in known if each.qualified is not None)
+        made = [each for each in brought if catalog.fsdp1_name(each.qualified or "") == catalog.FSDP]
+        return any(self._place_in(each, node) != "handler" for each in made)
 
     def _names_of(self, node: cst.Try) -> Iterator[tuple[str, str]]:
         """Yield the names that a ``try`` binds, each with what it is else: one of None and False."""
+        if self._is_any_bound(node):
+            return
         for name, bindings in self.index.scope.bindings.items():
             places = [(each, self._place_in(each, node)) for each in bindings]
             made = [each for each, place in places if place == "body"]
             others = {_text(each) for each, place in places if place in {"before", "handler"}}
             is_known = bool(made) and all(place != "later" for _, place in places)
-            if is_known and all(each.value is None or _text(each) == "True" for each in made):
-                yield from ((name, each) for each in others if others <= _FALSE and len(others) == 1)
+            if name in self._unsure or not is_known or len(others) != 1 or not others <= _FALSE:
+                continue
+            if all(each.kind == "import" or _text(each) == "True" for each in made):
+                yield from ((name, each) for each in others)
+
+    def _is_any_bound(self, node: cst.Try) -> bool:
+        """Tell whether ``import *`` may bind the names of a ``try`` anew, in it or below."""
+        stars = (each for each in self.index.by_kind.get(cst.ImportStar, ()))
+        return any(self.index.order[each] > self.index.order[node] for each in stars)
+
+    @functools.cached_property
+    def _scopes(self) -> set[Scope]:
+        return {*self.index.scopes.values()}
+
+    @functools.cached_property
+    def _unsure(self) -> frozenset[str]:
+        """The names that are bound in another scope as well, or taken away."""
+        inner = {name for scope in self._scopes if scope is not self.index.scope for name in scope.bindings}
+        gone = (cst.ensure_type(each, cst.Del).target for each in self.index.by_kind.get(cst.Del, ()))
+        return frozenset(inner.union(name.value for each in gone for name in walk_for(each, cst.Name)))
 
     def _place_in(self, binding: Binding, node: cst.Try) -> str:
         above = set(self.index.ancestors(binding.node))
+        if any(isinstance(each, _SCOPES) for each in above):
+            return "later"  # it is run when it is called
         if node.body in above:
             return "body"
         if not above.isdisjoint(node.handlers):

@@ -6,15 +6,17 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.python.newer_syntax import parse_newer
+from fsdp_migrate.source.python.bound_names import STAR, names_bound
+from fsdp_migrate.source.python.newer_syntax import parse_any
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_HOOKS: Final = re.compile(r"\.(_register_state_dict_hook|register_state_dict_post_hook)\(")
-_NAMES: Final = frozenset({"_register_state_dict_hook", "register_state_dict_post_hook"})
+_NAMES: Final = ("_register_state_dict_hook", "register_state_dict_post_hook")
+_HOOKS: Final = re.compile(rf"\.({'|'.join(_NAMES)})\(")
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 # What is asked of a state that leaves its keys, or only takes some away.
 _LEAVES: Final = frozenset({"get", "items", "keys", "pop", "popitem", "values"})
@@ -35,51 +37,64 @@ def adds_keys(text: str) -> bool:
     """
     if _HOOKS.search(text) is None:
         return False
-    tree = _tree(text)
-    if tree is None:
-        return True
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    hooks = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in _NAMES]
-    return any(not call.args or _adds(tree, call.args[0]) for call in hooks)
-
-
-def _tree(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError):
-        try:
-            return parse_newer(text)
-        except (SyntaxError, ValueError):
-            return None
-
-
-def _adds(tree: ast.Module, hook: ast.expr) -> bool:
-    """Tell whether a hook may put a key into its state, or is not seen: one function has its name."""
-    name = hook.id if isinstance(hook, ast.Name) else hook.attr if isinstance(hook, ast.Attribute) else ""
-    made = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and node.name == name]
-    stores = (node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute)))
-    is_set = any(_named(node) == name and isinstance(node.ctx, ast.Store) for node in stores)
-    if len(made) != 1 or is_set:
+        tree = parse_any(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
-    function = made[0]
+    calls = (node for node in walked(tree) if isinstance(node, ast.Call))
+    hooks = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in _NAMES]
+    return any(not call.args or _adds(tree, call) for call in hooks)
+
+
+def _adds(tree: ast.Module, call: ast.Call) -> bool:
+    """Tell whether a hook may put a key into its state, or is not seen."""
+    function = _function_of(tree, call)
+    if function is None:
+        return True
     names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-    is_static = any(_named(each) == "staticmethod" for each in function.decorator_list)
-    if isinstance(hook, ast.Attribute) and not is_static:
-        if _named(hook.value) != "self":
-            return True
+    if isinstance(call.args[0], ast.Attribute) and not function.decorator_list:
         names = names[1:]  # a method's own `self` is not the module that the hook is given
     state = names[_PLACE] if len(names) > _PLACE else ""
-    if not state or any(map(_is_more_than_asked, _mentions(function, state))):
+    asks = _ASKS.difference(each.name for each in names_bound(tree))
+    if not state or any(_is_more_than_asked(*each, asks) for each in _mentions(function, state)):
         return True
     given = (each.value for each in ast.walk(function) if isinstance(each, ast.Return))
     return any(each is not None and ast.unparse(each) not in {state, "None"} for each in given)
 
 
-def _named(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+def _function_of(tree: ast.Module, call: ast.Call) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the function that is a hook for sure: nothing else has its name, whatever binds it."""
+    hook = call.args[0]
+    name = hook.id if isinstance(hook, ast.Name) else hook.attr if isinstance(hook, ast.Attribute) else ""
+    made = [node for node in walked(tree) if isinstance(node, _FUNCTIONS) and node.name == name]
+    if len(made) != 1 or not {ast.unparse(each) for each in made[0].decorator_list} <= {"staticmethod"}:
+        return None
+    function = made[0]
+    others = (each for each in names_bound(tree) if each.node is not function)
+    if any(each.name == name or (each.name == STAR and each.line > function.lineno) for each in others):
+        return None
+    attributes = (node for node in walked(tree) if isinstance(node, ast.Attribute) and node.attr == name)
+    if any(not isinstance(node.ctx, ast.Load) for node in attributes):
+        return None
+    owner = _owner(tree, function)
+    if not isinstance(hook, ast.Attribute):
+        return function if owner is None else None
+    root = hook.value.id if isinstance(hook.value, ast.Name) else ""
+    is_own = owner is not None and root == "self" and call in ast.walk(owner)
+    is_named = owner is not None and root == owner.name and bool(function.decorator_list)
+    return function if is_own or is_named else None
 
 
-def _mentions(function: ast.AST, state: str) -> Iterator[tuple[ast.AST, ast.AST, ast.AST | None]]:
+def _owner(tree: ast.Module, function: ast.AST) -> ast.ClassDef | None:
+    """Return the class whose method a function is."""
+    above = {child: node for node in walked(tree) for child in ast.iter_child_nodes(node)}
+    node = above[function]
+    while not isinstance(node, (ast.ClassDef, ast.Module, *_FUNCTIONS)):
+        node = above[node]
+    return node if isinstance(node, ast.ClassDef) else None
+
+
+def _mentions(function: ast.AST, state: str) -> Iterator[tuple[ast.Name, ast.AST, ast.AST | None]]:
     """Yield where a state is spoken of, with what that stands in, and what this stands in."""
     above = {id(child): node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(function):
@@ -88,14 +103,17 @@ def _mentions(function: ast.AST, state: str) -> Iterator[tuple[ast.AST, ast.AST,
             yield node, around, above.get(id(around))
 
 
-def _is_more_than_asked(mention: tuple[ast.AST, ast.AST, ast.AST | None]) -> bool:
+def _is_more_than_asked(
+    node: ast.Name, around: ast.AST, beyond: ast.AST | None, asks: frozenset[str]
+) -> bool:
     """Tell whether a mention of a state may put a key into it, or leads out of sight."""
-    node, around, beyond = mention
+    if not isinstance(node.ctx, ast.Load):
+        return True
     if isinstance(around, ast.Attribute):
         is_called = isinstance(beyond, ast.Call) and beyond.func is around
         return not (is_called and around.attr in _LEAVES)
     if isinstance(around, ast.Subscript):
         return around.value is not node or isinstance(around.ctx, ast.Store)
     if isinstance(around, ast.Call):
-        return _named(around.func) not in _ASKS or around.func is node
+        return not isinstance(around.func, ast.Name) or around.func.id not in asks
     return not isinstance(around, (ast.Compare, ast.For, ast.Return, ast.comprehension, ast.FormattedValue))

@@ -230,6 +230,50 @@ def test_private_methods_that_are_called_there_alone(name: str, more: str, *, is
     assert (("FM425", "commented") in found) is is_said
 
 
+RING = """\
+class Saver:
+    def _one(self, model, optimizer):
+        torch.save({{"m": model.state_dict(), "o": optimizer.state_dict()}}, self.path)
+        self._two(model, optimizer)
+    def _two(self, model, optimizer):
+        torch.save({{"m": model.state_dict(), "o": optimizer.state_dict()}}, self.path)
+        self._one(model, optimizer)
+    def save(self, model, optimizer):
+        if {test}:
+            self._one(model, optimizer)
+            self._two(model, optimizer)
+{more}
+def main(cfg, net):
+    model = net
+    if cfg.fsdp:
+        model = FSDP(net)
+    Saver().save(model, torch.optim.AdamW(model.parameters()))
+"""
+
+
+@pytest.mark.parametrize("test", ["xm", "not cfg.fsdp"])
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        ("", False),
+        ("        self._one(model, optimizer)\n", True),
+        ("        self._two(model, optimizer)\n", True),
+    ],
+)
+def test_private_methods_that_call_each_other(test: str, more: str, *, is_said: bool) -> None:
+    found = said(RING.format(test=test, more=more), XLA)
+    assert (("FM425", "commented") in found) is is_said
+
+
+def test_private_methods_that_nothing_but_they_calls() -> None:
+    body = (
+        RING.format(test="xm", more="")
+        .replace("            self._one", "            print")
+        .replace("            self._two", "            print")
+    )
+    assert ("FM425", "commented") in said(body, XLA)
+
+
 SWITCHED = """\
 class Saver:
     def {name}(self, model, optimizer):

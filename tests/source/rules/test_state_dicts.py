@@ -449,66 +449,6 @@ def test_the_state_of_ddps_model_stays_in_a_context_of_fsdp1() -> None:
     assert turned(body).endswith("DistributedDataParallel(net)\n    return net.state_dict()\n")
 
 
-@pytest.mark.parametrize("hook", ["_register_state_dict_hook", "register_state_dict_post_hook"])
-def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -> None:
-    body = f"{MODEL}layer.{hook}(merge)\nsave(model.state_dict())\nmodel.load_state_dict(state)\n"
-    after = turned(body)
-    assert "FM308 hooks of this project put keys into the state" in after
-    assert "save(model.state_dict())\nload_model_state_dict(model, state)\n" in after
-
-
-@pytest.mark.parametrize(
-    ("hook", "adds"),
-    [
-        ("def hook(m, state, prefix, meta):\n    return state\n", False),
-        ("def hook(m, state, prefix, meta):\n    print(len(state), 'x' in state)\n", False),
-        ("def hook(m, state, *more):\n    for k in list(state):\n        state.pop(k)\n", False),
-        ("def hook(m, state, *more):\n    state[prefix] = m.x\n", True),
-        ("def hook(m, state, *more):\n    state.update(x=1)\n", True),
-        ("def hook(m, state, *more):\n    state.setdefault('x', 1)\n", True),
-        ("def hook(m, state, *more):\n    merge(state)\n", True),
-        ("def hook(m, state, *more):\n    same = state\n    same['x'] = 1\n", True),
-        ("def hook(m, state, *more):\n    return {**state, 'x': 1}\n", True),
-        ("def hook(m, state, *more):\n    return make(m)\n", True),
-        ("def hook(self, state, *more):\n    state['x'] = 1\n", True),
-        ("def hook(m, *given):\n    given[0]['x'] = 1\n", True),
-        ("from lib import hook\n", True),
-        ("def hook(m, state):\n    return state\nhook = other\n", True),
-        (
-            "def hook(m, s):\n    return s\nclass A:\n    def hook(self, m, s):\n        s[1] = 1\n",
-            True,
-        ),
-    ],
-)
-def test_hooks_that_put_no_key_into_a_state(hook: str, *, adds: bool) -> None:
-    found = turned(f"{hook}{MODEL}layer._register_state_dict_hook(hook)\nsave(model.state_dict())\n")
-    assert ("FM308 hooks of this project" in found) is adds
-
-
-def test_hooks_that_are_methods() -> None:
-    owner = (
-        "class Own(nn.Module):\n    def __init__(self):\n        self._register_state_dict_hook(self._post)\n"
-        "{}    def _post(self, m, state, *more):\n        {}\n"
-    )
-    for static, does, adds in (("", "return state", False), ("", "state['x'] = 1", True)):
-        found = turned(f"{owner.format(static, does)}{MODEL}save(model.state_dict())\n")
-        assert ("FM308 hooks of this project" in found) is adds
-    static = owner.format("    @staticmethod\n", "m['x'] = 1").replace("self, m, state", "module, m")
-    assert "FM308 hooks of this project" in turned(f"{static}{MODEL}save(model.state_dict())\n")
-
-
-def test_a_sharded_state_with_keys_of_hooks_is_not_gathered() -> None:
-    body = (
-        f"{MODEL}layer.register_state_dict_post_hook(merge)\n"
-        "with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT{}):\n    x = model.state_dict()\n"
-    )
-    assert turned(body.format("")).endswith("x = model.state_dict()\n")
-    assert "FM308" not in turned(body.format(""))
-    offloaded = turned(body.format(", ShardedStateDictConfig(offload_to_cpu=True)"))
-    assert "{k: v.cpu() for k, v in model.state_dict().items()}" in offloaded
-    assert "full_tensor" not in offloaded
-
-
 @pytest.mark.parametrize(
     ("body", "is_said"),
     [
