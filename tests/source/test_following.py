@@ -530,3 +530,7 @@ def test_a_wrappers_own_parameters_are_known_over_files(tmp_path: Path) -> None:
     }
     assert "FM326" in after(tmp_path, files, "train.py")
     assert (tmp_path / "other.py").read_text() == files["other.py"]
+    # FSDP1 changes the model that it is given.
+    assert "FM326" in after(
+        tmp_path, {**files, "main.py": files["main.py"].replace("second", "net")}, "other.py"
+    )
