@@ -25,8 +25,8 @@ _ASSIGNS: WeakKeyDictionary[Module, dict[str, list[Statement]]] = WeakKeyDiction
 def is_bound_since(known: ProjectKinds, mark: Mark, text: str, line: int, place: Place) -> bool:
     """Tell whether a name surely stands for something else at a line than what was sharded above.
 
-    ``prepared = FSDP(net)``, ``net = AutoModel.from_pretrained(name)``, ``dump(net)``. What a branch or a loop
-    binds is not sure below it. What is made of a sharded model may be one.
+    ``prepared = FSDP(net)``, ``net = AutoModel.from_pretrained(name)``, ``dump(net)``. What a branch or a
+    loop binds is not sure below it. What is made of a sharded model may be one.
     """
     if not mark.is_aside:
         return False
