@@ -55,9 +55,8 @@ def _is_new(known: ProjectKinds, statement: Statement, sharded: set[str]) -> boo
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else ()
-    targets = (node.target,) if isinstance(node, ast.AnnAssign) else targets
-    for target in targets:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    for target in [node.target] if isinstance(node, ast.AnnAssign) else targets:
         parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
         yield from filter(None, map(dotted, parts))
 
