@@ -15,9 +15,8 @@ from fsdp_migrate.source.project_kinds import (
     Fact,
     is_about,
     makes_attribute,
-    node_of,
 )
-from fsdp_migrate.source.project_names import set_by_names
+from fsdp_migrate.source.project_names import node_of, set_by_names
 from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.held import (
     EACH,
@@ -122,7 +121,15 @@ class ProjectFacts(PickedKinds):
             else:
                 self._assign_name(dotted(part), held_here, place)
 
-    def _assign_name(self, text: str | None, kinds: set[str], place: Place, *, is_part: bool = False) -> None:
+    def _assign_name(
+        self,
+        text: str | None,
+        kinds: set[str],
+        place: Place,
+        *,
+        is_part: bool = False,
+        is_aside: bool = False,
+    ) -> None:
         if text is None or not kinds:
             return
         self._set_on_object(text, kinds, place)
@@ -131,7 +138,8 @@ class ProjectFacts(PickedKinds):
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
-        mark, here = Mark(place.line, place.loops, place.asked), (f"{place.module.path}:{place.scope}", text)
+        mark = Mark(place.line, place.loops, place.asked, is_aside)
+        here = f"{place.module.path}:{place.scope}", text
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
             self._found_more(here)
@@ -232,7 +240,7 @@ class ProjectFacts(PickedKinds):
             self.inner[scope, text].add(place.line)
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
-            self._assign_name(text, {*whole(kinds), "other"}, place)
+            self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)
 
     def _written(self, func: ast.expr, place: Place) -> str:
         """Return how a file writes the name of a thing of another file, its imports taken in."""

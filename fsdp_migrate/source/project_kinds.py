@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.bound_since import is_bound_since
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.method_order import runs_before
@@ -216,7 +217,11 @@ class ProjectKinds:
             return self._runs_before(text, place)
         if not made or self.from_others.get((scope, text)):
             return False
-        return not any(comes_to(self.project, mark, node.lineno, place, text) for mark in made)
+        return not any(
+            comes_to(self.project, mark, node.lineno, place, text)
+            and not is_bound_since(self, mark, text, node.lineno, place)
+            for mark in made
+        )
 
     def _runs_before(self, text: str, place: Place) -> bool:
         """Tell whether a class's constructor runs a method before those that make an attribute a model."""
@@ -487,12 +492,3 @@ def makes_attribute(owner: Definition, text: str) -> bool:
         isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
         for each in assigns
     )
-
-
-def node_of(text: str) -> ast.expr:
-    """Return the node of a dotted name, as if it stood on the first line."""
-    first, *rest = text.split(".")
-    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
-    for name in rest:
-        node = ast.Attribute(node, name, ast.Load(), lineno=1)
-    return node

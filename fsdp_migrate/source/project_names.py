@@ -99,3 +99,12 @@ def given_by(node: ast.stmt) -> ast.expr | None:
         return node.value
     is_yield = isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)
     return cast("ast.Yield", cast("ast.Expr", node).value).value if is_yield else None
+
+
+def node_of(text: str) -> ast.expr:
+    """Return the node of a dotted name, as if it stood on the first line."""
+    first, *rest = text.split(".")
+    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
+    for name in rest:
+        node = ast.Attribute(node, name, ast.Load(), lineno=1)
+    return node

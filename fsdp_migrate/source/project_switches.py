@@ -41,6 +41,8 @@ class Mark(NamedTuple):
     line: int
     loops: tuple[ast.AST, ...]
     asked: tuple[Asked, ...]
+    is_aside: bool = False
+    """Whether another name is bound there, and this one's model is sharded in place."""
 
 
 def comes_to(project: Project, mark: Mark, line: int, place: Place, text: str) -> bool:

@@ -17,7 +17,8 @@ from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_owed
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about, node_of
+from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about
+from fsdp_migrate.source.project_names import node_of
 from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, put, whole
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of

@@ -516,17 +516,3 @@ def test_no_shard_is_known_over_files(tmp_path: Path) -> None:
         "infer.py": "def run(model):\n    return model.encode_image(x)\n",
     }
     assert "(model, 'encode_image')" in after(tmp_path, files, "infer.py")
-
-
-def test_a_wrappers_own_parameters_are_known_over_files(tmp_path: Path) -> None:
-    wrapper = "class {}(Module):\n    def __init__(self, net, *args):\n        self.module = {}\n"
-    clip = "import torch\ndef train(model):\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-    imports = "from wrapper import Plain, Wrapper\nfrom train import train\nfrom other import other\n"
-    files = {
-        "wrapper.py": FSDP + wrapper.format("Wrapper", "FSDP(net, *args)") + wrapper.format("Plain", "net"),
-        "main.py": f"{imports}train(Wrapper(net))\nother(Plain(second))\n",
-        "train.py": clip,
-        "other.py": clip.replace("train", "other"),
-    }
-    assert "FM326" in after(tmp_path, files, "train.py")
-    assert (tmp_path / "other.py").read_text() == files["other.py"]

@@ -215,6 +215,30 @@ def test_models_that_are_prepared_in_a_comprehension(
     assert found == ([(PLUGIN + line + below).count("\n")] if is_one else [])
 
 
+LOOP = "for {} in {}:\n    {}\n    {}.state_dict()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_one"),
+    [
+        (LOOP.format("x", "nets", "y = accelerator.prepare(x)", "y"), True),
+        (LOOP.format("x", "nets", "x = accelerator.prepare(x)", "x"), True),
+        (LOOP.format("x, o", "zip(nets, opts)", "x, o = accelerator.prepare(x, o)", "x"), True),
+        (LOOP.format("i, x", "enumerate(nets)", "x = accelerator.prepare(x)", "x"), True),
+        (LOOP.format("x", "loaders", "x = accelerator.prepare(x)", "x"), False),
+        (LOOP.format("x, o", "zip(loaders, nets)", "x, o = accelerator.prepare(x, o)", "x"), False),
+        # It need not be of the list.
+        (LOOP.format("x", "nets", "x = make(x)\n    x = accelerator.prepare(x)", "x"), False),
+        ("x = accelerator.prepare(x)\nfor x in nets:\n    print(x)\nx.state_dict()\n", False),
+        ("for x in nets:\n    print(x)\nx = accelerator.prepare(load())\nx.state_dict()\n", False),
+    ],
+)
+def test_models_that_are_prepared_in_a_loop(tmp_path: Path, body: str, *, is_one: bool) -> None:
+    (tmp_path / "train.py").write_text(PLUGIN + body)
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM333"]
+    assert found == ([(PLUGIN + body).count("\n")] if is_one else [])
+
+
 def test_a_function_that_prepares_one_thing_of_many_says_nothing_of_each(tmp_path: Path) -> None:
     one = "def one(x):\n    return accelerator.prepare_model(x.model) if has(x) else x\n\n\n"
     below = "for o in [one(x) for x in things]:\n    o.state_dict()\n"

@@ -67,13 +67,13 @@ def test_a_class_of_the_same_file(tmp_path: Path, imports: str, base: str, train
         ("import own\n", "own.Mine("),
     ],
 )
+@pytest.mark.parametrize("beside", ["", "import lightning\nimport composer\n"])
 def test_a_class_of_another_file(
-    tmp_path: Path, imports: str, base: str, train: str, brought: str, called: str
+    tmp_path: Path, imports: str, base: str, train: str, brought: str, called: str, beside: str
 ) -> None:
     own = "from base import Base\n\n\nclass Mine(Base):\n    pass\n"
     above = f"{imports}\n\n\nclass Base({base}):\n    pass\n"
-    beside = "import lightning\nimport composer\n" + brought
-    files = {"base": above, "own": own, "train": beside + train.replace("Mine(", called)}
+    files = {"base": above, "own": own, "train": beside + brought + train.replace("Mine(", called)}
     assert said(tmp_path, files) == last(files["train"])
     files["base"] = above.replace(f"({base})", "")
     assert said(tmp_path, files) == []

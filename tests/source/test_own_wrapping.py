@@ -81,3 +81,21 @@ def test_parts_of_what_is_asked_for_its_state_are_no_fsdp_in_fsdp(tmp_path: Path
 def test_parts_of_what_may_be_sharded_are(tmp_path: Path, main: str) -> None:
     text = after(tmp_path, {"wrapper.py": CLASS, "main.py": IMPORT + main}, "wrapper.py")
     assert "FM303 FSDP inside FSDP" in text
+
+
+def test_a_wrappers_own_parameters_are_known_over_files(tmp_path: Path) -> None:
+    wrapper = "class {}(Module):\n    def __init__(self, net, *args):\n        self.module = {}\n"
+    clip = "import torch\ndef train(model):\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    imports = "from wrapper import Plain, Wrapper\nfrom train import train\nfrom other import other\n"
+    files = {
+        "wrapper.py": FSDP + wrapper.format("Wrapper", "FSDP(net, *args)") + wrapper.format("Plain", "net"),
+        "main.py": f"{imports}train(Wrapper(net))\nother(Plain(second))\n",
+        "train.py": clip,
+        "other.py": clip.replace("train", "other"),
+    }
+    assert "FM326" in after(tmp_path, files, "train.py")
+    assert (tmp_path / "other.py").read_text() == files["other.py"]
+    # FSDP1 changes the model that it is given.
+    assert "FM326" in after(
+        tmp_path, {**files, "main.py": files["main.py"].replace("second", "net")}, "other.py"
+    )

@@ -38,32 +38,36 @@ OWN = (
 )
 STRATEGY = "class {}:\n    def prepare(self, m):\n        return {}(m)\n"
 CASES = [
-    (f"{MAKE}WRAPS = {{'a': wrap, 'b': none}}\n", "from w import WRAPS", "WRAPS[kind](Net())"),
-    ("WRAPS = {'a': FSDP}\n", "from w import WRAPS", "WRAPS[kind](Net())"),
-    ("WRAPS = {'a': lambda m: FSDP(m)}\n", "from w import WRAPS", "WRAPS[kind](Net())"),
-    (f"{MAKE}", "import w", "getattr(w, kind)(Net())"),
-    (f"from reg import *\n@register('a')\n{MAKE}", "from reg import build", "build(kind, Net())"),
-    (f"from reg import *\n@register('a')\n{MAKE}", "from reg import pick", "pick(kind, Net())"),
-    ("from reg import put\nput('a', FSDP)\n", "from reg import build", "build(kind, Net())"),
+    (f"{MAKE}WRAPS = {{'a': wrap, 'b': none}}\n", "from w import WRAPS", "WRAPS[kind](Net())", "FM308"),
+    ("WRAPS = {'a': FSDP}\n", "from w import WRAPS", "WRAPS[kind](Net())", "FM308"),
+    ("WRAPS = {'a': lambda m: FSDP(m)}\n", "from w import WRAPS", "WRAPS[kind](Net())", "FM308"),
+    (f"{MAKE}", "import w", "getattr(w, kind)(Net())", "FM333"),
+    (f"from reg import *\n@register('a')\n{MAKE}", "from reg import build", "build(kind, Net())", "FM333"),
+    (f"from reg import *\n@register('a')\n{MAKE}", "from reg import pick", "pick(kind, Net())", "FM333"),
+    ("from reg import put\nput('a', FSDP)\n", "from reg import build", "build(kind, Net())", "FM308"),
     (
         f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
         "from regs import WRAPS",
         "WRAPS.build(kind, Net())",
+        "FM333",
     ),
     (
         "from regs import WRAPS\n@WRAPS.register_module('a')\nclass Sharded(FSDP):\n    pass\n",
         "from regs import WRAPS",
         "WRAPS.build(kind, Net())",
+        "FM333",
     ),
     (
         f"from regs import WRAPS\n{MAKE}WRAPS.register_module('a', module=wrap)\n",
         "from regs import WRAPS",
         "WRAPS.get(kind)(Net())",
+        "FM308",
     ),
     (
         f"from own import WRAPS\n@WRAPS.register('a')\n{STRATEGY.format('Sharded', 'FSDP')}",
         "from own import WRAPS",
         "WRAPS.build(kind).prepare(Net())",
+        "FM308",
     ),
     (
         (
@@ -72,6 +76,7 @@ CASES = [
         ),
         "from w import ALL",
         "ALL[kind]()\n    model = model.prepare(Net())",
+        "FM308",
     ),
 ]
 
@@ -95,19 +100,22 @@ def said(folder: Path, wraps: str, imports: str, made: str) -> list[str]:
     return [use.code for use in scan_paths([folder]).uses if use.path.endswith("t.py")]
 
 
-@pytest.mark.parametrize(("wraps", "imports", "made"), CASES)
-def test_what_is_picked_may_give_a_sharded_model(wraps: str, imports: str, made: str, tmp_path: Path) -> None:
-    found = said(tmp_path, wraps.replace("{}(net)", "FSDP(net)"), imports, made)
-    assert len(found) == 3
-    assert set(found) <= {"FM308", "FM326", "FM333", "FM450"}
-
-
-@pytest.mark.parametrize(("wraps", "imports", "made"), CASES)
-def test_what_picks_plain_models_alone_is_not_named(
-    wraps: str, imports: str, made: str, tmp_path: Path
+@pytest.mark.parametrize(("wraps", "imports", "made", "code"), CASES)
+def test_what_is_picked_may_give_a_sharded_model(
+    wraps: str, imports: str, made: str, code: str, tmp_path: Path
 ) -> None:
+    assert said(tmp_path, wraps.replace("{}(net)", "FSDP(net)"), imports, made) == ["FM326", code, code]
+
+
+@pytest.mark.parametrize(("wraps", "imports", "made", "code"), CASES)
+def test_what_picks_plain_models_alone_is_not_named(
+    wraps: str, imports: str, made: str, code: str, tmp_path: Path
+) -> None:
+    del code
     plain = wraps.replace("{}(net)", "net.eval()").replace("FSDP(m)", "m").replace("FSDP", "Net")
-    assert said(tmp_path, f"from net import Net\n{plain}", imports, made) in ([], ["FM450"] * 3)
+    # Whose `prepare` it is that a call upon a call gives is not seen: that is unclear.
+    wanted = ["FM450"] * 3 if made == "WRAPS.build(kind).prepare(Net())" else []
+    assert said(tmp_path, f"from net import Net\n{plain}", imports, made) == wanted
 
 
 def test_one_registry_says_nothing_of_another(tmp_path: Path) -> None:

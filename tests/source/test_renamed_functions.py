@@ -33,6 +33,11 @@ RENAMED = [
         ("if x:\n        fn = train_a\n        fn(x)\n    else:\n        fn = train_b\n        fn(model)"),
         1,
     ),
+    # FSDP1 changes the model that it is given: that one is sharded, too.
+    (
+        ("if x:\n        fn = train_a\n        fn(net)\n    else:\n        fn = train_b\n        fn(model)"),
+        2,
+    ),
     ("fn = train_a\n    again = fn\n    again(model)", 1),
     ("fn = fn2\n    fn2 = fn\n    fn(model)", 0),
     ("a, fn = 1, train_a\n    fn(model)", 1),

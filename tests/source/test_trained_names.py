@@ -65,9 +65,33 @@ def test_a_function_of_another_file_is_given_it(how: str, tmp_path: Path) -> Non
     assert said(tmp_path, made, given, "pass", "pass") == []
 
 
-@pytest.mark.parametrize("how", ["hf", "pl", "composer"])
+@pytest.mark.parametrize("how", [*ALL, *OTHERS])
 def test_a_name_that_is_bound_anew(how: str, tmp_path: Path) -> None:
-    assert said(tmp_path, ALL[how], "pass", "net = AutoModel.from_pretrained('x')", "dump(net, 'x')") == []
+    made = {**ALL, **OTHERS}[how]
+    assert said(tmp_path, made, "pass", "net = AutoModel.from_pretrained('x')", "dump(net, 'x')") == []
+
+
+@pytest.mark.parametrize("how", ["acc", "fabric", "torch", "function"])
+@pytest.mark.parametrize(
+    "between",
+    [
+        "net = net.to('cuda')",
+        "net = prepared",
+        "net = unwrap(prepared)",
+        "if cfg.again: net = AutoModel.from_pretrained('x')",
+        "for _ in loader: net = AutoModel.from_pretrained('x')",
+        "other = AutoModel.from_pretrained('x')",
+        "def anew(): net = AutoModel.from_pretrained('x')",
+    ],
+)
+def test_a_name_that_may_still_be_it(how: str, between: str, tmp_path: Path) -> None:
+    made = {**ALL, **OTHERS}[how]
+    assert said(tmp_path, made, "pass", between, "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+@pytest.mark.parametrize("between", ["net = runner.model", "net = unwrap(runner)", "net = runner.get()"])
+def test_a_name_that_the_object_which_sharded_it_gives(between: str, tmp_path: Path) -> None:
+    assert said(tmp_path, OTHERS["class"], "pass", between, "dump(net, 'x')") == [("helpers.py", "FM333")]
 
 
 @pytest.mark.parametrize("how", OTHERS)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.scopes import Index
+
+
+_LIBRARIES: Final = frozenset(
+    {"accelerate", "diffusers", "lightning", "math", "numpy", "peft", "pytorch_lightning", "timm", "torch"}
+    | {"torchaudio", "torchvision", "transformers"}
+)
+"""They have none of the objects of a project among what they hold."""
 
 
 def is_chosen_there(
@@ -79,11 +86,26 @@ def _is_named(index: Index, name: str) -> bool:
 
 
 def _put_together(index: Index) -> Iterator[str]:
-    """Yield what the names match that ``getattr(self, f"_save_{kind}")`` looks up."""
+    """Yield what the names match that ``getattr(self, f"_save_{kind}")`` looks up.
+
+    Of another name than ``self`` too: it may be an object of the class. A library is none.
+    """
     for node in index.by_kind.get(cst.Call, ()):
         call = cst.ensure_type(node, cst.Call)
-        if dotted(call.func) == "getattr" and len(call.args) > 1:
+        is_looked_up = dotted(call.func) == "getattr" and len(call.args) > 1
+        if is_looked_up and not _is_a_librarys(index, call.args[0].value):
             yield _pattern(call.args[1].value)
+
+
+def _is_a_librarys(index: Index, node: cst.BaseExpression) -> bool:
+    """Tell whether it is a library, or a part of one, whatever runs: ``torch.optim``."""
+    root = node
+    while isinstance(root, cst.Attribute):
+        root = root.value
+    if not isinstance(root, cst.Name) or root not in index.scopes:
+        return False
+    names = [each.qualified for each in index.bindings_of(root)]
+    return bool(names) and all(name is not None and name.partition(".")[0] in _LIBRARIES for name in names)
 
 
 def _pattern(node: cst.BaseExpression) -> str:

@@ -134,10 +134,14 @@ def _is_seen(index: Index, func: cst.BaseExpression) -> bool:
 
 
 def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
-    """Tell whether a source uses Lightning and asks for its FSDP1 strategy, or ``is_told`` that others do."""
+    """Tell whether a source uses Lightning and asks for its FSDP1 strategy, or ``is_told`` that others do.
+
+    What it imports of the project may be a class that derives from Lightning's Trainer.
+    """
     bindings = (each for found in index.scope.bindings.values() for each in found)
     names = {each.qualified for each in bindings if each.qualified is not None}
-    if not any(name.split(".")[0] in _PACKAGES for name in names):
+    above = (name for each in index.heirs.values() for name in each)
+    if not any(name.split(".")[0] in _PACKAGES for name in names) and not any(map(LIGHTNINGS.match, above)):
         return False
     if is_told or any(
         name.endswith("FSDPStrategy") or catalog.fsdp1_name(name) == catalog.FSDP for name in names

@@ -53,10 +53,14 @@ def loop_of(index: Index, name: cst.Name) -> cst.For | None:
 def listed_as(index: Index, node: cst.BaseExpression) -> str:
     """Return what the list is called that a loop takes a name from: ``nets`` of ``for n in nets``."""
     bindings = index.bindings_of(node) if isinstance(node, cst.Name) and node in index.scopes else []
-    for binding in bindings if len(bindings) == 1 else ():
+    around = {id(each) for each in (node, *index.ancestors(node))}
+    # What the node is a part of is bound later: `x = prepare(x)`. In each round the loop binds it first.
+    first = [each for each in bindings if id(each.value) not in around]
+    for binding in first if len(first) == 1 else ():
         for above in index.ancestors(binding.node):
             if isinstance(above, (cst.For, cst.CompFor)):
-                return _list_of(above.target, above.iter, binding.node)
+                is_within = len(first) == len(bindings) or id(above) in around
+                return _list_of(above.target, above.iter, binding.node) if is_within else ""
             if not isinstance(above, (cst.Element, cst.Tuple)):
                 break
     return ""
@@ -72,13 +76,11 @@ def _list_of(target: cst.BaseExpression, loop: cst.BaseExpression, name: cst.CST
             return next(filter(None, found), "")
         if dotted(loop.func) == "enumerate" and given and len(places) > 1:
             return _list_of(places[1], given[0], name)
-        is_items = isinstance(loop.func, cst.Attribute) and loop.func.attr.value == "items"
-        if is_items and isinstance(loop.func, cst.Attribute) and len(places) > 1:
+        if isinstance(loop.func, cst.Attribute) and loop.func.attr.value == "items" and len(places) > 1:
             return _list_of(places[1], loop.func.value, name)
     if target is not name:
         return ""
-    is_values = isinstance(loop, cst.Call) and isinstance(loop.func, cst.Attribute)
-    if is_values and isinstance(loop, cst.Call) and isinstance(loop.func, cst.Attribute):
+    if isinstance(loop, cst.Call) and isinstance(loop.func, cst.Attribute):
         return dotted(loop.func.value) or "" if loop.func.attr.value == "values" else ""
     return dotted(loop) or ""
 

@@ -79,6 +79,14 @@ def test_the_module_of_a_projects_own_class_is_what_a_call_of_it_gives(given: st
     assert plain.replace("FSDP", "prepare_fully_shard") in turned(f"{HOLDER}Holder(FSDP(net))\n{plain}")
 
 
+def test_what_another_argument_shards_may_be_the_module_of_a_projects_own_class() -> None:
+    body = (
+        "def use(other):\n    m = Holder(x=FSDP(other), net=other)\n    m = m.module\n"
+        "    m.load_state_dict(state)\n"
+    )
+    assert codes(f"{HOLDER}{body}") == [("FM301", "rewritten"), ("FM333", "commented")]
+
+
 def test_what_is_taken_out_of_a_projects_own_class_is_sharded() -> None:
     body = "m = Holder(FSDP(net))\nm.module.load_state_dict(x)\nm = m.module\nm.load_state_dict(x)\n"
     after = turned(f"{HOLDER}{body}")

@@ -198,6 +198,23 @@ def test_branches_of_torch_xla(head: str, test: str, *, is_said: bool) -> None:
     assert (("FM422", "commented") in said(WRAPS.format(test), head)) is is_said
 
 
+LOOKED_UP = "    def any(self, kind, held):\n        {}\n"
+ANOTHERS = [
+    # A library has no method of the class.
+    ("return getattr(torch.optim, kind)", False),
+    ("import transformers as hf\n        return getattr(hf, kind)", False),
+    # These may be one of its objects.
+    ("return getattr(self, kind)", True),
+    ("return getattr(super(), kind)", True),
+    ("return getattr(held, kind)", True),
+    ("return getattr(self.held, kind)", True),
+    ("return getattr(torch.optim if held else self, kind)", True),
+    ("hf = torch.optim if kind else held\n        return getattr(hf, kind)", True),
+    ("hf = torch.optim\n        hf = held\n        return getattr(hf, kind)", True),
+    ("import state\n        return getattr(state.saver, kind)", True),
+    ("from . import torch\n        return getattr(torch.saver, kind)", True),
+    ("from .torch import saver\n        return getattr(saver, kind)", True),
+]
 SAVER = """\
 class Saver:
     def {name}(self, model, optimizer):
@@ -223,6 +240,7 @@ def main(net):
         ("_xla", "    def any(self, kind):\n        getattr(self, '_x' + kind)(model, optimizer)\n", True),
         ("_xla", "    def any(self, kind):\n        getattr(self, kind)(model, optimizer)\n", True),
         ("_xla", "    def any(self, kind):\n        getattr(self, f'load_{kind}')(model)\n", False),
+        *((("_xla", LOOKED_UP.format(each), is_said)) for each, is_said in ANOTHERS),
     ],
 )
 def test_private_methods_that_are_called_there_alone(name: str, more: str, *, is_said: bool) -> None:
@@ -303,6 +321,7 @@ def main(cfg, model):
         ("_plain", "    def end(self, model, optimizer):\n        self._plain(model, optimizer)\n", True),
         ("_plain", "    def hand(self):\n        return self._plain\n", True),
         ("_plain", "    def any(self, kind):\n        getattr(self, f'_{kind}')(model, optimizer)\n", True),
+        *((("_plain", LOOKED_UP.format(each), is_said)) for each, is_said in ANOTHERS),
     ],
 )
 def test_private_methods_that_are_called_where_the_switch_is_off(

@@ -512,18 +512,3 @@ def test_one_rank_alone_is_told_not_to_gather(body: str, is_one: bool) -> None:
     said = [use.becomes for use in uses(MODEL + body, HEADER) if use.code == "FM423"]
     assert said
     assert all(("One rank alone" in each) is is_one for each in said)
-
-
-@pytest.mark.parametrize(
-    ("count", "is_said"),
-    [
-        ("x = sum(v.numel() for s in o.state.values() for v in s.values())\n", True),
-        ("for s in o.state.values():\n    for v in s.values():\n        x += v.numel()\n", True),
-        ("for s in o.state.values():\n    for v in s.values():\n        x = v.numel() > 1\n", False),
-        ("for s in o.state.values():\n    y = [1 for v in s.values() if v.numel() > 1]\n", False),
-        ("x = sum(v.numel() for s in p.state.values() for v in s.values())\n", False),
-    ],
-)
-def test_elements_of_an_optimizers_state_that_are_added_up(count: str, *, is_said: bool) -> None:
-    made = "m = FSDP(net)\no = torch.optim.AdamW(m.parameters())\np = torch.optim.AdamW(net2.parameters())\n"
-    assert (("FM423", "commented") in codes(f"{made}{count}")) is is_said

@@ -44,7 +44,10 @@ def test_the_arguments_and_the_function_are_said() -> None:
         "ModelParallelStrategy(parallelize_fn=parallelize, save_distributed_checkpoint=False, "
         "data_parallel_size=8, tensor_parallel_size=1) of lightning.fabric.strategies"
     ) in said
-    assert "make optimizers, and the lists of parameters that they are given, after `model = fabric" in said
+    assert (
+        "make optimizers, and the lists of parameters that they are given, after "
+        "`model = fabric.setup_module(model)`"
+    ) in said
     code = pasted(GIVEN)
     assert code.startswith("def parallelize(model, device_mesh):\n")
     assert "'sharding_strategy': 'SHARD_GRAD_OP'" in code
