@@ -6,14 +6,13 @@ import ast
 import contextlib
 import functools
 import re
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
-from fsdp_migrate.source.python.newer_syntax import parse_newer
 from fsdp_migrate.source.python.walked import children_of, walked
 
 
@@ -170,9 +169,7 @@ class Project:
 
     def _parse(self, path: Path) -> Module | None:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of escapes that Python does not know
-                return Module(path, parts_of(path), _tree(self.texts[path]))
+            return Module(path, parts_of(path), parse_any(self.texts[path]))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
@@ -385,13 +382,6 @@ def _clips_itself(call: ast.expr) -> bool:
 
 def _calls_in(node: ast.AST) -> Iterator[ast.expr]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
-
-
-def _tree(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError:
-        return parse_newer(text)
 
 
 def is_a_test(path: Path) -> bool:

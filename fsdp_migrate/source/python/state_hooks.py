@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.python.newer_syntax import parse_newer
+from fsdp_migrate.newer_syntax import parse_newer
 
 
 if TYPE_CHECKING:

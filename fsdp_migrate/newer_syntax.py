@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 
 import libcst as cst
 
@@ -33,6 +34,20 @@ class _Older(cst.CSTTransformer):
     ) -> cst.SimpleString:
         del original_node
         return cst.SimpleString('""', updated_node.lpar, updated_node.rpar)
+
+
+def parse_any(text: str) -> ast.Module:
+    """Parse a source of this Python, or of a newer one.
+
+    Raises:
+        SyntaxError: It is no Python that is known here.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            return parse_newer(text)
 
 
 def parse_newer(text: str) -> ast.Module:
