@@ -31,9 +31,9 @@ class Settings:
     name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
     ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
     command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
-    Accelerate beside it. ``is_hydra`` tells of a file of
-    Lightning's that another one chooses it as of a group of Hydra's. ``reader`` names the source that reads
-    ``strategy: fsdp`` itself, where nothing of the project reads classes in YAML; None where there is none.
+    Accelerate beside it. ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a
+    group of Hydra's. ``reader`` names the source that reads ``strategy: fsdp`` itself, where nothing of the
+    project reads classes in YAML; None where there is none.
     """
 
     world_size: int | None = None
