@@ -27,7 +27,7 @@ _OVERRIDE = re.compile(rf"{_START}\.(?P<key>\w+)=\\?[\"']?(?P<value>{_MAPPING}|[
 _BLOCK = re.compile(rf"{_START}=\\?[\"']?(?P<value>{_MAPPING})")
 _TIGHT = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
 _COMPOSER = re.compile(r"(?:^|[\s;&|(/\"'])composer\s|\bllm-?foundry\b", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _STRATEGY, _FREES = "sharding_strategy", "reshard_after_forward"
 _NOTHING_ELSE = frozenset({"FM340", "FM341", "FM342"})
 
