@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.adapters.conversion.project_imports import lacks_trainer, lacks_transformers, project_root
+from fsdp_migrate.adapters.conversion.project_imports import decays_alike, lacks_transformers, project_root
 from fsdp_migrate.adapters.conversion.strategy_readers import reader_of_strategy
 from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
 from fsdp_migrate.adapters.engine.rank0_loading import ASKS_FOR_PACKED
@@ -103,7 +103,7 @@ def settings_in(
         refusal=partial(refusal_of, folder),
         is_own=partial(defines_fsdp, folder),
         lacks_transformers=partial(lacks_transformers, folder),
-        lacks_trainer=partial(lacks_trainer, folder),
+        decays_alike=partial(decays_alike, folder),
         names_packed=partial(asks_for_packed, folder),
         reader=partial(reader_of_strategy, folder),
     )

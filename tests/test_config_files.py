@@ -54,14 +54,27 @@ def test_an_output_is_written_with_the_permissions_of_the_source(source: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("fsdp_qlora.yaml", "FM343"), ("fsdp-4bit.yml", "FM343"), ("fsdp.yaml", "FM340")]
+    ("name", "code"),
+    [
+        ("fsdp_qlora.yaml", "FM343"),
+        ("fsdp-4bit.yml", "FM343"),
+        ("fsdp_bnb_nf4.yaml", "FM343"),
+        ("fsdp.yaml", "FM340"),
+        ("fsdp_bnb_8bit.yaml", "FM340"),
+        ("fsdp_bnb.yaml", "FM340"),
+        ("fsdp_no_qlora.yaml", "FM340"),
+        ("fsdp-without-4bit.yaml", "FM340"),
+        ("fsdp_64bit.yaml", "FM340"),
+    ],
 )
 def test_a_files_name_tells_of_4_bit_weights(tmp_path: Path, name: str, code: str) -> None:
     """FSDP2 sends none of rank 0's weights then: more to do than to read."""
     text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
     (tmp_path / name).write_text(f"{text}  fsdp_cpu_ram_efficient_loading: true\n")
     found = convert_config_file(tmp_path / name).conversion.findings
-    assert [each.code for each in found if each.subject.endswith("cpu_ram_efficient_loading")] == [code]
+    (said,) = [each for each in found if each.subject.endswith("cpu_ram_efficient_loading")]
+    assert said.code == code
+    assert (f"of `{name}` has such weights, as its name says" in said.message) == (code == "FM343")
 
 
 def test_the_source_is_no_output(source: Path) -> None:

@@ -289,7 +289,7 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         return _told(command, flags, settings or Settings()) if told else None
     flagged = as_command(settings or Settings(), flags, is_launched=runner == "accelerate")
     if framework == runner == "accelerate" and decays_nothing(_of_script(command)):
-        flagged = replace(flagged, lacks_trainer=lambda: True)
+        flagged = replace(flagged, decays_alike=lambda: True)
     if framework == runner == "accelerate":
         flagged = replace(flagged, is_packed=_packs(command, flagged))
     done = convert_text(json.dumps(before), framework=framework, is_json=True, settings=flagged)

@@ -8,18 +8,45 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.document.nodes import plain
+from fsdp_migrate.adapters.document.yaml_reader import read_yaml
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import make_finding
 
 
-_OVERRIDE = re.compile(
-    r"(?<![\w.$/-])[+~]{0,2}(?P<prefix>(?:\w+\.)*fsdp_config\.)(?P<key>\w+)=(?P<value>[^\s\"'\\;|&,)]*)"
-)
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_START = r"(?<![\w.$/-])[+~]{0,2}(?P<prefix>(?:\w+\.)*)fsdp_config"
+_MAPPING = r"\{(?:[^{}]|\{[^{}]*\})*\}"
+_OVERRIDE = re.compile(rf"{_START}\.(?P<key>\w+)=\\?[\"']?(?P<value>{_MAPPING}|[^\s\"'\\;|&,)]*)")
+_BLOCK = re.compile(rf"{_START}=\\?[\"']?(?P<value>{_MAPPING})")
+_TIGHT = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
 _COMPOSER = re.compile(r"(?:^|[\s;&|(/\"'])composer\s|\bllm-?foundry\b", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _STRATEGY, _FREES = "sharding_strategy", "reshard_after_forward"
+_NOTHING_ELSE = frozenset({"FM340", "FM341", "FM342"})
+
+
+class _Override(NamedTuple):
+    """A key, its value, and the block's name; whether it stands in a mapping: ``fsdp_config={key:value}``."""
+
+    block: str
+    key: str
+    value: str
+    is_inside: bool = False
+
+    def written(self, key: str, value: str) -> str:
+        """Return how a key stands there, in the same way."""
+        return f"`{key}:{value}`" if self.is_inside else f"`{self.block}.{key}={value}`"
+
+    def __str__(self) -> str:
+        where = f" in `{self.block}={{...}}`" if self.is_inside else ""
+        return f"{self.written(self.key, self.value)}{where}"
 
 
 def told_of_overrides(text: str) -> str:
@@ -30,8 +57,7 @@ def told_of_overrides(text: str) -> str:
         '`fsdp_config.reshard_after_forward=false`.'
     """
     bare = _COMMENT.sub("", text)
-    found = dict.fromkeys(match.group("prefix", "key", "value") for match in _OVERRIDE.finditer(bare))
-    told = [said for each in found if (said := _told(*each))]
+    told = [said for each in dict.fromkeys(_overrides(bare)) if (said := _told(each))]
     if not told:
         return ""
     where = "" if _COMPOSER.search(bare) else " where Composer reads it"
@@ -48,20 +74,59 @@ def with_overrides(done: TextConversion) -> TextConversion:
     return replace(done, findings=(*done.findings, make_finding("FM355", "command", said, hint)))
 
 
-def _told(prefix: str, key: str, value: str) -> str:
+def without_overrides(text: str) -> str:
+    """Return a script without the overrides of Composer's block, whose keys others have too.
+
+    Example:
+        >>> without_overrides("composer t.py y.yaml fsdp_config.flatten_parameters=true")
+        'composer t.py y.yaml '
+    """
+    return _OVERRIDE.sub("", text) if _COMPOSER.search(text) else text
+
+
+def _overrides(bare: str) -> Iterator[_Override]:
+    for match in _OVERRIDE.finditer(bare):
+        yield _Override(f"{match['prefix']}fsdp_config", match["key"], match["value"])
+    for match in _BLOCK.finditer(bare):
+        for key, value in _read(match["value"]).items():
+            yield _Override(f"{match['prefix']}fsdp_config", key, _shown(value), is_inside=True)
+
+
+def _read(mapping: str) -> dict[str, Any]:
+    """Read a mapping of a command, in which no blank need stand behind a colon."""
+    try:
+        (node,) = read_yaml(_TIGHT.sub(r"\1: ", mapping))
+    except (ConfigError, ValueError):
+        return {}
+    value = plain(node)
+    return value if isinstance(value, dict) else {}
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _told(override: _Override) -> str:
     """Say what one override becomes."""
-    document = json.dumps({"max_duration": "1ba", "fsdp_config": {key: value}})
-    written = f"`{prefix}{key}={value}`"
+    _, key, value, _ = override
     if key == _STRATEGY and "$" in value:
-        return f"{written}: with FSDP2 `{prefix}{_FREES}` says it, `true` for FULL_SHARD, else `false`"
+        frees = override.written(_FREES, "")[:-1].rstrip(":=")
+        return f"{override}: with FSDP2 {frees}` says it, `true` for FULL_SHARD, else `false`"
+    given = _read(value) if value.startswith("{") else value
+    document = json.dumps({"max_duration": "1ba", "fsdp_config": {key: given}})
     try:
         done = convert_text(document, framework="composer", is_json=True)
     except ConfigError:
-        return ""
+        return ""  # no key of Composer's
     after = json.loads(done.text)["fsdp_config"]
+    of_key = [each for each in done.findings if each.subject == f"fsdp_config.{key}"]
+    refused = next((each for each in of_key if each.code == "FM348"), None)
+    if refused is not None:
+        return f"{override}: {refused.message.rstrip('.')}" if value and "$" not in value else ""
     if key == _STRATEGY and _FREES in after:
-        return f"{written}: with FSDP2 write `{prefix}{_FREES}={str(after[_FREES]).lower()}`"
-    said = next((each for each in done.findings if each.subject == f"fsdp_config.{key}"), None)
-    if key in after or said is None:
+        lost = [each.message.rstrip(".") for each in of_key if each.code not in _NOTHING_ELSE]
+        why = f" ({'; '.join(lost)})" if lost else ""
+        return f"{override}: with FSDP2 write {override.written(_FREES, str(after[_FREES]).lower())}{why}"
+    if key in after or not of_key:
         return ""
-    return f"{written}: with FSDP2 leave it out ({said.message.rstrip('.')})"
+    return f"{override}: with FSDP2 leave it out ({of_key[0].message.rstrip('.')})"

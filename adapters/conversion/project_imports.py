@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
-_LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
+_LIGHTNING = re.compile(r"^[ \t]*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
 # These load models of transformers themselves too.
 _TRANSFORMERS = re.compile(
-    r"^\s*(?:import|from)\s+(?:transformers|trl|peft|unsloth|axolotl|swift|llamafactory|sentence_transformers)\b",
+    r"^[ \t]*(?:import|from)\s+"
+    r"(?:transformers|trl|peft|unsloth|axolotl|swift|llamafactory|sentence_transformers)\b",
     re.MULTILINE,
 )
 _TRAINER = re.compile(
-    r"\bTrainingArguments\b|^\s*from\s+transformers[\w.]*\s+import\s+(?:\([^)]*|[^\n]*)Trainer\b"
+    r"\bTrainingArguments\b|^[ \t]*from\s+transformers[\w.]*\s+import\s+(?:\([^)]{0,2000}|[^\n]*)Trainer\b"
     r"|\btransformers\.\w*Trainer\b"
-    r"|^\s*(?:import|from)\s+(?:trl|unsloth|axolotl|swift|llamafactory|sentence_transformers|setfit)\b",
+    r"|^[ \t]*(?:import|from)\s+(?:trl|unsloth|axolotl|swift|llamafactory|sentence_transformers|setfit)\b",
     re.MULTILINE,
 )
-_ACCELERATE = re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE)
+_ACCELERATE = re.compile(r"^[ \t]*(?:import|from)\s+accelerate\b", re.MULTILINE)
+# In one source: `weight_decay` alone may be one number for all.
+_BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?decay", re.IGNORECASE))
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_GROUPS = 4
@@ -34,7 +37,7 @@ _MOST_ABOVE = 40
 _MOST_BYTES = 1 << 20
 _FABRICS = frozenset({"lightning.fabric", "lightning_fabric"})
 _TARGET = re.compile(r"^_target_:[ \t]*[\"']?([\w.]+)\.\w+", re.MULTILINE)
-_DEFAULTS = re.compile(r"^defaults:[ \t]*(\[[^\]]*\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
+_DEFAULTS = re.compile(r"^defaults:[ \t]*(\[[^\]]{0,2000}\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
 
 
 def lightning_package(config: Path) -> str | None:
@@ -64,20 +67,26 @@ def lacks_transformers(folder: Path) -> bool:
         >>> lacks_transformers(Path("/absent"))
         False
     """
-    return _prepares_without(_TRANSFORMERS, folder)
+    return _prepares_without(lambda text: _TRANSFORMERS.search(text) is not None, folder)
 
 
-def lacks_trainer(folder: Path) -> bool:
-    """Tell whether the project around a folder has Accelerate prepare models, and no HF Trainer.
+def decays_alike(folder: Path) -> bool:
+    """Tell whether the project around a folder has Accelerate prepare models, and decays none by name.
+
+    HF's Trainer does, and so may a source that names parameters and speaks of weight decay.
 
     Example:
-        >>> lacks_trainer(Path("/absent"))
+        >>> decays_alike(Path("/absent"))
         False
     """
-    return _prepares_without(_TRAINER, folder)
+    return _prepares_without(_may_decay_by_name, folder)
 
 
-def _prepares_without(other: re.Pattern[str], folder: Path) -> bool:
+def _may_decay_by_name(text: str) -> bool:
+    return _TRAINER.search(text) is not None or all(each.search(text) for each in _BY_NAME)
+
+
+def _prepares_without(has_other: Callable[[str], bool], folder: Path) -> bool:
     """Tell whether sources of the project around a folder import Accelerate, and none has the other thing."""
     root = project_root(folder / "config")
     if root is None:
@@ -85,7 +94,7 @@ def _prepares_without(other: re.Pattern[str], folder: Path) -> bool:
     prepares = False
     for count, path in enumerate(sources_below(root), 1):
         text = path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
-        if count == _MOST_FILES or other.search(text):
+        if count == _MOST_FILES or has_other(text):
             return False
         prepares = prepares or _ACCELERATE.search(text) is not None
     return prepares

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.foreign import FOREIGN
 from fsdp_migrate.adapters.conversion.here_documents import settings_written, without_shown
-from fsdp_migrate.adapters.conversion.overrides import told_of_overrides
+from fsdp_migrate.adapters.conversion.overrides import told_of_overrides, without_overrides
 from fsdp_migrate.adapters.conversion.shell import commands_of, is_printed
 from fsdp_migrate.adapters.conversion.unknown import named_files, with_stand_ins, without_folder
 from fsdp_migrate.errors import NothingToConvertError
@@ -52,7 +52,7 @@ def nothing_in_script(text: str, findings: Sequence[Finding]) -> NothingToConver
     can = " that can be changed" if said else ""
     parts = [f"No command in this script has FSDP flags of HF Trainer or of `accelerate launch`{can}.", said]
     bare = _without_printed(_COMMENT.sub("", without_shown(text)))
-    foreign = _foreign(bare)
+    foreign = _foreign(without_overrides(bare))
     own = [flag for flag in dict.fromkeys(_OWN_FLAG.findall(bare)) if f"`{flag}`" not in said]
     if foreign:
         parts.append(foreign)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.project_imports import project_root, sources_below
 from fsdp_migrate.adapters.engine.settings import StrategyReader
+from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_LIGHTNING = re.compile(r"^\s*(?:import|from)\s+(?:pytorch_lightning|lightning)\b", re.MULTILINE)
+_LIGHTNING = re.compile(r"^[ \t]*(?:import|from)\s+(?:pytorch_lightning|lightning)\b", re.MULTILINE)
 _READS_CLASSES = re.compile(r"LightningCLI|LightningArgumentParser|jsonargparse|class_path")
 _READS_TARGETS = re.compile(r"\binstantiate\b|_target_")
 _READS_FILES = re.compile(r"yaml|omegaconf|hydra|json|configargparse", re.IGNORECASE)
 _MAKES_STRATEGY = re.compile(r"\b(?:FSDP|ModelParallel)Strategy\b")
 _KEY = re.compile(r"\.strategy$|\[['\"]strategy['\"]\]$|\.get\(['\"]strategy['\"][^()]*\)$")
+# In a source that no parser takes.
+_MAY_READ = re.compile(
+    r"\bTrainer\([^()]{0,2000}\*\*|\bstrategy\b['\")\]]*[ \t]*(?:==|in\b)|\bstrategy=\w+[.\[]"
+)
 _OF_THE_TRAINER = re.compile(r"\bself\.trainer\b|\bstrategy_name\b")
 _MOST_BYTES = 1 << 20
 
@@ -71,9 +76,9 @@ def _reads(text: str) -> bool:
     if ("strategy" not in text and "Trainer(" not in text) or _LIGHTNING.search(text) is None:
         return False
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(parse_any(text)))
     except (SyntaxError, ValueError, RecursionError):
-        return False
+        return _MAY_READ.search(text) is not None
     return any(
         _asks(node) if isinstance(node, ast.Compare) else isinstance(node, ast.Call) and _hands_on(node)
         for node in nodes

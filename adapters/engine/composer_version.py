@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 _NAME = "FSDP_VERSION"
-_SET = re.compile(rf"^(?!\s*#).*\b{_NAME}=['\"]?(\d+)", re.MULTILINE)
+# A value that is known only when it runs is another one than 2.
+_SET = re.compile(rf"\b{_NAME}=['\"]?([^\s'\";|&)]*)")
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 
 
 def sets_fsdp2(document: Node) -> bool:
@@ -25,7 +27,7 @@ def sets_fsdp2(document: Node) -> bool:
 
 def _versions(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield from _SET.findall(value)
+        yield from _SET.findall(_COMMENT.sub("", value))
     elif isinstance(value, list):
         for each in value:
             yield from _versions(each)

@@ -27,7 +27,11 @@ ASKS_FOR_PACKED = re.compile(
     re.MULTILINE,
 )
 """What asks for weights in 4 bits in a file of settings: LLaMA-Factory's, TRL's, Axolotl's."""
-_OF_PACKED = re.compile(r"(?i)qlora|4[-_]?bit|bnb|nf4")
+_CALLED_PACKED = re.compile(r"qlora|(?<!\d)4[-_ ]?bit|nf4", re.IGNORECASE)
+"""What a file's name says of them. `bnb` says nothing: its weights are in 8 bits as well."""
+_CALLED_OTHERWISE = re.compile(
+    rf"(?<![a-z])(?:non?|not|wo|without)[-_ ]?(?:{_CALLED_PACKED.pattern})", re.IGNORECASE
+)
 _SENDS = ACCELERATE["sends_no_4bit"].says
 LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write false for such a model"
 
@@ -57,19 +61,21 @@ SENDS_NONE = (
 LOAD_ON_ALL = "Write false for such a model."
 
 
-def is_packed(block: Block) -> bool:
-    """Tell whether the same file has the model's weights in 4 bits of bitsandbytes, or is called by that."""
+def _sends_none(block: Block) -> str | None:
+    """Say that none are sent where a file has the weights in 4 bits of bitsandbytes, or is called by that."""
+    if _is_packed(block):
+        return SENDS_NONE
+    name = block.settings.file_name
+    if block.framework != "accelerate" or not _CALLED_PACKED.search(_CALLED_OTHERWISE.sub("", name)):
+        return None
+    return f"{SENDS_NONE} The model of `{name}` has such weights, as its name says."
+
+
+def _is_packed(block: Block) -> bool:
     values = plain_values(block.owner)
     bits = str(values.get("quantization_bit"))  # LLaMA-Factory's
     loads = str(values.get("load_in_4bit")).lower()  # TRL's and Axolotl's
-    is_so_called = block.framework == "accelerate" and _OF_PACKED.search(block.settings.file_name) is not None
-    return (
-        block.settings.is_packed
-        or bits == "4"
-        or loads == "true"
-        or values.get("adapter") == "qlora"
-        or is_so_called
-    )
+    return block.settings.is_packed or bits == "4" or loads == "true" or values.get("adapter") == "qlora"
 
 
 def keep_ram_loading(value: Any, block: Block) -> Outcome:
@@ -77,8 +83,8 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     outcome = keep_bool(value, block)
     if value is None or not words.read_bool(value, "value"):
         return outcome
-    if is_packed(block):
-        return replace(outcome, code="FM343", message=f"{shown(value)}: {SENDS_NONE}", hint=LOAD_ON_ALL)
+    if said := _sends_none(block):
+        return replace(outcome, code="FM343", message=f"{shown(value)}: {said}", hint=LOAD_ON_ALL)
     if block.framework == "axolotl":
         return outcome
     if not _loads_whole(block):
@@ -91,8 +97,8 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     """Say the same where nothing stands there, and the launcher takes true."""
     if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
         return
-    if is_packed(block):
-        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {SENDS_NONE}", LOAD_ON_ALL)
+    if said := _sends_none(block):
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {said}", LOAD_ON_ALL)
     elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, LOAD_ON_ALL)

@@ -26,13 +26,14 @@ class Settings:
     why it is refused itself, or None, ``number`` which number a word of a command is, or None, and ``value``
     what a variable holds that one place alone sets, or None. ``is_own`` tells of the script that a
     command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of the project
-    around whether no source of it imports transformers, ``lacks_trainer`` whether none has a Trainer of
-    Hugging Face's. ``names_packed`` tells of the name of another file whether it asks for weights in 4 bits,
-    ``is_packed`` that the command does. ``file_name`` is what the text's own file is called.
-    ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
-    before, and ``environment`` what is handed on to Accelerate beside it. ``is_hydra`` tells of a file of
-    Lightning's that another one chooses it as of a group of Hydra's. ``reader`` names the source that reads
-    ``strategy: fsdp`` itself, where nothing of the project reads classes in YAML; None where there is none.
+    around whether no source of it imports transformers, ``decays_alike`` whether none has a Trainer of
+    Hugging Face's, or chooses by their names which parameters are decayed. ``names_packed`` tells of the
+    name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
+    ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
+    command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
+    Accelerate beside it. ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a
+    group of Hydra's. ``reader`` names the source that reads ``strategy: fsdp`` itself, where nothing of the
+    project reads classes in YAML; None where there is none.
     """
 
     world_size: int | None = None
@@ -44,7 +45,7 @@ class Settings:
     value: Callable[[str], str | None] = lambda word: None
     is_own: Callable[[str], bool] = lambda script: False
     lacks_transformers: Callable[[], bool] = lambda: False
-    lacks_trainer: Callable[[], bool] = lambda: False
+    decays_alike: Callable[[], bool] = lambda: False
     names_packed: Callable[[str], bool] = lambda name: False
     is_packed: bool = False
     is_command: bool = False

@@ -307,7 +307,7 @@ def _decays(block: Block) -> bool:
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
     off = value is not None and not words.read_bool(value, "value")
-    if off and block.framework == "accelerate" and not block.settings.lacks_trainer():
+    if off and block.framework == "accelerate" and not block.settings.decays_alike():
         text = (
             f"{shown(value)}: where weight decay is chosen by names of parameters, as HF Trainer and TRL do "
             "if `weight_decay` is not 0, norms and biases were decayed too: FSDP1's flat parameters have no "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.files import SHELL, find_sources, read_source
 from fsdp_migrate.source.python.accelerators import is_accelerator, method_in, prepares
 
@@ -119,9 +120,9 @@ class _Classes:
 
 
 def parsed(code: str) -> ast.Module:
-    """Return a source's tree, which has nothing in it where it is no Python of today."""
+    """Return a source's tree, which has nothing in it where it is no Python that is known here."""
     try:
-        return ast.parse(code)
+        return parse_any(code)
     except (SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
-from fsdp_migrate.source.python.newer_syntax import parse_any
 from fsdp_migrate.source.python.walked import children_of, walked
 
 

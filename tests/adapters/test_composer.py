@@ -196,6 +196,11 @@ def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
         ("command: |\n  FSDP_VERSION=1 composer train.py\n", False),
         ("command: |\n  # export FSDP_VERSION=2\n  composer train.py\n", False),
         ("# export FSDP_VERSION=2\n", False),
+        ("command: |\n  FSDP_VERSION=1 composer a.py; FSDP_VERSION=2 composer b.py\n", False),
+        ("command: |\n  FSDP_VERSION=2 composer a.py; FSDP_VERSION=$V composer b.py\n", False),
+        ("command: |\n  composer a.py  # later: FSDP_VERSION=2\n", False),
+        ("command: |\n  FSDP_VERSION=2 composer a.py  # not FSDP_VERSION=1\n", True),
+        ("command: |\n  export A=1 FSDP_VERSION='2'; composer a.py\n", True),
         ("", False),
     ],
 )

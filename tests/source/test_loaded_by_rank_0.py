@@ -71,6 +71,12 @@ def test_what_a_model_of_the_project_holds_is_seen(tmp_path: Path, model: str, s
         assert all(each.startswith(f"{line}: {model} has ") and said in each for each in every)
 
 
+def test_of_a_model_in_a_source_of_a_newer_python_too(tmp_path: Path) -> None:
+    newer = "type Path = str\nmodel = accelerator.prepare(Own(8))\nclass Own(nn.Module):\n"
+    newer += "    def __init__(self):\n        self.pos = nn.Parameter(x)\n"
+    assert found(tmp_path, newer)
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "is_said"),
     [

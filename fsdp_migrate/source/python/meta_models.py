@@ -6,6 +6,8 @@ import ast
 import re
 from typing import Final
 
+from fsdp_migrate.newer_syntax import parse_any
+
 
 _META: Final = re.compile(r"\binit_empty_weights\(|\binit_on_device\(|['\"]meta['\"]")
 _BY_RANK: Final = re.compile(r"rank|master|is_main|main_process|\bis_(?:first|zero)|\bfirst\b", re.IGNORECASE)
@@ -23,7 +25,7 @@ def are_made_on_meta(text: str) -> bool:
     if _META.search(text) is None:
         return False
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(parse_any(text)))
     except (SyntaxError, ValueError, RecursionError):
         return False
     return any(_is_by_rank(node) for node in nodes if isinstance(node, (ast.If, ast.IfExp)))

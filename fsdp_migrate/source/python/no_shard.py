@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 
+from fsdp_migrate.newer_syntax import parse_any
+
 
 _NAME = "NO_SHARD"
 
@@ -24,7 +26,7 @@ def chooses_no_shard(code: str) -> bool:
     if _NAME not in code:
         return False
     try:
-        tree = ast.parse(code)
+        tree = parse_any(code)
     except (SyntaxError, ValueError, RecursionError):
         return False
     return any(_NAME in _names(value) for node in ast.walk(tree) for value in _values(node))

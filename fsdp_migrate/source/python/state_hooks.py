@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.python.bound_names import STAR, names_bound
-from fsdp_migrate.source.python.newer_syntax import parse_any
 from fsdp_migrate.source.python.walked import walked
 
 

@@ -40,6 +40,33 @@ RUN, ZERO_2 = "composer train.py y.yaml", "sharding_strategy=SHARD_GRAD_OP"
             "python t.py y.yaml fsdp_config.sharding_strategy=FULL_SHARD\n",
             "where Composer reads it: `fsdp_config",
         ),
+        (
+            f"{RUN} fsdp_config.sharding_strategy=NO_SHARD\n",
+            "`fsdp_config.reshard_after_forward=false` (Composer's FSDP2 has one mesh of all ranks",
+        ),
+        (
+            f"{RUN} fsdp_config.sharding_strategy=FOO\n",
+            "is 'FOO', which is no sharding strategy. Known: `",
+        ),
+        (f"{RUN} fsdp_config.backward_prefetch=NOPE\n", "is 'NOPE', which is no backward prefetch"),
+        (
+            f"{RUN} llm.fsdp_config.mixed_precision='HALF'\n",
+            "`llm.fsdp_config.mixed_precision=HALF`: `fsdp_config.mixed_precision` is 'HALF'; expected D",
+        ),
+        (
+            f"{RUN} 'fsdp_config={{sharding_strategy:SHARD_GRAD_OP,verbose:true}}'\n",
+            "`sharding_strategy:SHARD_GRAD_OP` in `fsdp_config={...}`: with FSDP2 write `reshard_after_for",
+        ),
+        (
+            f'{RUN} "+llm.fsdp_config={{a: {{b: 1}}, sync_module_states: true}}"\n',
+            "`sync_module_states:true` in `llm.fsdp_config={...}`: with FSDP2 leave it out (",
+        ),
+        (f"{RUN} 'fsdp_config.mixed_precision={{param_dtype:bf16,reduce_dtype:fp32}}'\n", "no mapping of dt"),
+        (f"{RUN} 'fsdp_config={{sharding_strategy:FOO}}'\n", "is 'FOO', which is no sharding strategy"),
+        (
+            f"{RUN} fsdp_config.flatten_parameters=true fsdp_config.sharding_strategy=FULL_SHARD\n",
+            "`fsdp_config.flatten_parameters=true`: with FSDP2 leave it out (true: FSDP2 flattens nothing)",
+        ),
     ],
 )
 def test_what_an_override_becomes(script: str, said: str) -> None:
@@ -51,7 +78,14 @@ def test_what_an_override_becomes(script: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["fsdp_config.activation_checkpointing=true", "a=1 # fsdp_config.sharding_strategy=FULL_SHARD"],
+    [
+        "fsdp_config.activation_checkpointing=true",
+        "a=1 # fsdp_config.sharding_strategy=FULL_SHARD",
+        'fsdp_config.mixed_precision="PURE"',
+        "fsdp_config.mixed_precision=BF_$M",
+        "'fsdp_config={verbose:true}'",
+        "'fsdp_config={verbose:true'",
+    ],
 )
 def test_what_stays_is_not_told(arguments: str) -> None:
     with pytest.raises(NothingToConvertError, match=r"`accelerate launch`\.$"):

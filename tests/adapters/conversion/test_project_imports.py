@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.adapters.conversion.project_imports import (
+    decays_alike,
+    lacks_transformers,
+    lightning_package,
+)
 from fsdp_migrate.config_files import convert_config_file
 
 
@@ -44,6 +50,7 @@ def test_a_model_without_a_class_to_wrap_is_of_transformers_if_a_source_imports_
     assert said.code == code
 
 
+BY_NAME = "groups = [p for n, p in model.named_parameters() if not any(k in n for k in {})]\n"
 TRAINS = "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"
 
 
@@ -56,6 +63,10 @@ TRAINS = "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"
         ({"train.py": OWN, "lib/t.py": "import transformers\nt = transformers.Seq2SeqTrainer()\n"}, "FM343"),
         ({"train.py": OWN, "lib/t.py": "from trl import SFTTrainer\n"}, "FM343"),
         ({"train.py": "import torch\n"}, "FM343"),
+        ({"train.py": OWN + BY_NAME.format("no_decay")}, "FM343"),
+        ({"train.py": OWN, "lib/o.py": BY_NAME.format("bare") + "a = {'weight_decay': 0.1}\n"}, "FM343"),
+        ({"train.py": OWN + BY_NAME.format("('head',)")}, "FM342"),
+        ({"train.py": OWN, "lib/t.py": f"from transformers import ({'Auto, ' * 200}Trainer)\n"}, "FM343"),
     ],
 )
 def test_flat_parameters_are_told_where_a_trainer_cannot_be_excluded(
@@ -69,3 +80,16 @@ def test_flat_parameters_are_told_where_a_trainer_cannot_be_excluded(
     [said] = [f for f in done.findings if f.subject.endswith("use_orig_params")]
     assert said.code == code
     assert code == "FM342" or "by names of parameters" in said.message
+
+
+@pytest.mark.parametrize(
+    "line", ["from transformers import (\n", "\n", "x = 1\n \t\n", "from transformers import (A, # (\n"]
+)
+def test_a_long_source_is_read_soon(line: str, tmp_path: Path) -> None:
+    """A pattern that looks for an end again at each line takes a quarter of a minute for these."""
+    (tmp_path / "setup.py").write_text(OWN + line * 8_000)
+    started = time.process_time()
+    assert decays_alike(tmp_path)
+    assert lacks_transformers(tmp_path) is ("transformers" not in line)
+    assert lightning_package(tmp_path / "a.yaml") is None
+    assert time.process_time() - started < 4

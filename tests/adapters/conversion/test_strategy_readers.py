@@ -40,6 +40,8 @@ def put(folder: Path, source: str, config: str = CONFIG) -> Path:
         (HEAD + TRAINED, True),
         (HEAD + "L.Trainer(devices=2, strategy=cfg['strategy'])\n", True),
         (HEAD + "L.Trainer(\n    callbacks=[(1, f(2))],\n    strategy=cfg.strategy,\n)\n", True),
+        (HEAD + "type Path = str\ndef first[T](x: T) -> T: return x\n" + TRAINED, True),
+        (HEAD + "match = = x\n" + TRAINED, True),  # no Python that is known here
     ],
 )
 def test_what_a_source_reads_itself_stays(tmp_path: Path, source: str, has_hook: bool) -> None:
@@ -83,6 +85,7 @@ def test_of_hydras_file_too(tmp_path: Path) -> None:
         "import yaml\nfrom transformers import Trainer\nTrainer(**cfg)\n",
         "import lightning as L\nL.Trainer(**kwargs)\n",
         "import lightning as L, yaml\n# L.Trainer(**cfg)\n",
+        HEAD + "x = = 1\nL.Trainer(devices=2, strategy='auto')\n",
     ],
 )
 def test_what_lightning_cli_may_read_is_converted(tmp_path: Path, source: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.newer_syntax import parse_any
 from tests.source.projects import CLIPPED, FSDP, after
 
 
@@ -24,3 +25,9 @@ def test_a_file_for_a_newer_python_is_followed(tmp_path: Path) -> None:
         "main.py": f"{FSDP}from loop import Loop\nloop = Loop()\nloop.fit(FSDP(net))\n",
     }
     assert CLIPPED in after(tmp_path, files, "loop.py")
+
+
+def test_what_no_parser_takes_raises() -> None:
+    assert parse_any("type Net = object\n").body
+    with pytest.raises(SyntaxError):
+        parse_any("x = = 1\n")
