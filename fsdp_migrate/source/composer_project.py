@@ -63,7 +63,7 @@ class ComposerProject:
 
     @functools.cached_property
     def _names(self) -> TrainedNames:
-        return TrainedNames(self._composed)
+        return TrainedNames(self.project, self._composed)
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is that a Trainer was given, below that line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -84,7 +85,10 @@ class LightningProject:
     project: Project
     files: frozenset[Path]
     _classes: dict[Path, dict[str, re.Pattern[str]]] = field(default_factory=dict)
-    _names: TrainedNames = field(default_factory=lambda: TrainedNames(_fitted))
+
+    @functools.cached_property
+    def _names(self) -> TrainedNames:
+        return TrainedNames(self.project, _fitted)
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""

@@ -70,6 +70,33 @@ def test_a_name_that_is_bound_anew(how: str, tmp_path: Path) -> None:
     assert said(tmp_path, ALL[how], "pass", "net = AutoModel.from_pretrained('x')", "dump(net, 'x')") == []
 
 
+@pytest.mark.parametrize("how", ["hf", "pl", "composer"])
+def test_a_name_that_is_bound_anew_and_trained_again(how: str, tmp_path: Path) -> None:
+    again = ALL[how][1].format("net")
+    anew = f"dump(net, 'x')\n    net = Net()\n    {again}"
+    assert said(tmp_path, ALL[how], "pass", anew, "dump(net, 'x')") == [("helpers.py", "FM333")]
+    assert said(tmp_path, ("", "pass"), "pass", anew.replace(again, "pass"), "dump(net, 'x')") == []
+    twice = (ALL[how][0], f"{ALL[how][1]}\n    net = Net()\n    {again}")
+    assert said(tmp_path, twice, "pass", "pass", "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+@pytest.mark.parametrize("how", ["hf", "pl", "composer"])
+def test_a_name_in_the_other_branch_than_what_shards_it(how: str, tmp_path: Path) -> None:
+    imports, line = ALL[how]
+    made = (imports, "if go:\n        " + line.replace("\n    ", "\n        "))
+    other = "else:\n        dump(net, 'x')"
+    made = (imports, made[1].format("net", "pass").removesuffix("\n    pass"))
+    assert said(tmp_path, made, "pass", other, "pass") == []
+    assert said(tmp_path, made, "pass", "pass", "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+def test_the_model_of_a_trainer_that_trains_again(tmp_path: Path) -> None:
+    asks = "dump(trainer.model, 'x')"
+    assert said(tmp_path, HF, "pass", asks, "trainer.train()") == [("helpers.py", "FM333")]
+    anew = f"trainer = Trainer(net, args=args)\n    {asks}"
+    assert said(tmp_path, HF, "pass", anew, "trainer.train()") == []
+
+
 @pytest.mark.parametrize("how", OTHERS)
 def test_what_shards_it_stands_in_another_file(how: str, tmp_path: Path) -> None:
     assert said(tmp_path, OTHERS[how], "pass", "pass", "net.state_dict()") == [("train.py", "FM333")]
