@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
-_CLASSES = re.compile(r"\bclass \w+\([^)]*(?:Callback|Algorithm)\b")
-_CLASS = re.compile(r"^class (\w+)\([^)]*(?:Callback|Algorithm)\b", re.MULTILINE)
+# No bases are longer: without an end each `class A(` would be looked at to the end of the text.
+_CLASSES = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Algorithm)\b")
+_CLASS = re.compile(r"^class (\w+)\([^)]{0,2000}?(?:Callback|Algorithm)\b", re.MULTILINE)
 _IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
 # Composer shards behind these events: algorithms change the model in the first.
 _BEFORE = frozenset({"__init__", "before_load", "init", "match"})

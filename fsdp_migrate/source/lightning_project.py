@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 
 _CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callback|Checkpoint)$")
-_CALLBACKS = re.compile(r"\bclass \w+\([^)]*(?:Callback|Checkpoint)\b")
-_MODULES = re.compile(r"\bclass \w+\([^)]*\bLightningModule\b")
+# No bases are longer: without an end each `class A(` would be looked at to the end of the text.
+_CALLBACKS = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Checkpoint)\b")
+_MODULES = re.compile(r"\bclass \w+\([^)]{0,2000}?\bLightningModule\b")
 _READS_CONFIGS = re.compile(r"\bLightningCLI\(|\binstantiate\(")
 _TRAINER = re.compile(r"\bTrainer\(")
 # What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
