@@ -97,9 +97,9 @@ class _Composed:
             self.follow(value.orelse, place, depth, part)
         elif isinstance(value, (ast.List, ast.Tuple)):
             is_seen = part is not None and not any(isinstance(each, ast.Starred) for each in value.elts)
-            for count, each in enumerate(value.elts):
+            for count, item in enumerate(value.elts):
                 if not is_seen or count == part:
-                    self.follow(each, place, depth)
+                    self.follow(item, place, depth)
         elif isinstance(value, ast.Call):
             self._follow_call(value, place, depth, part)
 
