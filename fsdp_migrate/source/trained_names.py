@@ -61,8 +61,9 @@ class TrainedNames:
                         found.setdefault(text, _Lines()).sharded.append(each.place)
                 for target in _targets(each.node):
                     found.setdefault(target, _Lines()).bound.append(each.place.line)
-                    if isinstance(each.node, ast.Assign) and isinstance(each.node.value, ast.Call):
-                        made[target] = each.node.value
+                    value = getattr(each.node, "value", None)
+                    if isinstance(value, ast.Call):
+                        made[target] = value
             name = scope.statements[0].place.scope if scope.statements else ""
             yield from (((name, text), lines) for text, lines in found.items() if lines.sharded)
 
@@ -75,6 +76,9 @@ def model_given(call: ast.Call) -> str | None:
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
-    for target in node.targets if isinstance(node, ast.Assign) else ():
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets = [node.target]
+    for target in targets:
         parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
         yield from filter(None, map(dotted, parts))

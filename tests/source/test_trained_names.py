@@ -65,9 +65,16 @@ def test_a_function_of_another_file_is_given_it(how: str, tmp_path: Path) -> Non
     assert said(tmp_path, made, given, "pass", "pass") == []
 
 
+@pytest.mark.parametrize("name", ["net", "net: nn.Module"])
 @pytest.mark.parametrize("how", ["hf", "pl", "composer"])
-def test_a_name_that_is_bound_anew(how: str, tmp_path: Path) -> None:
-    assert said(tmp_path, ALL[how], "pass", "net = AutoModel.from_pretrained('x')", "dump(net, 'x')") == []
+def test_a_name_that_is_bound_anew(how: str, name: str, tmp_path: Path) -> None:
+    anew = f"{name} = AutoModel.from_pretrained('x')"
+    assert said(tmp_path, ALL[how], "pass", anew, "dump(net, 'x')") == []
+
+
+def test_a_trainer_whose_name_has_a_type(tmp_path: Path) -> None:
+    typed = (HF[0], HF[1].replace("trainer =", "trainer: Trainer ="))
+    assert said(tmp_path, typed, "pass", "pass", "dump(net, 'x')") == [("helpers.py", "FM333")]
 
 
 @pytest.mark.parametrize("how", ["hf", "pl", "composer"])
