@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source.files import CONFIGS, MAYBE_CONFIGS, SHELL, find_sources, read_source
+from fsdp_migrate.source.files import MAYBE_CONFIGS, SETTINGS, find_sources, read_source
 
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_FILES: Final = SHELL | CONFIGS
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 ASKS_HF: Final = re.compile(
@@ -70,9 +69,9 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
-    for path in find_sources(paths, _FILES | MAYBE_CONFIGS) if paths else ():
+    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS) if paths else ():
         try:
-            if path.stat().st_size > _MOST or not (path.suffix in _FILES or is_accelerates(path)):
+            if path.stat().st_size > _MOST or not (path.suffix in SETTINGS or is_accelerates(path)):
                 continue
             # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
             is_asked = asks(read_source(path), pattern)

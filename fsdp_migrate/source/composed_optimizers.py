@@ -9,20 +9,20 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.composer_project import shards
 from fsdp_migrate.source.optimizer_classes import Made, names_of, note, picked
-from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_kinds import ProjectKinds
-from fsdp_migrate.source.python.heirs import COMPOSERS
+from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.trainer_models import SETTINGS
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.values_bound import every_value, statements_in
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.project import Definition, Module, Place, Project
     from fsdp_migrate.source.python.links import Links
 
 
@@ -63,26 +63,12 @@ def _told(found: _Composed, links: dict[Path, Links]) -> dict[Path, Links]:
 
 def _given(project: Project, module: Module) -> Iterator[tuple[ast.expr, Place]]:
     """Yield what Trainers of a file are given as their optimizers, beside FSDP's settings."""
-    scopes = [("", module.tree), *((each.name, each.node) for each in module.definitions.values())]
-    inner = {id(node): name for name, scope in scopes for node in _of_scope(scope)}
-    for call in (node for node in walked(module.tree) if isinstance(node, ast.Call)):
-        named = {each.arg: each.value for each in call.keywords if each.arg}
-        asked = [named[name] for name in SETTINGS if name in named]
-        is_asked = any(not isinstance(each, ast.Constant) or each.value is not None for each in asked)
-        place = Place(module, inner.get(id(call), ""))
-        name = project.qualified(dotted(call.func) or "?", place) or ""
-        if is_asked and _GIVEN in named and COMPOSERS.match(name):
-            yield named[_GIVEN], place
-
-
-def _of_scope(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield what stands in a function or a module, without what the functions and classes in it hold."""
-    todo = list(ast.iter_child_nodes(scope))
-    while todo:
-        node = todo.pop()
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            todo.extend(ast.iter_child_nodes(node))
+    for scope in scopes_of(module):
+        for statement in scope.statements:
+            for call in statement.calls:
+                given = next((each.value for each in call.keywords if each.arg == _GIVEN), None)
+                if given is not None and shards(project, call, statement.place):
+                    yield given, statement.place
 
 
 class _Composed:
@@ -95,37 +81,39 @@ class _Composed:
         self._project = project
         self._called = ProjectKinds(project).called
 
-    def follow(self, value: ast.expr, place: Place, depth: int = 0) -> None:
-        """Note the classes that an optimizer may be of, and the functions that make it."""
+    def follow(self, value: ast.expr, place: Place, depth: int = 0, part: int | None = None) -> None:
+        """Note the classes that an optimizer may be of, and the functions that make it.
+
+        ``part``: which of the values it is that an expression gives: ``optimizer, scheduler = build(model)``.
+        """
         if depth > _DEEPEST:
             return
         if isinstance(value, ast.Name):
-            scope = self._project.node(place.module, place.scope) or place.module.tree
-            for node in _of_scope(scope):
-                is_its = isinstance(node, ast.Assign) and value.id in map(dotted, node.targets)
-                if isinstance(node, ast.Assign) and is_its:
-                    self.follow(node.value, place, depth + 1)
+            for each in every_value(place, value.id):
+                if isinstance(each.node, ast.expr):
+                    self.follow(each.node, each.place, depth + 1, part if each.part is None else each.part)
         elif isinstance(value, ast.IfExp):
-            self.follow(value.body, place, depth)
-            self.follow(value.orelse, place, depth)
+            self.follow(value.body, place, depth, part)
+            self.follow(value.orelse, place, depth, part)
         elif isinstance(value, (ast.List, ast.Tuple)):
-            for each in value.elts:
-                self.follow(each, place, depth)
+            is_seen = part is not None and not any(isinstance(each, ast.Starred) for each in value.elts)
+            for count, item in enumerate(value.elts):
+                if not is_seen or count == part:
+                    self.follow(item, place, depth)
         elif isinstance(value, ast.Call):
-            self._follow_call(value, place, depth)
+            self._follow_call(value, place, depth, part)
 
-    def _follow_call(self, call: ast.Call, place: Place, depth: int) -> None:
+    def _follow_call(self, call: ast.Call, place: Place, depth: int, part: int | None) -> None:
         for definition in picked(call.func, place.module, self._called):
             if note(definition, self._called, self.made.classes):
                 names = names_of(call.func, place.module)
                 self.made.names.setdefault(place.module.path, set()).update(names)
         for definition in self._called(call.func, place):
             if not isinstance(definition.node, ast.ClassDef):
-                self._follow_function(definition, depth)
+                self._follow_function(definition, depth, part)
 
-    def _follow_function(self, definition: Definition, depth: int) -> None:
+    def _follow_function(self, definition: Definition, depth: int, part: int | None) -> None:
         self.makers.setdefault(definition.module.path, set()).add(definition.name)
-        place = Place(definition.module, definition.name)
-        for node in _of_scope(definition.node):
-            if isinstance(node, ast.Return) and node.value is not None:
-                self.follow(node.value, place, depth + 1)
+        for each in statements_in(definition.module, definition.name):
+            if isinstance(each.node, ast.Return) and each.node.value is not None:
+                self.follow(each.node.value, each.place, depth + 1, part)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
-_CLASSES = re.compile(r"\bclass \w+\([^)]*(?:Callback|Algorithm)\b")
-_CLASS = re.compile(r"^class (\w+)\([^)]*(?:Callback|Algorithm)\b", re.MULTILINE)
+# No bases are longer: without an end each `class A(` would be looked at to the end of the text.
+_CLASSES = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Algorithm)\b")
+_CLASS = re.compile(r"^class (\w+)\([^)]{0,2000}?(?:Callback|Algorithm)\b", re.MULTILINE)
 _IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
 # Composer shards behind these events: algorithms change the model in the first.
 _BEFORE = frozenset({"__init__", "before_load", "init", "match"})
@@ -53,6 +54,14 @@ def run_by_composer(project: Project, around: Iterable[str | os.PathLike[str]]) 
     return found | trains | set(project.importing(names) if names else ())
 
 
+def shards(project: Project, call: ast.Call, place: Place) -> bool:
+    """Tell whether a call makes a Trainer of Composer's that is given FSDP's settings."""
+    settings = (each.value for each in call.keywords if each.arg in SETTINGS)
+    if all(isinstance(each, ast.Constant) and each.value is None for each in settings):
+        return False
+    return COMPOSERS.match(project.qualified(dotted(call.func) or "?", place) or "") is not None
+
+
 @dataclass(eq=False)
 class ComposerProject:
     """Answers for the files of a project that Composer runs, which is asked for FSDP1."""
@@ -63,7 +72,7 @@ class ComposerProject:
 
     @functools.cached_property
     def _names(self) -> TrainedNames:
-        return TrainedNames(self._composed)
+        return TrainedNames(self.project, self._composed)
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is that a Trainer was given, below that line."""
@@ -72,10 +81,7 @@ class ComposerProject:
 
     def _composed(self, call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
         """Return the name of the model that Composer's Trainer shards."""
-        named = {each.arg: each.value for each in call.keywords if each.arg in SETTINGS}
-        is_asked = any(not isinstance(e, ast.Constant) or e.value is not None for e in named.values())
-        is_its = is_asked and COMPOSERS.match(self.project.qualified(dotted(call.func) or "?", place) or "")
-        return model_given(call) if is_its else None
+        return model_given(call) if shards(self.project, call, place) else None
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks and algorithms are given: a state, which has the model."""

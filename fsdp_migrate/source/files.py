@@ -26,9 +26,11 @@ SHELL = frozenset({".bash", ".job", ".pbs", ".sbatch", ".sh", ".slurm", ".zsh"})
 """What shell scripts and scripts for schedulers end in."""
 CONFIGS = frozenset({".json", ".yaml", ".yml"})
 """What configs end in."""
+SETTINGS = CONFIGS | SHELL
+"""What files end in that may hold settings of frameworks."""
 MAYBE_CONFIGS = frozenset({"", ".cfg", ".conf", ".config"})
 """What files end in that may be configs: Accelerate reads what does not end in ``.json`` as YAML."""
-_OTHERS = SHELL | {".bin", ".ckpt", ".json", ".pt", ".pth", ".safetensors", ".yaml", ".yml"}
+_OTHERS = SETTINGS | {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 """What is never Python, also where it is named: configs, checkpoints and shell scripts."""
 NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
 

@@ -21,7 +21,8 @@ Heirs = dict[str, frozenset[str]]
 _OF_FRAMEWORKS: Final = (ACCELERATES, COMPOSERS, FABRICS, HUGGING_FACES, LIGHTNINGS)
 _PACKAGES: Final = ("transformers", "trl", "sentence_transformers", "lightning", "composer", "accelerate")
 # Text by text, as far as the class names lead: few files have a class of them, and only these are parsed.
-_CLASS: Final = re.compile(r"class (\w+)\(([^)]*)\)")
+# No bases are longer: without an end each `class A(` would be looked at to the end of the text.
+_CLASS: Final = re.compile(r"class (\w+)\(([^)]{0,2000})\)")
 _WORDS: Final = ("Trainer", "Fabric", "Accelerator")
 _BASE: Final = re.compile(r"(?:Trainer|Fabric|Accelerator)\b")
 _DEEPEST: Final = 5

@@ -22,7 +22,7 @@ from fsdp_migrate.source.python.trainer_models import (
     holds_model,
     of_itself,
 )
-from fsdp_migrate.source.trained_names import TrainedNames, model_given, statements
+from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _BASES = (
-    (re.compile(r"^(transformers|trl|sentence_transformers)\b.*Trainer$"), TRAINER),
+    (HUGGING_FACES, TRAINER),
     (re.compile(r"^(transformers|trl)\b.*Callback$"), CALLBACK),
 )
 _TRAINER = re.compile(r"Trainer$")
@@ -49,11 +49,14 @@ class HFProject:
     project: Project
     files: frozenset[Path]
     _classes: dict[Path, dict[str, str]] = field(default_factory=dict)
-    _trained: dict[Path, dict[tuple[str, str], int]] = field(default_factory=dict)
 
     @functools.cached_property
     def _names(self) -> TrainedNames:
-        return TrainedNames(self._model_of)
+        return TrainedNames(self.project, self._model_of)
+
+    @functools.cached_property
+    def _trainers(self) -> TrainedNames:
+        return TrainedNames(self.project, lambda *asked: self._training(*asked)[0])
 
     def classes(self, module: Module) -> dict[str, str]:
         """Return the classes of a file that are Trainers or callbacks, with which of both."""
@@ -100,22 +103,22 @@ class HFProject:
             return of_itself(text, method) if is_trainer else set()
         if self._names.is_one(text, place):
             return set(SHARDED)
-        line = self._places(place.module).get((place.scope, text))
-        return holds_model() if line is not None and place.line > line else set()
-
-    def _places(self, module: Module) -> dict[tuple[str, str], int]:
-        """Return the lines at which Trainers train, by the scope and the name of the Trainer."""
-        if module.path not in self._trained:
-            self._trained[module.path] = dict(_trained_in(module.tree.body, "", self._heirs(module)))
-        return self._trained[module.path]
+        return holds_model() if self._trainers.is_one(text, place) else set()
 
     def _model_of(self, call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
         """Return the name of the model that ``trainer.train()`` shards."""
+        _, maker = self._training(call, made, place)
+        return model_given(maker) if maker is not None else None
+
+    def _training(
+        self, call: ast.Call, made: Mapping[str, ast.Call], place: Place
+    ) -> tuple[str | None, ast.Call | None]:
+        """Return the name of the Trainer that a call trains, and what made that, if it does so."""
         func = call.func
         trainer = dotted(func.value) if isinstance(func, ast.Attribute) and func.attr == "train" else None
         maker = made.get(trainer) if trainer is not None else None
         is_trainer = maker is not None and _is_trainer(maker, self._heirs(place.module))
-        return model_given(maker) if maker is not None and is_trainer else None
+        return (trainer, maker) if is_trainer else (None, None)
 
     def _heirs(self, module: Module) -> set[str]:
         """Return what a file calls the project's own Trainers, its own and those that it imports."""
@@ -161,28 +164,6 @@ def _given_to(
         yield names[1], set(SHARDED)
     elif method == MAKES_OPTIMIZER and len(names) > 1:
         yield names[1], {FLAT}
-
-
-def _trained_in(body: list[ast.stmt], scope: str, heirs: set[str]) -> Iterator[tuple[tuple[str, str], int]]:
-    """Yield where ``trainer.train()`` stands in a scope that makes the Trainer, or in one within it."""
-    every = list(statements(body))
-    made = {
-        target.id
-        for node in every
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and _is_trainer(node.value, heirs)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for node in every:
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            yield from _trained_in(node.body, f"{scope}.{node.name}" if scope else node.name, heirs)
-        elif made:
-            for call in ast.walk(node):
-                text = dotted(call.func) if isinstance(call, ast.Call) else None
-                if text is not None and text.endswith(".train") and text.removesuffix(".train") in made:
-                    yield (scope, text.removesuffix(".train")), node.lineno
 
 
 def _is_trainer(call: ast.Call, heirs: set[str]) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.files import find_sources
-from fsdp_migrate.source.loaded_by_rank_0 import SETTINGS, loads_so, parsed, read, says_so
+from fsdp_migrate.source.files import SETTINGS, find_sources
+from fsdp_migrate.source.loaded_by_rank_0 import loads_so, parsed, read, says_so
 
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 
 _CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callback|Checkpoint)$")
-_CALLBACKS = re.compile(r"\bclass \w+\([^)]*(?:Callback|Checkpoint)\b")
-_MODULES = re.compile(r"\bclass \w+\([^)]*\bLightningModule\b")
+# No bases are longer: without an end each `class A(` would be looked at to the end of the text.
+_CALLBACKS = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Checkpoint)\b")
+_MODULES = re.compile(r"\bclass \w+\([^)]{0,2000}?\bLightningModule\b")
 _READS_CONFIGS = re.compile(r"\bLightningCLI\(|\binstantiate\(")
 _TRAINER = re.compile(r"\bTrainer\(")
 # What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
@@ -84,7 +86,10 @@ class LightningProject:
     project: Project
     files: frozenset[Path]
     _classes: dict[Path, dict[str, re.Pattern[str]]] = field(default_factory=dict)
-    _names: TrainedNames = field(default_factory=lambda: TrainedNames(_fitted))
+
+    @functools.cached_property
+    def _names(self) -> TrainedNames:
+        return TrainedNames(self.project, _fitted)
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""

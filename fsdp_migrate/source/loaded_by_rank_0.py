@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.newer_syntax import parse_any
-from fsdp_migrate.source.files import SHELL, find_sources, read_source
+from fsdp_migrate.source.files import SETTINGS, find_sources, read_source
 from fsdp_migrate.source.python.accelerators import is_accelerator, method_in, prepares
 
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SETTINGS: Final = frozenset({".json", ".yaml", ".yml"}) | SHELL
-"""The endings of files that may hold settings of Accelerate's."""
 _GIVEN: Final = re.compile(r"cpu_ram_efficient_loading[\"']?\s*[:=\s]\s*[\"']?(\w+)")
 # Of Accelerate's launcher, which turns it on where nothing is said; HF Trainer alone does not.
 _LAUNCHED: Final = re.compile(r"distributed_type[\"']?\s*:\s*[\"']?FSDP\b|--use_fsdp\b")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import dotted
@@ -35,7 +34,7 @@ _STEPS: Final = 2
 _RENAMED: Final = re.compile(r"\b(\w+)[ \t]+as[ \t]+(\w+)")
 
 
-def made_objects(project: Project, heirs: Mapping[Path, Heirs] = MappingProxyType({})) -> dict[Path, Objects]:
+def made_objects(project: Project, heirs: Mapping[Path, Heirs]) -> dict[Path, Objects]:
     """Return by file and class the names that are such objects, as the files say that it imports.
 
     ``heirs``: the classes of the project that derive from the frameworks', by the files that import them.

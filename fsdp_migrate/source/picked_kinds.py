@@ -62,11 +62,11 @@ class PickedKinds(ProjectKinds):
         made = [each for name in names for each in self.picked.registered(name, place)]
         made += [each for name in names for each in self._of_module(name, place)]
         found = self._given_by_one(made)
-        there, is_given_itself = self.registries.at(func, place)
-        if there:
+        for each in (func, *names):
+            there, is_given_itself = self.registries.at(each, place)
             given = self._given_by_one(there)
             found |= given
-            found |= {f"{MAKES_ONE}{kind}" for kind in given if is_given_itself}
+            found |= {f"{MAKES_ONE}{kind}" for kind in given | {"other"} if given and is_given_itself}
         return found | {"other"} if found else found
 
     def _given_by_one(self, definitions: Iterable[Definition]) -> set[str]:

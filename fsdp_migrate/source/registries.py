@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 _PUTS = re.compile(r"(?i)regist|^add(?:_\w+)?$")
 _GETS = re.compile(r"(?i)^(?:get|lookup|resolve)(?:_|$)|^__getitem__$")
+# What others do is no model: `names()`, `remove_all()`.
+_MAKES = re.compile(
+    r"(?i)^__call__$"
+    r"|(?:^|_)(?:apply|build|call|construct|create|dispatch|init|instance|instantiate|load|make|new|parallelize"
+    r"|prepare|produce|run|setup|shard|wrap)(?:_|$)"
+)
+# Nor is it what tells what a registry has: `get_names()`.
+_TELLS = re.compile(r"(?i)_(?:all|available|choices|doc|dict|info|keys|len|list|name|names|options|size)$")
 
 
 @dataclass(eq=False)
@@ -52,13 +60,18 @@ class Registries:
                 yield from self._given(call, module)
 
     def at(self, func: ast.expr, place: Place) -> tuple[list[Definition], bool]:
-        """Return what a method of a registry may make, and whether it may give that itself, to be called."""
+        """Return what an entry or a method of a registry may make, and whether it may give that itself."""
+        if isinstance(func, ast.Subscript):
+            return self._held_by(dotted(func.value) or "", place), False
         start, _, last = (dotted(func) or "").rpartition(".")
-        if not start or not self.held or _PUTS.search(last):
+        is_given_itself = _GETS.search(last) is not None
+        if _PUTS.search(last) or _TELLS.search(last) or not (is_given_itself or _MAKES.search(last)):
             return [], False
-        key = self._key(start, place)
-        found = self.held.get(key, []) if key is not None else []
-        return found, _GETS.search(last) is not None
+        return self._held_by(start, place), is_given_itself
+
+    def _held_by(self, text: str, place: Place) -> list[Definition]:
+        key = self._key(text, place) if text and self.held else None
+        return self.held.get(key, []) if key is not None else []
 
     def _put(self, func: ast.expr, definition: Definition, module: Module) -> Iterator[Fact]:
         text, place = dotted(func) or "", Place(module, "")

@@ -6,77 +6,79 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.project import Place, calls_of, dotted
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.project_switches import is_ruled_out
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Module
+    from fsdp_migrate.source.project import Module, Project
 
     Shards = Callable[[ast.Call, Mapping[str, ast.Call], Place], str | None]
     """Tells the name of the model that a call shards, by it and by what names of the scope are made by."""
 
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+@dataclass(eq=False)
+class _Lines:
+    """Where a name of a scope is sharded, and the lines that bind it."""
+
+    sharded: list[Place] = field(default_factory=list)
+    bound: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class TrainedNames:
     """Answers whether a Trainer has sharded what a name stands for at a place."""
 
+    project: Project
     shards: Shards
-    _known: dict[Path, dict[tuple[str, str], tuple[int, list[int]]]] = field(default_factory=dict)
+    _known: dict[Path, dict[tuple[str, str], _Lines]] = field(default_factory=dict)
 
     def is_one(self, text: str, place: Place) -> bool:
-        """Tell whether a name is such a model: below that line, and bound to no other since."""
+        """Tell whether a name is such a model: below a line that shards it, and bound to no other since."""
         module = place.module
         if module.path not in self._known:
-            self._known[module.path] = dict(self._in(module, module.tree.body, ""))
-        line, bound = self._known[module.path].get((place.scope, text), (None, []))
-        return line is not None and line < place.line and not any(line < each < place.line for each in bound)
+            self._known[module.path] = dict(self._in(module))
+        lines = self._known[module.path].get((place.scope, text), _Lines())
+        return any(
+            each.line < place.line
+            and not any(each.line < line < place.line for line in lines.bound)
+            and not is_ruled_out(self.project, each, place)
+            for each in lines.sharded
+        )
 
-    def _in(
-        self, module: Module, body: list[ast.stmt], scope: str
-    ) -> Iterator[tuple[tuple[str, str], tuple[int, list[int]]]]:
-        made: dict[str, ast.Call] = {}
-        bound: dict[str, list[int]] = {}
-        found: dict[str, int] = {}
-        for node in statements(body):
-            if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-                yield from self._in(module, node.body, f"{scope}.{node.name}" if scope else node.name)
-                continue
-            for call in calls_of(node):
-                text = self.shards(call, made, Place(module, scope))
-                if text is not None:
-                    found.setdefault(text, node.lineno)
-            for target in _targets(node):
-                bound.setdefault(target, []).append(node.lineno)
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                    made[target] = node.value
-        yield from (((scope, text), (line, bound.get(text, []))) for text, line in found.items())
-
-
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements, and those of their branches; not what is in functions and classes."""
-    for node in body:
-        yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            for inner in ("body", "orelse", "finalbody"):
-                yield from statements(getattr(node, inner, []))
-            for handler in getattr(node, "handlers", ()):
-                yield from statements(handler.body)
+    def _in(self, module: Module) -> Iterator[tuple[tuple[str, str], _Lines]]:
+        for scope in scopes_of(module):
+            made: dict[str, ast.Call] = {}
+            found: dict[str, _Lines] = {}
+            for each in scope.statements:
+                for call in each.calls:
+                    text = self.shards(call, made, each.place)
+                    if text is not None:
+                        found.setdefault(text, _Lines()).sharded.append(each.place)
+                for target in _targets(each.node):
+                    found.setdefault(target, _Lines()).bound.append(each.place.line)
+                    value = getattr(each.node, "value", None)
+                    if isinstance(value, ast.Call):
+                        made[target] = value
+            name = scope.statements[0].place.scope if scope.statements else ""
+            yield from (((name, text), lines) for text, lines in found.items() if lines.sharded)
 
 
-def model_given(call: ast.Call, *, is_first: bool = True) -> str | None:
+def model_given(call: ast.Call) -> str | None:
     """Return the name of the model that a call is given: ``model=net``, or at the first place."""
     named = [each.value for each in call.keywords if each.arg == "model"]
-    placed = [each for each in call.args[:1] if not isinstance(each, ast.Starred)] if is_first else []
+    placed = [each for each in call.args[:1] if not isinstance(each, ast.Starred)]
     return next(map(dotted, (*named, *placed)), None)
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
-    for target in node.targets if isinstance(node, ast.Assign) else ():
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets = [node.target]
+    for target in targets:
         parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
         yield from filter(None, map(dotted, parts))

@@ -45,6 +45,18 @@ def values_bound(place: Place, name: str) -> list[Bound] | None:
         use = Place(place.module, scope, line=_LAST)
 
 
+def every_value(place: Place, name: str) -> list[Bound]:
+    """Return each value that a name is seen to be given, by the nearest scope around that gives it one."""
+    scope = place.scope
+    while True:
+        found = [
+            each for its in statements_in(place.module, scope) for each in _given(its.node, name, its.place)
+        ]
+        if found or not scope:
+            return [each for each in found if each is not None]
+        scope = scope.rpartition(".")[0]
+
+
 def _in_scope(module: Module, scope: str, node: ast.AST | None, name: str, use: Place) -> list[Bound] | None:
     found: list[Bound] = []
     here = Place(module, scope)
@@ -54,24 +66,25 @@ def _in_scope(module: Module, scope: str, node: ast.AST | None, name: str, use: 
             return None
         named = (*args.posonlyargs, *args.args, *args.kwonlyargs)
         found = [Bound(each, here) for each in named if each.arg == name]
-    for statement in _statements(module, scope):
+    for statement in statements_in(module, scope):
         line, later = (
             statement.node.lineno,
             not set(map(id, statement.place.loops)).isdisjoint(map(id, use.loops)),
         )
         if line >= use.line and not later:
             continue
-        given = list(_given(statement.node, name, replace(statement.place, line=line)))
-        if None in given:
+        those = list(_given(statement.node, name, replace(statement.place, line=line)))
+        if None in those:
             return None
-        values = [each for each in given if each is not None]
+        values = [each for each in those if each is not None]
         always = statement.place.blocks == use.blocks[: len(statement.place.blocks)] and line < use.line
         found = values if values and always and not later else [*found, *values]
     inner = module.definitions.get(f"{scope}.{name}" if scope else name)
     return None if inner is not None and found else found
 
 
-def _statements(module: Module, scope: str) -> Iterator[Statement]:
+def statements_in(module: Module, scope: str) -> Iterator[Statement]:
+    """Yield the statements of a function, a class or a file, by its name there."""
     for each in scopes_of(module):
         if each.statements and each.statements[0].place.scope == scope:
             yield from each.statements

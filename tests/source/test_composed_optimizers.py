@@ -50,6 +50,9 @@ CLASS = {("FM445 own.py", "class Own")}
         "optimizer = functools.partial(Own, lr=1)(model.parameters())",
         "optimizer = own.Own(model.parameters())",
         "inner = Own(model.parameters())\n    optimizer = [inner]",
+        "optimizer: torch.optim.Optimizer = Own(model.parameters())",
+        "optimizer, scheduler = Own(model.parameters()), None",
+        "optimizer = scheduler = None\n    optimizer, *rest = [Own(model.parameters()), 1]",
     ],
 )
 def test_a_class_of_another_file(tmp_path: Path, made: str) -> None:
@@ -86,6 +89,53 @@ def test_what_it_makes_of_other_packages(tmp_path: Path, *, is_apart: bool) -> N
     apart = {"build": build, "train": f"from build import build\n{IMPORTS}{train}"}
     found = said(tmp_path, **(apart if is_apart else {"train": f"{IMPORTS}{build}{train}"}))
     assert found == {(f"FM445 {'build' if is_apart else 'train'}.py", "StableAdamW")}
+
+
+PAIR = "\n\ndef build(cfg, model):\n    first, second = Own(model.parameters()), Lion(model.parameters())\n"
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("ends", ["return first, second", "both = (first, second)\n    return both"])
+def test_a_function_that_gives_several(tmp_path: Path, ends: str, *, is_apart: bool) -> None:
+    build = f"import own\nfrom own import Own\nfrom optimi import Lion\n{PAIR}    {ends}\n"
+    train = TRAIN.format("optimizer, other = build(cfg, model)", ASKS)
+    apart = {"build": build, "train": f"from build import build\n{IMPORTS}{train}"}
+    found = said(tmp_path, own=OWN, **(apart if is_apart else {"train": f"{IMPORTS}{build}{train}"}))
+    assert found >= CLASS
+    second = train.replace("optimizer, other", "other, optimizer")
+    only = said(tmp_path, own=OWN, build=build, train=f"from build import build\n{IMPORTS}{second}")
+    assert not CLASS & only
+
+
+LION = "from optimi import Lion\n"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "optimizer: torch.optim.Optimizer = Lion(model.parameters())",
+        "optimizer, scheduler = Lion(model.parameters()), None",
+        "model, optimizer = [model, Lion(model.parameters())]",
+    ],
+)
+def test_one_of_another_package_in_the_same_file(tmp_path: Path, made: str) -> None:
+    found = said(tmp_path, train=f"import torch\n{LION}{IMPORTS}{TRAIN.format(made, ASKS)}")
+    assert found == {("FM445 train.py", "Lion")}
+    other = TRAIN.format(made.replace("optimizer", "unused"), ASKS)
+    assert said(tmp_path, train=f"import torch\n{LION}{IMPORTS}{other}") == set()
+
+
+@pytest.mark.parametrize("asks", ["return Lion(model.parameters()), 1", "a: int = Lion(model.parameters())"])
+def test_one_of_another_package_that_a_function_gives(tmp_path: Path, asks: str) -> None:
+    build = f"{LION}\n\ndef build(cfg, model):\n    {asks}\n    return a, 1\n"
+    train = TRAIN.format("optimizer, n = build(cfg, model)", ASKS)
+    found = said(tmp_path, build=build, train=f"from build import build\n{IMPORTS}{train}")
+    assert found == {("FM445 build.py", "Lion")}
+
+
+def test_what_the_file_itself_has(tmp_path: Path) -> None:
+    at_top = "\n\noptimizer = Own(net.parameters())\n" + TRAIN.format("pass", ASKS)
+    assert said(tmp_path, own=OWN, train=f"from own import Own\n{IMPORTS}{at_top}") == CLASS
 
 
 def test_one_function_that_makes_itself_anew(tmp_path: Path) -> None:

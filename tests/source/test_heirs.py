@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.source import scan_paths, scan_source
+from fsdp_migrate.source.composer_project import run_by_composer
 from fsdp_migrate.source.heirs import heirs
+from fsdp_migrate.source.lightning_project import run_by_lightning
 from fsdp_migrate.source.project import Project
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -110,3 +114,23 @@ def test_the_classes_that_a_file_imports(tmp_path: Path) -> None:
     train.write_text("import own\nfrom own import Own, Else\n")
     found = heirs(Project.read(sorted(tmp_path.glob("*.py"))))
     assert found[train] == {name: frozenset({"lightning.Trainer"}) for name in ("own.Own", "own.Base")}
+
+
+@pytest.mark.parametrize(
+    ("asks", "above"),
+    [
+        (heirs, "from transformers import Trainer\nclass Mine(Trainer):\n    pass\n"),
+        (
+            lambda project: run_by_lightning(project, []),
+            "import lightning as L\nL.Trainer(strategy=FSDPStrategy())\ninstantiate(cfg)\n",
+        ),
+        (lambda project: run_by_composer(project, []), "from composer import Trainer\nfsdp_config = {}\n"),
+    ],
+)
+def test_classes_whose_bases_do_not_end_take_no_time(
+    tmp_path: Path, asks: Callable[[Project], object], above: str
+) -> None:
+    text = above + "class A(\n" * 12_000
+    start = time.process_time()
+    asks(Project({tmp_path / "train.py": text}))
+    assert time.process_time() - start < 2

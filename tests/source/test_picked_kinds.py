@@ -64,6 +64,21 @@ CASES = [
         "FM308",
     ),
     (
+        f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
+        "from regs import WRAPS",
+        "WRAPS[kind](Net())",
+    ),
+    (
+        f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
+        "import regs",
+        "regs.WRAPS[kind](Net())",
+    ),
+    (
+        f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
+        "from regs import WRAPS",
+        "None\n    made = WRAPS[kind]\n    model = made(Net())",
+    ),
+    (
         f"from own import WRAPS\n@WRAPS.register('a')\n{STRATEGY.format('Sharded', 'FSDP')}",
         "from own import WRAPS",
         "WRAPS.build(kind).prepare(Net())",
@@ -116,6 +131,20 @@ def test_what_picks_plain_models_alone_is_not_named(
     # Whose `prepare` it is that a call upon a call gives is not seen: that is unclear.
     wanted = ["FM450"] * 3 if made == "WRAPS.build(kind).prepare(Net())" else []
     assert said(tmp_path, f"from net import Net\n{plain}", imports, made) == wanted
+
+
+@pytest.mark.parametrize("asked", ["remove_all()", "get_names()", "keys()", "values", "pop(kind)", "clear()"])
+def test_what_a_registry_is_asked_otherwise_is_no_model(asked: str, tmp_path: Path) -> None:
+    wraps = f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE.replace('{}(net)', 'FSDP(net)')}"
+    assert said(tmp_path, wraps, "from regs import WRAPS", f"WRAPS.{asked}") == []
+
+
+@pytest.mark.parametrize(
+    "asked", ["build_from_cfg(cfg)", "create(kind)", "get_model(kind)", "make_one(kind)"]
+)
+def test_what_a_registry_makes_is_one(asked: str, tmp_path: Path) -> None:
+    wraps = f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE.replace('{}(net)', 'FSDP(net)')}"
+    assert len(said(tmp_path, wraps, "from regs import WRAPS", f"WRAPS.{asked}")) == 3
 
 
 def test_one_registry_says_nothing_of_another(tmp_path: Path) -> None:

@@ -65,10 +65,11 @@ def test_a_function_of_another_file_is_given_it(how: str, tmp_path: Path) -> Non
     assert said(tmp_path, made, given, "pass", "pass") == []
 
 
+@pytest.mark.parametrize("name", ["net", "net: nn.Module"])
 @pytest.mark.parametrize("how", [*ALL, *OTHERS])
-def test_a_name_that_is_bound_anew(how: str, tmp_path: Path) -> None:
-    made = {**ALL, **OTHERS}[how]
-    assert said(tmp_path, made, "pass", "net = AutoModel.from_pretrained('x')", "dump(net, 'x')") == []
+def test_a_name_that_is_bound_anew(how: str, name: str, tmp_path: Path) -> None:
+    anew = f"{name} = AutoModel.from_pretrained('x')"
+    assert said(tmp_path, {**ALL, **OTHERS}[how], "pass", anew, "dump(net, 'x')") == []
 
 
 @pytest.mark.parametrize("how", ["acc", "fabric", "torch", "function"])
@@ -92,6 +93,38 @@ def test_a_name_that_may_still_be_it(how: str, between: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("between", ["net = runner.model", "net = unwrap(runner)", "net = runner.get()"])
 def test_a_name_that_the_object_which_sharded_it_gives(between: str, tmp_path: Path) -> None:
     assert said(tmp_path, OTHERS["class"], "pass", between, "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+def test_a_trainer_whose_name_has_a_type(tmp_path: Path) -> None:
+    typed = (HF[0], HF[1].replace("trainer =", "trainer: Trainer ="))
+    assert said(tmp_path, typed, "pass", "pass", "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+@pytest.mark.parametrize("how", ["hf", "pl", "composer"])
+def test_a_name_that_is_bound_anew_and_trained_again(how: str, tmp_path: Path) -> None:
+    again = ALL[how][1].format("net")
+    anew = f"dump(net, 'x')\n    net = Net()\n    {again}"
+    assert said(tmp_path, ALL[how], "pass", anew, "dump(net, 'x')") == [("helpers.py", "FM333")]
+    assert said(tmp_path, ("", "pass"), "pass", anew.replace(again, "pass"), "dump(net, 'x')") == []
+    twice = (ALL[how][0], f"{ALL[how][1]}\n    net = Net()\n    {again}")
+    assert said(tmp_path, twice, "pass", "pass", "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+@pytest.mark.parametrize("how", ["hf", "pl", "composer"])
+def test_a_name_in_the_other_branch_than_what_shards_it(how: str, tmp_path: Path) -> None:
+    imports, line = ALL[how]
+    made = (imports, "if go:\n        " + line.replace("\n    ", "\n        "))
+    other = "else:\n        dump(net, 'x')"
+    made = (imports, made[1].format("net", "pass").removesuffix("\n    pass"))
+    assert said(tmp_path, made, "pass", other, "pass") == []
+    assert said(tmp_path, made, "pass", "pass", "dump(net, 'x')") == [("helpers.py", "FM333")]
+
+
+def test_the_model_of_a_trainer_that_trains_again(tmp_path: Path) -> None:
+    asks = "dump(trainer.model, 'x')"
+    assert said(tmp_path, HF, "pass", asks, "trainer.train()") == [("helpers.py", "FM333")]
+    anew = f"trainer = Trainer(net, args=args)\n    {asks}"
+    assert said(tmp_path, HF, "pass", anew, "trainer.train()") == []
 
 
 @pytest.mark.parametrize("how", OTHERS)

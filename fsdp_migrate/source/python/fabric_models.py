@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FABRIC = "by:fabric"
 _CLASS = re.compile(r"Fabric$")
-_FABRIC = re.compile(r"^(?:lightning|lightning_fabric)(?:\.\w+)*\.Fabric$")
 _STRATEGY = re.compile(r"^(lightning|lightning_fabric)\b.*\bFSDPStrategy$")
 _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
 _SETS_UP = frozenset({"setup", "setup_module"})
@@ -101,7 +100,7 @@ def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
     made = last_value(index, fabric) if isinstance(fabric, cst.Name) and fabric in index.scopes else None
     if not isinstance(made, cst.Call) or index.function(made) is not index.function(fabric):
         return False
-    if not any(map(_FABRIC.match, index.qualified(made.func))):
+    if not any(map(THEIRS.match, index.qualified(made.func))):
         return False
     given = {arg.keyword.value: text_of(arg.value) for arg in made.args if arg.keyword is not None}
     return len(given) == len(made.args) and shards_nothing(given)

@@ -16,6 +16,7 @@ from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
+from fsdp_migrate.source.python.heirs import ACCELERATES
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
@@ -46,7 +47,6 @@ NAME = "accelerate-plugin"
 CODES = ("FM320", *SAID, "FM427")
 
 _PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
-_ACCELERATOR = re.compile(r"^accelerate(\.\w+)*\.Accelerator$")
 _MEANT = (
     "Give it fsdp_version=2, reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
     'sharding_strategy, and where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"; '
@@ -359,7 +359,7 @@ def _precision_of_accelerator(source: Source) -> str | None:
         for call in source.calls
         for arg in call.args
         if arg.keyword is not None and arg.keyword.value == "mixed_precision"
-        if any(_ACCELERATOR.match(name) for name in source.index.qualified(call.func))
+        if any(ACCELERATES.match(name) for name in source.index.qualified(call.func))
     ]
     return found[0] if len(found) == 1 and found[0] in {"bf16", "fp16"} else None
 

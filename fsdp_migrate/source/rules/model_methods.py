@@ -9,9 +9,10 @@ import libcst as cst
 
 from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
+from fsdp_migrate.source.initialising import initialises
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -43,8 +44,6 @@ _INITIALISES = (
     "whole parameters: initialise before the model is sharded, or in "
     "fsdp_migrate.runtime.summon_full_params(model)."
 )
-# What models of transformers, and most others, call the methods that do so.
-_INITIALISERS = frozenset({"init_weights", "initialize_weights", "post_init"})
 _FORWARD = (
     "where this is the sharded model, call it by itself, model(...): FSDP2 gathers in hooks of that call."
 )
@@ -174,12 +173,15 @@ def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[
             return
         code, meant = _METHODS[name]
         yield Found(code, call, meant, "commented")
-    elif (name == "apply" and _is_of_a_part(source, call, func)) or _initialises(source, func):
+    elif name == "apply" and _is_of_a_part(source, call, func):
         yield Found("FM322", call, _INITIALISES, "commented")
     elif name == "forward" and not is_in_a_module(source, func.value):
         yield from _of_forward(source, call, func)
-    elif _is_before_forwards(source, call, func):
-        yield Found("FM448", call, _BY_METHOD.format(name), "commented")
+    else:
+        if initialises(source, func):
+            yield Found("FM322", call, _INITIALISES, "commented")
+        if _is_before_forwards(source, call, func):
+            yield Found("FM448", call, _BY_METHOD.format(name), "commented")
 
 
 def _is_of_a_part(source: Source, call: cst.Call, func: cst.Attribute) -> bool:
@@ -192,25 +194,6 @@ def _is_of_a_part(source: Source, call: cst.Call, func: cst.Attribute) -> bool:
             return not is_without_parameters(source, node, call)
         node = source.models.sharded_with(node)
     return False
-
-
-def _initialises(source: Source, func: cst.Attribute) -> bool:
-    """Tell whether a method of a sharded model applies a function to its modules, also by its name."""
-    name = func.attr.value
-    own = [
-        each
-        for each in source.index.by_kind.get(cst.FunctionDef, ())
-        if isinstance(each, cst.FunctionDef) and each.name.value == name and source.index.class_of(each)
-    ]
-    if not (name in _INITIALISERS or own) or source.models.certainty(func.value) is None:
-        return False
-    return any(map(_applies, own)) if own else True
-
-
-def _applies(method: cst.FunctionDef) -> bool:
-    """Tell whether a method calls ``self.apply(fn)``, or that of a part of ``self``."""
-    names = ((dotted(each.func) or "").split(".") for each in walk_for(method.body, cst.Call))
-    return any(name[0] == "self" and len(name) > 1 and name[-1] == "apply" for name in names)
 
 
 def _is_model(source: Source, node: cst.BaseExpression) -> bool:

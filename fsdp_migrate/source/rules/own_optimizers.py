@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
+from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.uses import Found
 
 
@@ -252,13 +253,12 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
 
 def is_given_to_composer(source: Source, call: cst.Call) -> bool:
     """Tell whether Composer's Trainer, which is asked for FSDP, has the optimizer that a call makes."""
-    made, function = source.index.parents[call], source.index.function(call)
+    function, names = source.index.function(call), _called(source, call)
     if function is not None and source.index.path_of(function) in source.links.optimizer_makers:
-        return isinstance(made, (cst.Assign, cst.Return)) and bool(call.args)
-    names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
+        return bool(names or _is_returned(source, call)) and bool(call.args)
     for other in source.calls if "composer" in source.code or source.index.heirs else ():
         given = {arg.keyword.value: arg.value for arg in other.args if arg.keyword is not None}
-        asked = [given[each] for each in ("fsdp_config", "parallelism_config") if each in given]
+        asked = [given[each] for each in SETTINGS if each in given]
         held = given.get("optimizers")
         is_its = held is call or (held is not None and text_of(held).strip("[]()") in names)
         if is_its and any(text_of(each) != "None" for each in asked):
@@ -268,13 +268,37 @@ def is_given_to_composer(source: Source, call: cst.Call) -> bool:
     return False
 
 
+def _called(source: Source, call: cst.Call) -> set[str]:
+    """Return what is given what a call makes: ``opt = Own(p)``, or ``opt, n = Own(p), 1``."""
+    made = source.index.parents[call]
+    if isinstance(made, cst.AnnAssign):
+        return {text_of(made.target)}
+    if isinstance(made, cst.Assign):
+        return {text_of(each.target) for each in made.targets}
+    values = source.index.parents[made] if isinstance(made, cst.Element) else None
+    whole = source.index.parents[values] if isinstance(values, (cst.Tuple, cst.List)) else None
+    found: set[str] = set()
+    for each in whole.targets if isinstance(whole, cst.Assign) else ():
+        parts = each.target.elements if isinstance(each.target, (cst.Tuple, cst.List)) else ()
+        pairs = zip(parts, values.elements, strict=False) if isinstance(values, (cst.Tuple, cst.List)) else ()
+        found |= {text_of(part.value) for part, value in pairs if value is made}
+    return found
+
+
+def _is_returned(source: Source, call: cst.Call) -> bool:
+    """Tell whether a function returns what a call makes, also beside others: ``return Own(p), 1``."""
+    above = source.index.parents[call]
+    if isinstance(above, cst.Element):
+        above = source.index.parents[source.index.parents[above]]
+    return isinstance(above, cst.Return)
+
+
 def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
     """Tell whether Accelerate is given what a call makes below it, together with a model that it shards.
 
     It puts the sharded parameters into the optimizer.
     """
-    made = source.index.parents[call]
-    names = {text_of(each.target) for each in made.targets} if isinstance(made, cst.Assign) else set()
+    names = _called(source, call)
     for other, kinds in _preparing(source) if names and call.args else ():
         given = names_given(source, other)
         is_below = source.index.order[other] > source.index.order[call]

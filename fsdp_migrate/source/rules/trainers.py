@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.uses import Found
 
 
@@ -63,7 +64,7 @@ def _asked_of_composer(source: Source) -> Iterator[Found]:
 
 
 def _is_setting(arg: cst.Arg) -> bool:
-    return arg.keyword is not None and arg.keyword.value in {"fsdp_config", "parallelism_config"}
+    return arg.keyword is not None and arg.keyword.value in SETTINGS
 
 
 def _is_composers(source: Source, call: cst.Call) -> bool:

@@ -86,6 +86,52 @@ def test_other_things_with_the_same_names_are_left_alone(body: str) -> None:
     assert_left_alone(body)
 
 
+NET = "class Net(nn.Module):\n    def score(self, x):\n        {}\n"
+OTHER_CLASS = "class Other{}:\n    def score(self, x):\n        self.head.apply(init)\n"
+SCORES = "model = FSDP(Net().to(0))\nmodel.score(x)\n"
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        "self.apply(x)",
+        "self.head.apply(init)",
+        "self.head.apply(lambda m: m.reset())",
+        "self.a.apply(self.score)",
+        "self.a.apply(functools.partial(init, std=1))",
+        "set_up = functools.partial(init, std=1)\n        self.a.apply(set_up)",
+    ],
+)
+def test_a_method_of_the_models_own_class_that_applies_a_function(applied: str) -> None:
+    assert ("FM322", "commented") in codes(NET.format(applied) + SCORES)
+    above = NET.format(applied).replace("Net", "Base") + "class Net(Base):\n    pass\n"
+    assert ("FM322", "commented") in codes(above + SCORES)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        NET.format("return self.kernel.apply(x)") + SCORES,
+        NET.format("return self.kernel.apply(self.norm(x))") + SCORES,
+        NET.format("y = init_state(x)\n        return self.kernel.apply(y)") + SCORES,
+        NET.format("return self.kernel.apply(x, self.weight)") + SCORES,
+        NET.format("return x") + OTHER_CLASS.format("") + SCORES,
+        NET.format("return x") + OTHER_CLASS.format("(nn.Module)") + SCORES,
+        OTHER_CLASS.format("") + OTHER_CLASS.format("(object)") + "model = FSDP(net)\nmodel.score(x)\n",
+        NET.format("self.a.apply(init)").replace("score", "forward") + SCORES.replace("score", "forward"),
+        "from nets import Net\n" + OTHER_CLASS.format("(nn.Module)") + SCORES,
+    ],
+)
+def test_what_applies_no_function_to_the_models_modules(body: str) -> None:
+    assert ("FM322", "commented") not in codes(body)
+
+
+def test_a_method_that_initialises_and_computes_is_named_for_both() -> None:
+    made = "model = FSDP(Net(), sharding_strategy=ShardingStrategy.NO_SHARD)\nmodel.generate(x)\n"
+    body = NET.replace("score", "generate").format("self.apply(init)") + made
+    assert {("FM322", "commented"), ("FM448", "commented")} <= set(codes(body))
+
+
 NO_SHARD = "model = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
 
 
