@@ -96,7 +96,9 @@ def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:
 
 def is_accelerates(path: Path) -> bool:
     """Tell whether a file that is not named as a config is one of Accelerate's, which asks for FSDP."""
-    return path.suffix in MAYBE_CONFIGS and _ACCELERATES.search(path.read_bytes()) is not None
+    # A pipe, too, may have no suffix: it would be read for ever.
+    is_one = path.suffix in MAYBE_CONFIGS and path.is_file()
+    return is_one and _ACCELERATES.search(path.read_bytes()) is not None
 
 
 def _is_fabrics(path: Path) -> bool:
