@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 
 # Words of what may shard otherwise than by a call of the class.
-_OTHERWISE: Final = re.compile(r"\b(?:enable_wrap|getattr\([^)\n]*fsdp|prepare_fully_shard)\b", re.IGNORECASE)
+# Bounds keep a long file from being read again from each of its lines.
+_OTHERWISE: Final = re.compile(
+    r"\b(?:enable_wrap|getattr\([^)\n]{0,500}fsdp|prepare_fully_shard)\b", re.IGNORECASE
+)
 _OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|fully_shard)\b")
 # How these are launched may stand in no file of the project.
 _FRAMEWORKS: Final = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|composer|lightning|pytorch_lightning|trl)\b"
-    r"|^[ \t]*from[ \t]+transformers\b[^\n(]*(?:\([^)]*)?\bTrainer\b|\btransformers\.Trainer\b",
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bTrainer\b"
+    r"|\btransformers\.Trainer\b",
     re.MULTILINE,
 )
 _ASKS: Final = frozenset({"isinstance", "issubclass"})
