@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted, is_a_test
-from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.sharding_words import shards
@@ -72,9 +71,7 @@ class LiveSharding:
         module = self.callers.project.module(path)
         if module is None or module.stars:
             return True
-        above = {id(each): node for node in walked(module.tree) for each in ast.iter_child_nodes(node)}
-        never = {id(e) for scope in scopes_of(module) for part in scope.never for e in ast.walk(part)}
-        places = {id(seen.call): seen.place for seen in self.callers.calls_in(module)}
+        above, places, never = self.callers.around(module)
         for node in self._references(module):
             around = above.get(id(node))
             if _only_asks(node, around, above):
