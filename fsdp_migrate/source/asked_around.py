@@ -23,11 +23,11 @@ _MOST: Final = 1_000_000
 """Larger files hold data."""
 ASKS_HF: Final = re.compile(
     r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
-    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|--fsdp[ =]+['\"]?\$"
+    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|--fsdp[ =]+['\"]?\$"
 )
 """What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
 ASKS_ACCELERATE: Final = re.compile(
-    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
+    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_FABRIC: Final = re.compile(
