@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
@@ -26,6 +26,9 @@ _TRAINER = re.compile(
     r"|^\s*(?:import|from)\s+(?:trl|unsloth|axolotl|swift|llamafactory|sentence_transformers|setfit)\b",
     re.MULTILINE,
 )
+# What chooses by their names which parameters decay: HF Trainer's examples do without one, too.
+_NAMED = re.compile(r"\bnamed_parameters\(")
+_DECAYS = re.compile(r"weight_decay|no_decay")
 _ACCELERATE = re.compile(r"^\s*(?:import|from)\s+accelerate\b", re.MULTILINE)
 _MOST_LEVELS = 6
 _MOST_FILES = 400
@@ -64,20 +67,27 @@ def lacks_transformers(folder: Path) -> bool:
         >>> lacks_transformers(Path("/absent"))
         False
     """
-    return _prepares_without(_TRANSFORMERS, folder)
+    return _prepares_without(lambda text: _TRANSFORMERS.search(text) is not None, folder)
 
 
 def lacks_trainer(folder: Path) -> bool:
     """Tell whether the project around a folder has Accelerate prepare models, and no HF Trainer.
 
+    Nor chooses what decays by the names of parameters itself, as that does.
+
     Example:
         >>> lacks_trainer(Path("/absent"))
         False
     """
-    return _prepares_without(_TRAINER, folder)
+    return _prepares_without(_decays_by_name, folder)
 
 
-def _prepares_without(other: re.Pattern[str], folder: Path) -> bool:
+def _decays_by_name(text: str) -> bool:
+    is_own = _NAMED.search(text) is not None and _DECAYS.search(text) is not None
+    return is_own or _TRAINER.search(text) is not None
+
+
+def _prepares_without(has_other: Callable[[str], bool], folder: Path) -> bool:
     """Tell whether sources of the project around a folder import Accelerate, and none has the other thing."""
     root = project_root(folder / "config")
     if root is None:
@@ -85,7 +95,7 @@ def _prepares_without(other: re.Pattern[str], folder: Path) -> bool:
     prepares = False
     for count, path in enumerate(sources_below(root), 1):
         text = path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
-        if count == _MOST_FILES or other.search(text):
+        if count == _MOST_FILES or has_other(text):
             return False
         prepares = prepares or _ACCELERATE.search(text) is not None
     return prepares

@@ -27,8 +27,9 @@ class Settings:
     what a variable holds that one place alone sets, or None. ``is_own`` tells of the script that a
     command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of the project
     around whether no source of it imports transformers, ``lacks_trainer`` whether none has a Trainer of
-    Hugging Face's. ``names_packed`` tells of the name of another file whether it asks for weights in 4 bits,
-    ``is_packed`` that the command does. ``file_name`` is what the text's own file is called.
+    Hugging Face's, nor chooses by names what decays. ``names_packed`` tells of the name of another file
+    whether it asks for weights in 4 bits, ``is_packed`` that the command does.
+    ``file_name`` is what the text's own file is called.
     ``is_command`` tells that the keys are flags of a command, ``adds_json`` that it had no ``--fsdp_config``
     before, and ``environment`` what is handed on to Accelerate beside it. ``is_hydra`` tells of a file of
     Lightning's that another one chooses it as of a group of Hydra's. ``reader`` names the source that reads

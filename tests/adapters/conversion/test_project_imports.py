@@ -47,6 +47,13 @@ def test_a_model_without_a_class_to_wrap_is_of_transformers_if_a_source_imports_
 TRAINS = "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"
 
 
+GROUPS = (
+    "def groups(model, no_decay):\n"
+    "    some = [p for n, p in model.named_parameters() if not any(each in n for each in no_decay)]\n"
+    "    return [{'params': some, 'weight_decay': 0.1}]\n"
+)
+
+
 @pytest.mark.parametrize(
     ("sources", "code"),
     [
@@ -56,6 +63,12 @@ TRAINS = "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"
         ({"train.py": OWN, "lib/t.py": "import transformers\nt = transformers.Seq2SeqTrainer()\n"}, "FM343"),
         ({"train.py": OWN, "lib/t.py": "from trl import SFTTrainer\n"}, "FM343"),
         ({"train.py": "import torch\n"}, "FM343"),
+        ({"train.py": f"{OWN}{GROUPS}"}, "FM343"),
+        ({"train.py": OWN, "lib/groups.py": GROUPS.replace("weight_decay", "wd")}, "FM343"),
+        ({"train.py": OWN, "lib/groups.py": GROUPS.replace("no_decay", "names")}, "FM343"),
+        ({"train.py": f"{OWN}{GROUPS}".replace("named_", "")}, "FM342"),
+        ({"train.py": f"{OWN}for n, p in model.named_parameters():\n    print(n, p.shape)\n"}, "FM342"),
+        ({"train.py": f"{OWN}opt = AdamW(model.parameters(), weight_decay=0.1)\n"}, "FM342"),
     ],
 )
 def test_flat_parameters_are_told_where_a_trainer_cannot_be_excluded(
