@@ -80,6 +80,7 @@ HOUSE: House = (
                 "source.kept_parameters",
                 "source.lightning_checks",
                 "source.lightning_modules",
+                "source.lightning_words",
                 "source.lightning_wrappers",
                 "source.looked_up",
                 "source.method_calls",

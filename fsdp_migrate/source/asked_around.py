@@ -22,11 +22,11 @@ _MOST: Final = 1_000_000
 """Larger files hold data."""
 ASKS_HF: Final = re.compile(
     r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
-    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|--fsdp[ =]+['\"]?\$"
+    r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|--fsdp[ =]+['\"]?\$"
 )
 """What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
 ASKS_ACCELERATE: Final = re.compile(
-    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use_fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
+    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_FABRIC: Final = re.compile(
@@ -95,7 +95,9 @@ def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:
 
 def is_accelerates(path: Path) -> bool:
     """Tell whether a file that is not named as a config is one of Accelerate's, which asks for FSDP."""
-    return path.suffix in MAYBE_CONFIGS and _ACCELERATES.search(path.read_bytes()) is not None
+    # A pipe, too, may have no suffix: it would be read for ever.
+    is_one = path.suffix in MAYBE_CONFIGS and path.is_file()
+    return is_one and _ACCELERATES.search(path.read_bytes()) is not None
 
 
 def _is_fabrics(path: Path) -> bool:

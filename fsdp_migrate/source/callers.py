@@ -32,6 +32,17 @@ class Seen(NamedTuple):
     place: Place
 
 
+class Around(NamedTuple):
+    """What stands around the nodes of a file, by their ids."""
+
+    above: dict[int, ast.AST]
+    """What a node stands right in."""
+    places: dict[int, Place]
+    """Where the calls stand that are seen."""
+    never: frozenset[int]
+    """What never runs, or never with FSDP1."""
+
+
 @dataclass(eq=False)
 class Callers:
     """Answers by whom functions are called. Reads only."""
@@ -39,9 +50,7 @@ class Callers:
     project: Project
     _held: dict[str, list[Path]] = field(default_factory=dict, repr=False)
     _words: dict[Module, dict[str, list[ast.AST]]] = field(default_factory=dict, repr=False)
-    _places: dict[Module, dict[int, Place]] = field(default_factory=dict, repr=False)
-    _above: dict[Module, dict[int, ast.AST]] = field(default_factory=dict, repr=False)
-    _never: dict[Module, frozenset[int]] = field(default_factory=dict, repr=False)
+    _around: dict[Module, Around] = field(default_factory=dict, repr=False)
 
     def holding(self, name: str) -> list[Path]:
         """Return the files that have a word."""
@@ -88,23 +97,25 @@ class Callers:
                 is_its = self._is_its(function, node, module)
                 if is_its is None:
                     return None
-                call = self._above[module].get(id(node))
+                around = self.around(module)
+                call = around.above.get(id(node))
                 if is_its and isinstance(call, ast.Call):
-                    found.append(Seen(call, self._places[module][id(call)]))
+                    found.append(Seen(call, around.places[id(call)]))
         return found
 
     def _is_its(self, function: Definition, node: ast.AST, module: Module) -> bool | None:
         """Tell whether a mention is a call of a function; None where something else is done with that."""
-        above = self._above[module].get(id(node))
-        if id(node) in self._never[module]:
+        around = self.around(module)
+        above = around.above.get(id(node))
+        if id(node) in around.never:
             return False
         if isinstance(node, ast.alias):
             return None if node.asname not in {None, node.name} else False
         if isinstance(node, ast.Constant):
-            return False if _picks_nothing(above, self._above[module]) else None
+            return False if _picks_nothing(above, around.above) else None
         assert isinstance(node, (ast.Attribute, ast.Name))
         text = dotted(node)
-        place = self._places[module].get(id(above))
+        place = around.places.get(id(above))
         is_method = function.owner is not None
         if isinstance(node, ast.Name) and (is_method or isinstance(node.ctx, ast.Store)):
             return False
@@ -124,7 +135,7 @@ class Callers:
         name = function.node.name
         modules = filter(None, map(self.project.module, self.holding(name)))
         spoken = ((module, node) for module in modules for node in self._spoken(module).get(name, ()))
-        return any(id(node) in self._never[module] for module, node in spoken)
+        return any(id(node) in self.around(module).never for module, node in spoken)
 
     def stands_for(self, text: str, place: Place) -> Definition | None:
         """Return the function or class that a name stands for, also a method of ``self``."""
@@ -142,14 +153,15 @@ class Callers:
             if module is None:
                 return None
             for node in self._spoken(module).get(name, ()):
-                above = self._above[module].get(id(node))
-                if isinstance(node, ast.Name) and _only_names(node, above, self._above[module]):
+                around = self.around(module)
+                above = around.above.get(id(node))
+                if isinstance(node, ast.Name) and _only_names(node, above, around.above):
                     continue
                 is_its = self._is_its(owner, node, module)
                 if is_its is None:
                     return None
                 if is_its and isinstance(above, ast.Call):
-                    found.append(Seen(above, self._places[module][id(above)]))
+                    found.append(Seen(above, around.places[id(above)]))
         own = (seen for seen in self.calls_in(owner.module) if dotted(seen.call.func) == "cls")
         found.extend(seen for seen in own if self.project.class_of(seen.place) is owner)
         return found or None
@@ -157,18 +169,22 @@ class Callers:
     def _spoken(self, module: Module) -> dict[str, list[ast.AST]]:
         """Return the names, attributes, imports and texts of a file, by their words."""
         if module not in self._words:
-            words: dict[str, list[ast.AST]] = {}
-            above: dict[int, ast.AST] = {}
+            words = self._words.setdefault(module, {})
             for node in walked(module.tree):
-                above.update((id(each), node) for each in children_of(node))
                 word = _word(node)
                 if word is not None:
                     words.setdefault(word, []).append(node)
-            self._words[module], self._above[module] = words, above
-            self._places[module] = {id(seen.call): seen.place for seen in self.calls_in(module)}
-            never = (each for scope in scopes_of(module) for each in scope.never)
-            self._never[module] = frozenset(id(part) for each in never for part in ast.walk(each))
         return self._words[module]
+
+    def around(self, module: Module) -> Around:
+        """Return what stands around each node of a file."""
+        if module not in self._around:
+            above = {id(each): node for node in walked(module.tree) for each in children_of(node)}
+            places = {id(seen.call): seen.place for seen in self.calls_in(module)}
+            never = (each for scope in scopes_of(module) for each in scope.never)
+            left = frozenset(id(part) for each in never for part in ast.walk(each))
+            self._around[module] = Around(above, places, left)
+        return self._around[module]
 
 
 def _word(node: ast.AST) -> str | None:

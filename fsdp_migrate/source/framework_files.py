@@ -61,6 +61,7 @@ _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _LAUNCHES = "accelerate"
+_FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
@@ -160,7 +161,7 @@ def _asked_by_configs(
 ) -> set[Path]:
     """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
     found = {path for path in given if not _WORDS[name][3].search(texts[path])}
-    flags = [text for text in texts.values() if "--use_fsdp" in text and _LAUNCHES in text]
+    flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
     return found if found and (is_asked or asked_around(around, pattern)) else set()
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted, is_a_test
-from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.sharding_words import shards
@@ -24,12 +23,16 @@ if TYPE_CHECKING:
 
 
 # Words of what may shard otherwise than by a call of the class.
-_OTHERWISE: Final = re.compile(r"\b(?:enable_wrap|getattr\([^)\n]*fsdp|prepare_fully_shard)\b", re.IGNORECASE)
+# Bounds keep a long file from being read again from each of its lines.
+_OTHERWISE: Final = re.compile(
+    r"\b(?:enable_wrap|getattr\([^)\n]{0,500}fsdp|prepare_fully_shard)\b", re.IGNORECASE
+)
 _OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|fully_shard)\b")
 # How these are launched may stand in no file of the project.
 _FRAMEWORKS: Final = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|composer|lightning|pytorch_lightning|trl)\b"
-    r"|^[ \t]*from[ \t]+transformers\b[^\n(]*(?:\([^)]*)?\bTrainer\b|\btransformers\.Trainer\b",
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bTrainer\b"
+    r"|\btransformers\.Trainer\b",
     re.MULTILINE,
 )
 _ASKS: Final = frozenset({"isinstance", "issubclass"})
@@ -68,9 +71,7 @@ class LiveSharding:
         module = self.callers.project.module(path)
         if module is None or module.stars:
             return True
-        above = {id(each): node for node in walked(module.tree) for each in ast.iter_child_nodes(node)}
-        never = {id(e) for scope in scopes_of(module) for part in scope.never for e in ast.walk(part)}
-        places = {id(seen.call): seen.place for seen in self.callers.calls_in(module)}
+        above, places, never = self.callers.around(module)
         for node in self._references(module):
             around = above.get(id(node))
             if _only_asks(node, around, above):

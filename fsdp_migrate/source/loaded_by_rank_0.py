@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _GIVEN: Final = re.compile(r"cpu_ram_efficient_loading[\"']?\s*[:=\s]\s*[\"']?(\w+)")
 # Of Accelerate's launcher, which turns it on where nothing is said; HF Trainer alone does not.
-_LAUNCHED: Final = re.compile(r"distributed_type[\"']?\s*:\s*[\"']?FSDP\b|--use_fsdp\b")
+_LAUNCHED: Final = re.compile(r"distributed_type[\"']?\s*:\s*[\"']?FSDP\b|--use[_-]fsdp\b")
 _CLASS: Final = re.compile(r"^class\s+(\w+)", re.MULTILINE)
 _BUFFERED: Final = re.compile(r"(?:Sync)?BatchNorm(?:\d?d)?|spectral_norm")
 _ON: Final = frozenset({"1", "on", "t", "true", "y", "yes"})

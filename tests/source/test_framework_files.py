@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.asked_around import is_accelerates
 
 
 if TYPE_CHECKING:
@@ -182,3 +184,14 @@ def test_the_norm_in_a_format_where_a_config_alone_asks(tmp_path: Path) -> None:
     assert codes(tmp_path, "x = 1\n", body.replace("{norm:", "{norm.item():")) == set()
     (tmp_path / "accelerate.yaml").write_text("distributed_type: MULTI_GPU\n")
     assert codes(tmp_path, "x = 1\n", body) == set()
+
+
+def test_a_pipe_without_a_suffix_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    (tmp_path / "accelerate.conf").mkdir()
+    body = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    body += "model, opt = accelerator.prepare(model, opt)\nmodel.state_dict()\n"
+    assert codes(tmp_path, "x = 1\n", body) == set()
+    assert not is_accelerates(tmp_path / "pipe")
+    (tmp_path / "fsdp.conf").write_text(_YAML)
+    assert codes(tmp_path, "x = 1\n", body) == {"FM333"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,3 +87,10 @@ def test_a_function_that_is_called_below_a_raise_alone(tmp_path: Path) -> None:
 
 def test_the_class_is_only_asked_for(tmp_path: Path) -> None:
     assert not is_near(tmp_path, other=ASKS)
+
+
+@pytest.mark.parametrize("text", ["from transformers import (\n" * 8_000, f"x = {'getattr(' * 20_000}\n"])
+def test_a_long_file_of_what_looks_like_a_framework_takes_no_time(tmp_path: Path, text: str) -> None:
+    start = time.process_time()
+    assert not is_near(tmp_path, other=f'"""\n{text}"""\n')
+    assert time.process_time() - start < 8

@@ -205,16 +205,20 @@ def is_only_use(source: Source, node: cst.BaseExpression) -> bool:
     return source.readers(node) == [node] and node.value not in _exported(source)
 
 
-def only_reader(source: Source, target: cst.Name) -> cst.Name | None:
-    """Return the one place that is given what a name holds, beside those that only ask: ``s == "fsdp"``."""
-    readers = [each for each in source.readers(target) if not _is_only_asked(source, each)]
-    return readers[0] if len(readers) == 1 and target.value not in _exported(source) else None
+def takers(source: Source, name: cst.Name) -> list[cst.Name] | None:
+    """Return the places that are given what a name holds, without those that only ask: ``s == "fsdp"``.
+
+    None where others may be given it too, as the module offers the name.
+    """
+    if name.value in _exported(source):
+        return None
+    return [each for each in source.readers(name) if not _is_only_asked(source, each)]
 
 
 def _is_only_asked(source: Source, name: cst.Name) -> bool:
     above = source.index.parents[name]
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    is_check = isinstance(call, cst.Call) and text_of(call.func) in {"isinstance", "print", "str", "type"}
+    is_check = isinstance(call, cst.Call) and text_of(call.func) in {"isinstance", "print"}
     return is_check or isinstance(
         above, (cst.Comparison, cst.ComparisonTarget, cst.FormattedStringExpression)
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.nodes import code, dotted
 from fsdp_migrate.source.uses import Found
 
 
@@ -23,32 +24,82 @@ _SAID = (
     "`accelerate launch` runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the line, "
     "writes those of FSDP2, such as --fsdp_version 2."
 )
-_FLAG = re.compile(r"(?:^|[\s'\"])--use_fsdp\b")
+_FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
 _LAUNCHES = re.compile(r"accelerate['\",\s]+launch|accelerate\.commands\.launch")
-_IS_NEW = "--fsdp_version"
+_IS_NEW = re.compile(r"--fsdp[_-]version\b(?!['\"\s,=]+1\b)")
+# What shows a text to people: loggers, exceptions, and the options of the script's own.
+_SHOWS = re.compile(
+    r"^p?print\w*$|(?:^|_)(?:debug|info|warn|warning|error|critical|exception|log|echo)$|(?:Error|Exception|Warning)$"
+    r"|^(?:add_argument|add_parser|ArgumentParser|exit|option|Option|SystemExit)$"
+)
+_MAKES_TEXTS = frozenset({"dedent", "format", "join", "repr", "rstrip", "str", "strip"})
 
 
 def find(source: Source) -> Iterator[Found]:
     """Find the flag that asks for FSDP, once a statement."""
-    if "--use_fsdp" not in source.code or not _LAUNCHES.search(source.code) or _IS_NEW in source.code:
+    if "--use" not in source.code or not _FLAG.search(source.code) or not _LAUNCHES.search(source.code):
         return
-    seen: set[cst.CSTNode] = set()
-    for kind in (cst.SimpleString, cst.FormattedStringText):
-        for node in source.index.by_kind.get(kind, ()):
-            assert isinstance(node, (cst.SimpleString, cst.FormattedStringText))
-            statement = source.index.statement(node)
-            if not _FLAG.search(node.value) or statement in seen or _is_said(source, node):
-                continue
+    told = [node for node in _texts(source) if not _is_shown(source, node)]
+    new = {source.index.statement(node) for node in told if _IS_NEW.search(_whole(source, node))}
+    flagged = [node for node in told if _FLAG.search(node.value)]
+    asking = {source.index.statement(node) for node in flagged}
+    # `flags += " --fsdp_version 2"` is for what else the function puts together.
+    made_new = {source.index.function(statement) for statement in new - asking}
+    seen = set(new)
+    for node in flagged:
+        statement = source.index.statement(node)
+        if statement not in seen and source.index.function(node) not in made_new:
             seen.add(statement)
             yield Found("FM320", node, _SAID, "commented")
 
 
-def _is_said(source: Source, node: cst.CSTNode) -> bool:
-    """Tell whether a text is a docstring, an option of the script's own, or what is asked for."""
-    above = source.index.parents[node]
-    if isinstance(above, (cst.Expr, cst.Comparison, cst.ComparisonTarget)):
+def _texts(source: Source) -> Iterator[cst.SimpleString | cst.FormattedStringText]:
+    for kind in (cst.SimpleString, cst.FormattedStringText):
+        for node in source.index.by_kind.get(kind, ()):
+            assert isinstance(node, (cst.SimpleString, cst.FormattedStringText))
+            if "--" in node.value:
+                yield node
+
+
+def _whole(source: Source, node: cst.CSTNode) -> str:
+    """Return what stands in a statement, as far as it is one with a text: of an ``if`` its test."""
+    statement = source.index.statement(node)
+    for above in source.index.ancestors(node):
+        if above is statement:
+            break
+        node = above
+    return code(node)
+
+
+def _is_shown(source: Source, node: cst.CSTNode, *, is_named: bool = False) -> bool:
+    """Tell whether a text is a docstring, only asked for, or shown to people, and so runs nothing."""
+    if isinstance(source.index.parents[node], cst.Expr):
         return True
-    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    func = call.func if isinstance(call, cst.Call) else None
-    name = func.attr.value if isinstance(func, cst.Attribute) else ""
-    return name in {"add_argument", "debug", "error", "info", "warning"}
+    below = node
+    for above in source.index.ancestors(node):
+        if isinstance(above, (cst.Comparison, cst.Raise)):
+            return True
+        if isinstance(above, cst.Assert):
+            return above.msg is below
+        if isinstance(above, cst.Assign):
+            return not is_named and _is_message(source, above)
+        if isinstance(above, cst.Call):
+            name = _name(above)
+            if name not in _MAKES_TEXTS:
+                return above.func is not below and _SHOWS.search(name) is not None
+        elif isinstance(above, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+            return False
+        below = above
+    return False
+
+
+def _is_message(source: Source, assign: cst.Assign) -> bool:
+    """Tell whether a name is only shown: ``msg = "..."``, ``raise ValueError(msg)``."""
+    target = assign.targets[0].target if len(assign.targets) == 1 else None
+    readers = source.readers(target) if isinstance(target, cst.Name) else []
+    return bool(readers) and all(_is_shown(source, each, is_named=True) for each in readers)
+
+
+def _name(call: cst.Call) -> str:
+    func = call.func
+    return func.attr.value if isinstance(func, cst.Attribute) else (dotted(func) or "")

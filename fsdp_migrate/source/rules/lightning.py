@@ -16,13 +16,14 @@ from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
+from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apart
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.heirs import FABRICS as THEIR_FABRICS, LIGHTNINGS, hands_on, led_to
 from fsdp_migrate.source.python.items import changed_call
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
-from fsdp_migrate.source.python.values import Values, definition, only_reader, python_text
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk
+from fsdp_migrate.source.python.values import Values, definition, python_text, takers
 from fsdp_migrate.source.settings_in_python import (
     SAID,
     Converted,
@@ -55,23 +56,10 @@ _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
 )
-_TEXTS = frozenset({"dest", "help", "metavar"})
-_OPTION = re.compile(r"^--?[\w-]*strategy$")
-_CHOSEN = (
-    "this word may be given for Lightning's FSDP1 strategy: where it is chosen, give the Trainer "
-    "ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the module's "
-    "configure_model."
-)
 _STRATEGY = re.compile(
     r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
     r"\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
 )
-_IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
-_WRITTEN = (
-    "this names Lightning's FSDP1 strategy for a Trainer: give it ModelParallelStrategy() instead, and call "
-    "prepare_fully_shard(self, {...}) in the module's configure_model."
-)
-_WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
 _FABRIC_HOME = "lightning.fabric"
 _RANKS = "<number of ranks>"
 _HIDDEN = "`*` and `**` hide arguments"
@@ -130,6 +118,11 @@ class _Asked:
         return "fabric" in self.package
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether nothing keeps it from FSDP2's strategy, and the module that gets the hook is known."""
+        return not self.reasons and (self.module is not None or self.elsewhere is not None)
+
+    @property
     def wanted(self) -> dict[str, Any]:
         """The arguments of ModelParallelStrategy."""
         strategy = self.converted.after.get("trainer", {}).get("strategy")
@@ -153,16 +146,17 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         name = _class_of(source, call)
         for arg in call.args if name in {"Fabric", "Trainer"} else ():
-            if arg.keyword is None or arg.keyword.value != "strategy" or not _is_word(source, arg.value):
+            if arg.keyword is None or arg.keyword.value != "strategy" or not is_word(source, arg.value):
                 continue
             asked.append(_of_word(source, call, arg, is_fabric=name == "Fabric"))
     yield from _together(source, asked)
     yield from _hooks(source)
     yield from privates(source)
     read = {arg.node for arg in asked}
-    yield from (Found("FM319", node, _WRITTEN, "commented") for node in _words_apart(source, read))
+    done = {arg.node for arg in asked if arg.call is None and arg.is_rewritten}
+    yield from words_apart(source, read, done)
     yield from (Found("FM319", call, WRAPPED, "commented") for call in wrapped_strategies(source))
-    yield from _chosen_words(source)
+    yield from chosen_words(source)
 
 
 def _class_of(source: Source, call: cst.Call) -> str:
@@ -189,54 +183,6 @@ def _named(source: Source, node: cst.CSTNode, names: set[str]) -> Iterator[Found
         said = _FABRIC if any("fabric" in name for name in names) else _MEANT
     if said:
         yield Found("FM319", node, said, "commented")
-
-
-def _words_apart(source: Source, read: set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
-    """Yield the words for the strategy that reach a Trainer by a dict, or by a name: ``kw["strategy"]``."""
-    if not _IMPORTS.search(source.code):
-        return
-    for node in source.index.by_kind.get(cst.SimpleString, ()):
-        assert isinstance(node, cst.SimpleString)
-        if not _WORD.match(node.value.strip("'\"")):
-            continue
-        below: cst.CSTNode = node
-        above = source.index.parents[node]
-        while isinstance(above, cst.IfExp) and below is not above.test:
-            below, above = above, source.index.parents[above]
-        if above not in read and _is_of_strategy(above):
-            yield node
-
-
-def _chosen_words(source: Source) -> Iterator[Found]:
-    """Find options of a command that may be the strategy's word: ``("--strategy", choices=[...])``."""
-    is_theirs = _IMPORTS.search(source.code) is not None
-    for call in source.calls if is_theirs or source.links.beside_lightning else ():
-        first = call.args[0].value if call.args else None
-        if not isinstance(first, cst.SimpleString) or not _OPTION.match(str(first.evaluated_value)):
-            continue
-        if not is_theirs and first.evaluated_value != "--strategy":
-            continue
-        given = (arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _TEXTS)
-        words = (text for value in given for text in walk_for(value, cst.SimpleString))
-        if any(_WORD.match(str(text.evaluated_value)) for text in words):
-            yield Found("FM319", call, _CHOSEN, "commented")
-
-
-def _is_of_strategy(above: cst.CSTNode) -> bool:
-    """Tell whether what holds a value is called ``strategy``: an argument, an item, or a name."""
-    if isinstance(above, cst.Arg):
-        return above.keyword is not None and above.keyword.value == "strategy"
-    if isinstance(above, cst.DictElement):
-        return isinstance(above.key, cst.SimpleString) and above.key.value.strip("'\"") == "strategy"
-    if not isinstance(above, (cst.AnnAssign, cst.Assign)):
-        return False
-    targets = [above.target] if isinstance(above, cst.AnnAssign) else [each.target for each in above.targets]
-    return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(target)) for target in targets)
-
-
-def _is_word(source: Source, node: cst.BaseExpression) -> bool:
-    value = Values(source).read(node) if isinstance(node, (cst.SimpleString, cst.Name)) else None
-    return isinstance(value, str) and bool(_WORD.match(value))
 
 
 def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
@@ -314,10 +260,10 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
     above = source.index.parents[call]
     target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
     if isinstance(target, cst.Name):
-        reader = only_reader(source, target)
-        if reader is None:
+        given = takers(source, target)
+        if given is None or len(given) != 1:
             return None
-        node = reader
+        node = given[0]
     arg = source.index.parents[node]
     trainer = source.index.parents.get(arg)
     if not isinstance(arg, cst.Arg) or arg.keyword is None or arg.keyword.value != "strategy":
@@ -354,7 +300,7 @@ def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
             asked.reasons.append(_OTHER_TRAINER)
         elif hooked is not None and stays:
             asked.reasons.append(_STAYS)
-        if asked.reasons or hooked is None:
+        if not asked.is_rewritten:
             yield _left(source, asked)
             continue
         yield from _rewritten(source, asked, is_first=asked.module not in done)

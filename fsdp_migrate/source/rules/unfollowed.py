@@ -15,6 +15,7 @@ from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -196,7 +197,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         last = last_word(model)
         if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
             is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
-            is_done = is_done or (name == "state_dict" and _is_loaded_back(source, call))
+            is_done = is_done or (name == "state_dict" and is_loaded_back(source.index, call))
             is_done = is_done or is_asked_for_keys(source.index, call)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
@@ -256,36 +257,11 @@ def _is_of_settings(node: cst.BaseExpression) -> bool:
 def _is_made_for_loading(source: Source, call: cst.Call) -> bool:
     """Tell whether what an optimizer loads was made for it by FSDP1's functions, or by ours."""
     given = call.args[0].value if call.args else None
-    if given is not None and _is_its_own_state(source, call, given):
+    if is_its_own_state(source.index, call):
         return True
     if isinstance(given, cst.Name):
         given = last_value(source.index, given)
     return isinstance(given, cst.Call) and _name(given) in _MAKES_STATES
-
-
-def _is_loaded_back(source: Source, call: cst.Call) -> bool:
-    """Tell whether an optimizer's state is asked where it is loaded into it again."""
-    owner = text_of(cst.ensure_type(call.func, cst.Attribute).value)
-    above = (each for each in source.index.ancestors(call) if isinstance(each, cst.Call))
-    return any(text_of(each.func) == f"{owner}.load_state_dict" for each in above)
-
-
-def _is_its_own_state(
-    source: Source, call: cst.Call, given: cst.BaseExpression, seen: frozenset[str] = frozenset()
-) -> bool:
-    """Tell whether an optimizer loads what it gave itself, moved or copied: it is of the same kind."""
-    asked = f"{text_of(cst.ensure_type(call.func, cst.Attribute).value)}.state_dict"
-    if isinstance(given, cst.Call):
-        is_own = text_of(given.func) == asked
-        return is_own or any(_is_its_own_state(source, call, each.value, seen) for each in given.args)
-    if not isinstance(given, cst.Name) or given not in source.index.scopes:
-        return False
-    if given.value in seen:  # `state = move(state)`
-        return True
-    values = [each.value for each in source.index.bindings_of(given)]
-    is_asked = any(isinstance(each, cst.Call) and text_of(each.func) == asked for each in values)
-    seen = seen | {given.value}
-    return is_asked and all(v is not None and _is_its_own_state(source, call, v, seen) for v in values)
 
 
 def _name(call: cst.Call) -> str:

@@ -66,6 +66,7 @@ TRAINS = "from transformers import (\n    AutoModel,\n    Trainer,\n)\n"
         ({"train.py": OWN + BY_NAME.format("no_decay")}, "FM343"),
         ({"train.py": OWN, "lib/o.py": BY_NAME.format("bare") + "a = {'weight_decay': 0.1}\n"}, "FM343"),
         ({"train.py": OWN + BY_NAME.format("('head',)")}, "FM342"),
+        ({"train.py": f"{OWN}opt = AdamW(model.parameters(), weight_decay=0.1)\n"}, "FM342"),
         ({"train.py": OWN, "lib/t.py": f"from transformers import ({'Auto, ' * 200}Trainer)\n"}, "FM343"),
     ],
 )

@@ -33,7 +33,30 @@ LINE = 'flags = "--use_fsdp --fsdp_sharding_strategy=2"\n'
         ("def f():\n    '''accelerate launch --use_fsdp train.py'''\n", 0),
         ("if '--use_fsdp' in argv:\n    pass\n" + RUN, 0),
         (LINE + "os.system(f'python train.py {flags}')\n", 0),
-        ("flags = '--no-use_fsdp --use_fsdps'\n" + RUN, 0),
+        ("flags = '--no-use_fsdp --use_fsdps --use_fsdp-x'\n" + RUN, 0),
+        (LINE.replace("use_fsdp", "use-fsdp") + RUN, 1),
+        # What is only said of FSDP2, or holds for another line, makes no line FSDP2's.
+        (f"def f():\n    'New runs have --fsdp_version 2.'\n    {LINE}    {RUN}", 1),
+        (f"print('--fsdp_version 2')\n{LINE}{RUN}", 1),
+        (LINE + LINE.replace("--use_fsdp", "--use_fsdp --fsdp_version 2") + RUN, 1),
+        ("run(['accelerate', 'launch', '--use_fsdp', '--fsdp_version', '1', 'train.py'])\n", 1),
+        ("run(['accelerate', 'launch', '--use_fsdp', '--fsdp_version', '2', 'train.py'])\n", 0),
+        ("run(['accelerate', 'launch', '--use-fsdp', '--fsdp-version=2', 'train.py'])\n", 0),
+        (LINE + "if new:\n    flags += ' --fsdp_version 2'\n" + RUN, 0),
+        (LINE + "if new:\n    flags += ' --fsdp_version 1'\n" + RUN, 1),
+        (f"{LINE}{RUN}def f():\n    return '--fsdp_version 2'\n", 1),
+        # What is only said of the flag runs nothing.
+        (f"logger.info(f'accelerate launch --use_fsdp {{n}}')\n{RUN}", 0),
+        (f"print('accelerate launch --use_fsdp {{}}'.format(n))\n{RUN}", 0),
+        (f"print(' '.join(['accelerate', 'launch', '--use_fsdp']), file=f)\n{RUN}", 0),
+        (f"raise ValueError('give ' + '--use_fsdp to it')\n{RUN}", 0),
+        (f"msg = f'give --use_fsdp to {{x}}'\nlog(msg)\nraise ValueError(msg)\n{RUN}", 0),
+        (f"msg = f'give --use_fsdp to {{x}}'\nprint(msg)\nos.system(msg)\n{RUN}", 1),
+        (f"msg = 'give --use_fsdp to'\nmsg = msg + x\nprint(msg)\n{RUN}", 1),
+        (f"assert on, 'give --use_fsdp to it'\n{RUN}", 0),
+        (f"assert os.system('x --use_fsdp y') == 0\n{RUN}", 1),
+        (f"print(os.system('accelerate launch --use_fsdp train.py'))\n{RUN}", 1),
+        (f"Run('accelerate launch --use_fsdp train.py').info()\n{RUN}", 1),
     ],
 )
 def test_the_flag_in_a_text(body: str, number: int) -> None:
@@ -44,7 +67,8 @@ def test_what_it_launches_may_be_sharded(tmp_path: Path) -> None:
     train = "from accelerate import Accelerator\n\naccelerator = Accelerator()\n"
     train += "model, optimizer = accelerator.prepare(model, optimizer)\nmodel.state_dict()\n"
     (tmp_path / "train.py").write_text(train)
-    for line, expected in ((LINE, {"FM320", "FM333"}), ("flags = ''\n", set())):
+    both = {"FM320", "FM333"}
+    for line, expected in ((LINE, both), (LINE.replace("use_", "use-"), both), ("flags = ''\n", set())):
         (tmp_path / "run.py").write_text(f"import os\n\n{line}{RUN}")
         uses = scan_paths([tmp_path]).uses
         assert {use.code for use in uses if use.action == "commented"} == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdp_migrate.source import rewrite_source, scan_source
-from tests.source.samples import assert_framework_commented, assert_untouched, comments, turned
+from tests.source.samples import assert_framework_commented, assert_untouched, comments, turned, uncommented
 
 
 pytestmark = pytest.mark.any_torch
@@ -309,6 +309,41 @@ def test_a_strategy_whose_name_is_a_parameter_that_is_asked(asks: str, runs: str
     assert "not seen here" not in said
     given = comments(body.replace("strategy=s)", "strategy=s)\n  g = L.Trainer(strategy=s)"), header=LIT)
     assert "not seen here" in given
+
+
+@pytest.mark.parametrize(
+    ("asks", "is_turned"),
+    [
+        ("isinstance(s, Base)", True),
+        ("kind = type(s)", False),
+        ("type(s).__name__ == 'FSDPStrategy'", False),
+        ("str(s) == 'fsdp'", False),
+    ],
+)
+def test_a_strategy_of_which_the_class_or_the_text_is_taken(asks: str, *, is_turned: bool) -> None:
+    body = f"  s = FSDPStrategy()\n  {asks}\n  t = L.Trainer(devices=8, strategy=s)\n  t.fit(model)\n"
+    assert ("ModelParallelStrategy(" in uncommented(turned(LIT + body, header=""))) is is_turned
+    assert ("FM319" in comments(body, header=LIT)) is not is_turned
+
+
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        ("", False),
+        ("  if strategy == 'fsdp':\n    print(strategy)\n", False),
+        ("  other(strategy)\n", True),
+        ("  kind = str(strategy)\n", True),
+    ],
+)
+def test_a_word_that_was_rewritten_where_it_is_given_stays(more: str, *, is_said: bool) -> None:
+    body = f"  strategy = 'fsdp'\n{more}  t = L.Trainer(devices=8, strategy=strategy)\n  t.fit(model)\n"
+    assert "strategy=ModelParallelStrategy(" in turned(LIT + body, header="")
+    assert ("FM319" in comments(body, header=LIT)) is is_said
+    config = LIT.replace("def main", "class Config:\n  strategy = 'fsdp'\n\n\ndef main")
+    assert "names Lightning's FSDP1 strategy" in comments(body, header=config)
+    own = LIT.replace("def main", "class Own(L.Trainer):\n  def __init__(self, **kw): ...\n\n\ndef main")
+    left = comments(body.replace("L.Trainer", "Own"), header=own)
+    assert "names Lightning's FSDP1 strategy" in left
 
 
 def test_the_precision_of_a_trainer_that_is_not_seen() -> None:

@@ -333,6 +333,21 @@ def test_a_state_in_a_context_of_whole_parameters_is_whole(tmp_path: Path) -> No
     [
         ("optimizer.load_state_dict(move(optimizer.state_dict(), x))", False),
         ("optimizer.load_state_dict(copy.deepcopy(move(optimizer.state_dict())))", False),
+        (
+            "optimizer.load_state_dict(move(optimizer.state_dict(), torch.device('cuda'), self.dtype, 1))",
+            False,
+        ),
+        ("optimizer.load_state_dict(move(optimizer.state_dict(), rank=get_rank()))", False),
+        ("optimizer.load_state_dict(Mover(x).tool.move(optimizer.state_dict(), f'{ckpt}'))", False),
+        ("optimizer.load_state_dict(torch.load(x).merge(optimizer.state_dict()))", True),
+        # What is mixed with another state is no more of the same kind.
+        ("optimizer.load_state_dict(merged(optimizer.state_dict(), torch.load(x)))", True),
+        ("optimizer.load_state_dict(merged(state=torch.load(x), own=optimizer.state_dict()))", True),
+        ("optimizer.load_state_dict(merged(optimizer.state_dict(), x['optimizer']))", True),
+        ("optimizer.load_state_dict(merged(optimizer.state_dict(), {**saved}))", True),
+        ("optimizer.load_state_dict(merged(optimizer.state_dict(), ckpt))", True),
+        ("x = read(x)\n    optimizer.load_state_dict(merged(optimizer.state_dict(), x))", True),
+        ("optimizer.load_state_dict(merged(optimizer.state_dict(), other.state_dict()))", True),
         ("optimizer.load_state_dict(move(other.state_dict()))", True),
         ("optimizer.load_state_dict(move(x))", True),
     ],
@@ -342,7 +357,10 @@ def test_an_optimizer_that_loads_what_it_gave(tmp_path: Path, lines: str, *, is_
     assert bool(found(tmp_path, tools)) is is_said
 
 
-@pytest.mark.parametrize("again", ["state = move(state)", "pass", "state = torch.load(x)"])
+@pytest.mark.parametrize(
+    "again",
+    ["state = move(state)", "pass", "state = torch.load(x)", "state = overlay(torch.load(x), state)"],
+)
 def test_an_optimizer_that_loads_its_own_state_by_a_name(tmp_path: Path, again: str) -> None:
     tools = (
         f"def run(optimizer, x):\n    state = optimizer.state_dict()\n    {again}\n"

@@ -1,0 +1,103 @@
+"""Words that name Lightning's FSDP1 strategy, ``strategy = "fsdp"``, and options of a command that may."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.python.values import Values, takers
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_TEXTS = frozenset({"dest", "help", "metavar"})
+_OPTION = re.compile(r"^--?[\w-]*strategy$")
+_CHOSEN = (
+    "this word may be given for Lightning's FSDP1 strategy: where it is chosen, give the Trainer "
+    "ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the module's "
+    "configure_model."
+)
+_IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
+_WRITTEN = (
+    "this names Lightning's FSDP1 strategy for a Trainer: give it ModelParallelStrategy() instead, and call "
+    "prepare_fully_shard(self, {...}) in the module's configure_model."
+)
+_WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
+_BLOCKS = (cst.ClassDef, cst.FunctionDef)
+_NEW = "ModelParallelStrategy"
+
+
+def words_apart(source: Source, read: set[cst.CSTNode], done: set[cst.CSTNode]) -> Iterator[Found]:
+    """Find the words for the strategy that reach a Trainer by a dict, or by a name: ``kw["strategy"]``.
+
+    Args:
+        source: What is looked at.
+        read: The arguments of which something is said already.
+        done: Those of them that are rewritten.
+    """
+    if not _IMPORTS.search(source.code):
+        return
+    for node in source.index.by_kind.get(cst.SimpleString, ()):
+        assert isinstance(node, cst.SimpleString)
+        if not _WORD.match(node.value.strip("'\"")):
+            continue
+        below: cst.CSTNode = node
+        above = source.index.parents[node]
+        while isinstance(above, cst.IfExp) and below is not above.test:
+            below, above = above, source.index.parents[above]
+        if above not in read and _is_of_strategy(above) and not _is_settled(source, above, done):
+            yield Found("FM319", node, _WRITTEN, "commented")
+
+
+def _is_settled(source: Source, above: cst.CSTNode, done: set[cst.CSTNode]) -> bool:
+    """Tell whether a word's name is given to nothing but arguments that are rewritten, or were."""
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    given = takers(source, target) if isinstance(target, cst.Name) else None
+    inside = (each for each in source.index.ancestors(above) if isinstance(each, _BLOCKS))
+    block = next(inside, None)
+    if given is None or isinstance(block, cst.ClassDef):
+        return False
+    # Another file may import a name of the top level.
+    is_seen = bool(given) or block is not None or _NEW in source.code
+    return is_seen and done.issuperset(source.index.parents[each] for each in given)
+
+
+def chosen_words(source: Source) -> Iterator[Found]:
+    """Find options of a command that may be the strategy's word: ``("--strategy", choices=[...])``."""
+    is_theirs = _IMPORTS.search(source.code) is not None
+    for call in source.calls if is_theirs or source.links.beside_lightning else ():
+        first = call.args[0].value if call.args else None
+        if not isinstance(first, cst.SimpleString) or not _OPTION.match(str(first.evaluated_value)):
+            continue
+        if not is_theirs and first.evaluated_value != "--strategy":
+            continue
+        given = (arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _TEXTS)
+        words = (text for value in given for text in walk_for(value, cst.SimpleString))
+        if any(_WORD.match(str(text.evaluated_value)) for text in words):
+            yield Found("FM319", call, _CHOSEN, "commented")
+
+
+def _is_of_strategy(above: cst.CSTNode) -> bool:
+    """Tell whether what holds a value is called ``strategy``: an argument, an item, or a name."""
+    if isinstance(above, cst.Arg):
+        return above.keyword is not None and above.keyword.value == "strategy"
+    if isinstance(above, cst.DictElement):
+        return isinstance(above.key, cst.SimpleString) and above.key.value.strip("'\"") == "strategy"
+    if not isinstance(above, (cst.AnnAssign, cst.Assign)):
+        return False
+    targets = [above.target] if isinstance(above, cst.AnnAssign) else [each.target for each in above.targets]
+    return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(target)) for target in targets)
+
+
+def is_word(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is such a word, also by a name."""
+    value = Values(source).read(node) if isinstance(node, (cst.SimpleString, cst.Name)) else None
+    return isinstance(value, str) and bool(_WORD.match(value))
