@@ -112,7 +112,7 @@ class Callers:
         if isinstance(node, ast.alias):
             return None if node.asname not in {None, node.name} else False
         if isinstance(node, ast.Constant):
-            return False if _picks_nothing(above, around.above) else None
+            return False if picks_nothing(above, around.above) else None
         assert isinstance(node, (ast.Attribute, ast.Name))
         text = dotted(node)
         place = around.places.get(id(above))
@@ -205,7 +205,7 @@ def _is_plain(node: Function) -> bool:
     return all((dotted(each) or "").split(".")[-1] in _PLAIN for each in called)
 
 
-def _picks_nothing(node: ast.AST | None, above: dict[int, ast.AST]) -> bool:
+def picks_nothing(node: ast.AST | None, above: dict[int, ast.AST]) -> bool:
     """Tell whether a text picks nothing: in ``__all__``, in a comparison, or a line of its own."""
     if isinstance(node, (ast.Compare, ast.Expr, ast.JoinedStr)):
         return True

@@ -81,7 +81,7 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
     links = with_compat_modules(project, links)
-    return with_reach(project, links, frameworks.files)
+    return with_reach(project, links, frameworks.files, around)
 
 
 @dataclass(eq=False)

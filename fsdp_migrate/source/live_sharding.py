@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.named_at_run import NamedAtRun
 from fsdp_migrate.source.project import Place, dotted, is_a_test
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
@@ -15,7 +17,8 @@ from fsdp_migrate.source.sharding_words import shards
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import os
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.callers import Callers
@@ -43,6 +46,8 @@ class LiveSharding:
     """Answers whether anything runs that makes a model of FSDP1's. Reads only."""
 
     callers: Callers
+    around: Iterable[str | os.PathLike[str]] = ()
+    """The files and folders that were given, where configs may name functions."""
     _names: set[str] = field(default_factory=set, repr=False)
     _is_called_in_vain: bool = False
 
@@ -99,7 +104,12 @@ class LiveSharding:
         gives = any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
         if not gives or not node.args.args or self.callers.of(function) != []:
             return False
-        return self.callers.is_named_in_vain(function) or self._shards_by_fsdp2
+        is_vain = self.callers.is_named_in_vain(function) or self._shards_by_fsdp2
+        return is_vain and not self._named.may_be(function)
+
+    @functools.cached_property
+    def _named(self) -> NamedAtRun:
+        return NamedAtRun(self.callers, self.around)
 
     @property
     def _shards_by_fsdp2(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import values_bound
 
 
@@ -46,6 +47,8 @@ _OF_A_MODULE: Final = re.compile(
 )
 _SHARDS: Final = re.compile(r"(?i)fsdp|parallel|prepare|shard|wrap")
 _PIECE: Final = 2
+_PICKERS: Final = {"getattr": 1, "methodcaller": 0}
+"""What picks a method by its name, and which argument that is."""
 
 
 @dataclass(eq=False)
@@ -209,12 +212,16 @@ class Doubts:
 
     def _put_together(self) -> Iterator[re.Pattern[str]]:
         for path, text in self.project.texts.items():
-            module = self.project.module(path) if "getattr(" in text else None
-            for node in ast.walk(module.tree) if module is not None else ():
-                if isinstance(node, ast.Call) and dotted(node.func) == "getattr" and len(node.args) > 1:
-                    pattern = _pattern(node.args[1])
-                    if pattern is not None:
-                        yield re.compile(pattern)
+            is_one = any(f"{name}(" in text for name in _PICKERS)
+            module = self.project.module(path) if is_one else None
+            calls = (each for each in walked(module.tree)) if module is not None else ()
+            for node in calls:
+                name = (dotted(node.func) or "").split(".")[-1] if isinstance(node, ast.Call) else ""
+                at = _PICKERS.get(name)
+                given = node.args[at : at + 1] if isinstance(node, ast.Call) and at is not None else []
+                pattern = _pattern(given[0]) if given else None
+                if pattern is not None:
+                    yield re.compile(pattern)
 
     def _scopes(self, module: Module) -> dict[str, list[Statement]]:
         if module not in self._by_scope:

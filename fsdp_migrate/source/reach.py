@@ -16,6 +16,7 @@ from fsdp_migrate.source.sharding_words import shards
 
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
@@ -33,17 +34,21 @@ _FARTHEST: Final = 4
 
 
 def with_reach(
-    project: Project, links: Mapping[Path, Links], by_frameworks: Iterable[Path] = ()
+    project: Project,
+    links: Mapping[Path, Links],
+    by_frameworks: Iterable[Path] = (),
+    around: Iterable[str | os.PathLike[str]] = (),
 ) -> dict[Path, Links]:
     """Tell the files that a sharded model may come to, where they save, load, clip or copy anything.
 
     ``by_frameworks``: those whose models frameworks shard, as a config or a launch line asks.
+    ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
     reached = (path for path in _reached(project, by_frameworks) if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
     plain = PlainPlaces(project)
-    if near and not by_frameworks and not LiveSharding(plain.callers).is_any():
+    if near and not by_frameworks and not LiveSharding(plain.callers, around).is_any():
         return dict(links)
     told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
     return {**links, **told}

@@ -61,22 +61,25 @@ CASES = [
         f"from regs import WRAPS\n{MAKE}WRAPS.register_module('a', module=wrap)\n",
         "from regs import WRAPS",
         "WRAPS.get(kind)(Net())",
-        "FM308",
+        "FM333",
     ),
     (
         f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
         "from regs import WRAPS",
         "WRAPS[kind](Net())",
+        "FM333",
     ),
     (
         f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
         "import regs",
         "regs.WRAPS[kind](Net())",
+        "FM333",
     ),
     (
         f"from regs import WRAPS\n@WRAPS.register_module()\n{MAKE}",
         "from regs import WRAPS",
         "None\n    made = WRAPS[kind]\n    model = made(Net())",
+        "FM333",
     ),
     (
         f"from own import WRAPS\n@WRAPS.register('a')\n{STRATEGY.format('Sharded', 'FSDP')}",

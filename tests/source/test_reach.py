@@ -25,7 +25,7 @@ def near(folder: Path, files: dict[str, str]) -> set[str]:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    links = links_of(find_sources([folder]))
+    links = links_of(find_sources([folder]), [folder])
     return {path.relative_to(folder).as_posix() for path, each in links.items() if each.is_near}
 
 
