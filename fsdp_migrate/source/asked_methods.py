@@ -42,8 +42,8 @@ def of_the_whole(project: Project) -> Links:
     )
 
 
-def runners(project: Project) -> Iterator[tuple[str, str | int]]:
-    """Yield the functions that run what they are given, of those called where parameters are summoned."""
+def called_summoned(project: Project) -> set[str]:
+    """Return the names of what is called where parameters are summoned: of methods their last words."""
     paths = [path for path, text in project.texts.items() if "summon_full_params" in text]
     asking = filter(None, map(project.module, paths))
     blocks = (node for module in asking for node in ast.walk(module.tree) if isinstance(node, ast.With))
@@ -53,7 +53,12 @@ def runners(project: Project) -> Iterator[tuple[str, str | int]]:
         if any("summon_full_params" in ast.unparse(item.context_expr) for item in block.items)
     )
     calls = (node.func for block in summoned for node in ast.walk(block) if isinstance(node, ast.Call))
-    called = {(dotted(func) or "").rpartition(".")[2] for func in calls} - {""}
+    return {(dotted(func) or "").rpartition(".")[2] for func in calls} - {""}
+
+
+def runners(project: Project) -> Iterator[tuple[str, str | int]]:
+    """Yield the functions that run what they are given, of those called where parameters are summoned."""
+    called = called_summoned(project)
     for path in project.holding(called) if called else ():
         module = project.module(path)
         for definition in module.definitions.values() if module is not None else ():

@@ -23,6 +23,7 @@ from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attri
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
+from fsdp_migrate.source.state_methods import saves_itself, states_by_file
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
@@ -53,7 +54,8 @@ class Told:
         gives, given = self._named()
         setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.known.types_from
-        whole_project = of_the_whole(self.known.project)
+        project = self.known.project
+        whole_project = replace(of_the_whole(project), saves_itself=saves_itself(project))
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
         beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
@@ -62,8 +64,11 @@ class Told:
             self.known.looked_at, owners.union(map(str, beside)), self.known.called
         )
         methods = methods_by_file(self.known.project, self.known.methods)
+        states = states_by_file(self.known.project, self.known.methods)
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
-        paths = {m.path for m in self.known.looked_at}.union(gives, given, names, taken, methods, makers)
+        paths = {m.path for m in self.known.looked_at}.union(
+            gives, given, names, taken, methods, states, makers
+        )
         parts = sharding_parts(self.known, self.known.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
         wrappers = {
@@ -85,6 +90,7 @@ class Told:
                 optimizers=frozenset(optimizers.classes.get(p, ())),
                 whole_optimizers=optimizers.of_wholes(p),
                 methods=methods.get(p, frozenset()),
+                state_methods=states.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 own_states=frozenset(optimizers.with_states),

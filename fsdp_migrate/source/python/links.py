@@ -62,6 +62,8 @@ class Links:
     """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()
     """Methods of this file's classes that another file calls on sharded models."""
+    state_methods: frozenset[str] = frozenset()
+    """Methods of this file's modules that others call on sharded models, and that ask for states."""
     optimizer_methods: frozenset[str] = frozenset()
     """Methods of this file's classes by which models that another file shards make their optimizers."""
     optimizer_makers: frozenset[str] = frozenset()
@@ -86,6 +88,8 @@ class Links:
     """The hooks that LightningModules of this file get, because another file's Trainer trains them."""
     clips_itself: bool = False
     """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
+    saves_itself: bool = False
+    """Whether a module of the project has a ``save_pretrained`` of its own that takes no state."""
     own_groups: bool = False
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
@@ -141,6 +145,7 @@ class Links:
             self.optimizers,
             self.optimizer_makers,
             self.methods,
+            self.state_methods,
             self.hooks,
             self.frameworks,
             self.has_recurrent_layers,

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given
+from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, short
@@ -40,6 +42,19 @@ _PUSHED = (
     "save_pretrained(folder, state_dict=state), of {}, and upload that folder."
 )
 _STATES = {"load_state_dict": _LOAD, "state_dict": _STATE}
+_IN_ITS_METHOD = "this method is called on a model that is sharded, or may be: {}"
+_WHOLE = (
+    "on every rank take torch's get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, "
+    "cpu_offload=True))"
+)
+_OF_SELF = {
+    "load_state_dict": (
+        "its parameters are DTensors then, which take no plain tensors by this. Take "
+        "load_model_state_dict({}, state) of fsdp_migrate.runtime, on every rank."
+    ),
+    "save_pretrained": f"its state is of DTensors then: {_WHOLE}, and on rank 0 give it as state_dict=.",
+    "state_dict": f"its state is of DTensors then, each rank's its shards: {_WHOLE}, which rank 0 has.",
+}
 _ITSELF = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 
 
@@ -51,12 +66,54 @@ def find(source: Source) -> Iterator[Found]:
             continue
         if source.contexts.is_summoned(call):
             continue
-        if func.attr.value in _STATES and _is_part(source, func.value):
+        if _is_of_self(source, call, func):
+            said = _OF_SELF[func.attr.value].format(short(func.value))
+            yield Found("FM333", call, _IN_ITS_METHOD.format(said), "commented")
+        elif func.attr.value in _STATES and _is_part(source, func.value):
             yield Found("FM333", call, _STATES[func.attr.value].format(short(func.value)), "commented")
         elif func.attr.value == "push_to_hub" and not is_given_by_name(source, call, "state_dict"):
             model = whole_of(source, func.value)
             if model is not None and dotted(func.value) != "self" and not _is_beside(source, func.value):
                 yield Found("FM333", call, _PUSHED.format(given(source, model)), "commented")
+
+
+def _is_of_self(source: Source, call: cst.Call, func: cst.Attribute) -> bool:
+    """Tell whether a method of the model's own class, which others call on a sharded model, asks for a state.
+
+    What is known of the object's attributes themselves, or says that it is plain, counts before that.
+    """
+    if func.attr.value not in _OF_SELF or (dotted(func.value) or "").split(".")[0] != "self":
+        return False
+    if not _is_asked_of_a_sharded_model(source, source.index.function(call)):
+        return False
+    is_given = func.attr.value == "save_pretrained" and is_given_by_name(source, call, "state_dict")
+    if is_given or _is_beside(source, func.value) or is_seen_plain(source, func.value):
+        return False
+    return whole_of(source, func.value) is None and not source.models.is_other_branch(func.value)
+
+
+def _is_asked_of_a_sharded_model(source: Source, method: cst.FunctionDef | None) -> bool:
+    """Tell whether a method is called on a sharded model, in another file or in this one."""
+    if method is None or method.name.value in catalog.OF_MODULES:
+        return False
+    if method.name.value in source.links.state_methods:
+        return True
+    owner = source.index.class_of(method)
+    if owner is None or not _is_a_module(owner):
+        return False
+    return any(
+        isinstance(call.func, cst.Attribute)
+        and source.models.certainty(call.func.value) is not None
+        and not source.contexts.is_summoned(call)
+        for call in source.index.calls_of_method(method.name.value)
+    )
+
+
+def _is_a_module(owner: cst.ClassDef) -> bool:
+    """Tell whether a class is a module, by its bases, or by its forward."""
+    if any((dotted(base.value) or "").endswith(("Module", "PreTrainedModel")) for base in owner.bases):
+        return True
+    return any(isinstance(each, cst.FunctionDef) and each.name.value == "forward" for each in owner.body.body)
 
 
 def _is_part(source: Source, node: cst.BaseExpression) -> bool:

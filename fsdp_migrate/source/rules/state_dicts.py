@@ -81,6 +81,10 @@ _ASKS_ITSELF = (
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
     "and on rank 0 give it as state_dict=state."
 )
+_SAVES_ITSELF = (
+    "; where it is a class of this project, whose save_pretrained has no such argument, take that state in "
+    "it, and have every rank call it"
+)
 _SAVES = (
     "it asks the model for its state, which is sharded now: on every rank take state = "
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
@@ -332,7 +336,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty == "mixed":
         is_alone = runs_on_one_rank(source.index, source.models.guards, call)
         where = ", which every rank takes above this branch" if is_alone else ""
-        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{where}."
+        own = _SAVES_ITSELF if source.links.saves_itself else ""
+        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{where}{own}."
         yield Found("FM333", call, said, "commented")
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")
