@@ -327,9 +327,34 @@ def _elsewhere(source: Source) -> Iterator[Found]:
         for target in (each.target for each in assign.targets):
             name = target.attr.value if isinstance(target, cst.Attribute) else code(target)
             is_set = name == "fsdp" and isinstance(target, cst.Attribute) and not _is_a_field(source, target)
-            if (is_set or _IS_ITEM.search(name)) and _says_so(source, assign.value):
+            if not is_set and not _IS_ITEM.search(name):
+                continue
+            if _says_so(source, assign.value) or _is_given_with(source, assign, code(target)):
                 given = {"fsdp": when_on(assign.value), **_config_beside(source, assign, code(target))}
                 yield from _stated(source, given, assign)
+
+
+def _is_given_with(source: Source, assign: cst.Assign, text: str) -> bool:
+    """Tell whether ``values["fsdp"]``, whatever it is set to, goes to the Trainer's arguments.
+
+    Its dict does by ``**values``, or ``fsdp_config`` is set beside it, as the Trainer alone takes both.
+    """
+    value = when_on(assign.value)
+    if not isinstance(value, (cst.Attribute, cst.Call, cst.Name, cst.Subscript)) or code(value) == "None":
+        return False
+    before, _, after = text.rpartition("fsdp")
+    function = source.index.function(assign)
+    for other in source.assignments:
+        is_config = any(code(each.target) == f"{before}fsdp_config{after}" for each in other.targets)
+        if is_config and source.index.function(other) is function:
+            return True
+    name = re.match(r"([\w.]+)\[", text)
+    return name is not None and any(
+        arg.star == "**" and code(arg.value) == name[1]
+        for call in source.calls
+        if source.index.function(call) is function and is_of_the_trainer(source, call)
+        for arg in call.args
+    )
 
 
 def _config_beside(source: Source, assign: cst.Assign, text: str) -> Given:

@@ -180,6 +180,24 @@ def test_words_of_the_hf_trainer_are_known_wherever_they_stand(where: str) -> No
 @pytest.mark.parametrize(
     ("where", "is_said"),
     [
+        ("values['fsdp'] = conf['policy']\n    args = TrainingArguments(**values)", True),
+        ("values['fsdp'] = conf.policy\n    values['fsdp_config'] = conf.settings", True),
+        ("args.fsdp = conf.policy\n    args.fsdp_config = conf.settings", True),
+        ("values['fsdp'] = conf['policy']\n    args = Other(**values)", False),
+        ("values['fsdp'] = None\n    args = TrainingArguments(**values)", False),
+        ("values['fsdp'] = ''\n    values['fsdp_config'] = None", False),
+        ("other['fsdp'] = conf['policy']\n    args = TrainingArguments(**values)", False),
+    ],
+)
+def test_settings_that_come_from_a_config_of_the_projects_own(where: str, is_said: bool) -> None:
+    body = f"def arguments(conf, values, args, other):\n    {where}\n"
+    assert last(body, HF) == body
+    assert ("`fsdp` is known only when this runs" in comments(body, HF)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("where", "is_said"),
+    [
         ("args.fsdp_config = {}", True),
         ('kwargs["fsdp_config"] = {}', True),
         ('configs = {{"small": {}}}\nargs.fsdp_config = configs[args.fsdp_config]', True),
