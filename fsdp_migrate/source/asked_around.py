@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 
 _MOST: Final = 1_000_000
 """Larger files hold data."""
+# `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
+# `environ["NAME"] = "true"`: Accelerate takes `true` alone for on. What a source asks of it is no answer.
+SWITCHED: Final = (
+    r"\bACCELERATE_USE_FSDP(?:[ ]+(?i:true)\b|(?:['\"]?\]?\s*(?:=(?!=)|:)|['\"]?[\s,]+['\"]?value['\"]?\s*:"
+    r"|['\"]\s*,(?![^\n]*[=!]=))"
+    r"\s*(?:['\"]?(?i:true)\b|['\"]?\$|(?!None\b|False\b)[A-Za-z_][\w.]*\s*[(\[,}\n]|f['\"]))"
+)
 ASKS_HF: Final = re.compile(
     r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
     r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|--fsdp[ =]+['\"]?\$"
+    rf"|{SWITCHED}"
 )
 """What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
 ASKS_ACCELERATE: Final = re.compile(
-    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
+    rf"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|{SWITCHED}"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_FABRIC: Final = re.compile(
@@ -48,7 +56,8 @@ _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MU
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
 _COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
-    r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"
+    r"\b(?:fsdp_version|FSDP_VERSION)['\"]?\]?\s*(?:[:=, ]|value\s*:)\s*['\"]?2"
+    r"|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"
     r"|\bModelParallelStrategy\b",
     re.MULTILINE,
 )

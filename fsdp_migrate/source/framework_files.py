@@ -6,7 +6,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
+from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH
+from fsdp_migrate.source.asked_around import (
+    ASKS_ACCELERATE,
+    ASKS_FABRIC,
+    ASKS_HF,
+    SWITCHED,
+    asked_around,
+    asks,
+)
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs
@@ -60,6 +68,7 @@ _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
+_ASKS_ITSELF = re.compile(r"\bself\.is_fsdp_enabled\b")
 _LAUNCHES = "accelerate"
 _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
@@ -67,7 +76,7 @@ _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", r
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
-        r"|\benviron\[.ACCELERATE_USE_FSDP.\]\s*=\s*['\"](?i:true)['\"]"
+        rf"|{SWITCHED}"
     ),
     "fabric": re.compile(r"\bFSDPStrategy\(|\bFabric\([^()]*strategy\s*=\s*['\"]fsdp"),
 }
@@ -162,6 +171,7 @@ def _asked_by_configs(
     """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
     found = {path for path in given if not _WORDS[name][3].search(texts[path])}
     flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
+    flags += [text for text in texts.values() if SWITCH in text]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
     return found if found and (is_asked or asked_around(around, pattern)) else set()
 
@@ -173,14 +183,22 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
-    is_asked = any(asks(text, ASKS_HF) for text in own) or any(map(_asks_otherwise, texts.values()))
+    is_asked = any(asks(text, ASKS_HF) for text in own) or any(
+        _asks_otherwise(text) or (path in found and _asks_itself(text)) for path, text in texts.items()
+    )
     return found if is_asked or asked_around(around, ASKS_HF) else set()
 
 
 def _asks_otherwise(text: str) -> bool:
     """Tell whether a source has the words for FSDP of the Trainer in a dict, or asks one for it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
-    return is_said or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
+    is_switched = SWITCH in text and asks(text, ASKS_ACCELERATE)
+    return is_said or is_switched or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
+
+
+def _asks_itself(text: str) -> bool:
+    """Tell whether a class of the Trainer asks whether it is sharded: ``self.is_fsdp_enabled``."""
+    return "self.is_fsdp_enabled" in text and asks(text, _ASKS_ITSELF)
 
 
 def _given(texts: Mapping[Path, str], framework: str, given: Collection[Path]) -> Iterator[Path]:

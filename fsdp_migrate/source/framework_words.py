@@ -87,6 +87,11 @@ _BY_PLACE: Final = {
     ),
 }
 
+_SAVES_ITSELF = (
+    "; where it is a class of this project, whose save_pretrained has no such argument, take that state in "
+    "it, and have every rank call it"
+)
+
 
 def name_of_framework(source: Source, model: cst.BaseExpression) -> str:
     """Return what the framework is called that shards a model."""
@@ -121,6 +126,11 @@ def given(source: Source, model: cst.BaseExpression) -> str:
     if (own := _by_place(source, model)) is not None:
         return own
     return _ASKED.get(source.models.sharded_by(model), _WHOLE.format(_itself(source, model)))
+
+
+def of_own_class(source: Source) -> str:
+    """Return what is said beside that, where the model's class may have a ``save_pretrained`` of its own."""
+    return _SAVES_ITSELF if source.links.saves_itself else ""
 
 
 def _itself(source: Source, model: cst.BaseExpression) -> str:

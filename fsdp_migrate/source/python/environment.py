@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -15,13 +16,20 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
+_OF_ACCELERATE: Final = re.compile(r"(?:ACCELERATE|FSDP)_[A-Z_]+\Z")
+_NAMES: Final = re.compile(r"\bACCELERATE_[A-Z]|\bFSDP_[A-Z]")
+
+
 def variables_set(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpression]]:
     """Yield where a source sets a variable of the environment, with its name and what it is set to."""
     for assign in source.assignments:
         for target in assign.targets:
             held = target.target
-            if isinstance(held, cst.Subscript) and (dotted(held.value) or "").split(".")[-1] == "environ":
-                yield assign, text_of(held.slice[0]).strip("'\""), assign.value
+            name = text_of(held.slice[0]).strip("'\"") if isinstance(held, cst.Subscript) else ""
+            is_its = isinstance(held, cst.Subscript) and (dotted(held.value) or "").endswith("environ")
+            # `env = os.environ.copy()`, whatever that is called.
+            if is_its or _OF_ACCELERATE.match(name):
+                yield assign, name, assign.value
     for call in source.calls:
         func, placed = dotted(call.func) or "", [arg.value for arg in call.args if arg.keyword is None]
         if func.endswith("environ.setdefault") and len(placed) == 2:
@@ -32,12 +40,37 @@ def variables_set(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseEx
             for each in placed[0].elements if placed and isinstance(placed[0], cst.Dict) else ():
                 if isinstance(each, cst.DictElement):
                     yield call, text_of(each.key).strip("'\""), each.value
+        elif func == "dict" or func.endswith("putenv"):
+            yield from _handed_on(call)
+    yield from _in_dicts(source)
+
+
+def _handed_on(call: cst.Call) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpression]]:
+    """Yield what ``dict(os.environ, NAME=value)`` and ``os.putenv("NAME", value)`` set of Accelerate's."""
+    for arg in call.args:
+        if arg.keyword is not None and _OF_ACCELERATE.match(arg.keyword.value):
+            yield call, arg.keyword.value, arg.value
+    name = text_of(call.args[0].value).strip("'\"") if len(call.args) > 1 else ""
+    if _OF_ACCELERATE.match(name):
+        yield call, name, call.args[1].value
+
+
+def _in_dicts(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpression]]:
+    """Yield what a dict sets of Accelerate's, which a process is started with: ``{**os.environ, ...}``."""
+    for node in source.index.by_kind.get(cst.Dict, ()):
+        above = source.index.parents[source.index.parents[node]]
+        if isinstance(above, cst.Call) and (dotted(above.func) or "").endswith("environ.update"):
+            continue
+        for each in cst.ensure_type(node, cst.Dict).elements:
+            name = text_of(each.key).strip("'\"") if isinstance(each, cst.DictElement) else ""
+            if _OF_ACCELERATE.match(name):
+                yield node, name, each.value
 
 
 def fsdp_environment(source: Source) -> dict[str, str]:
     """Return what a source sets Accelerate's variables to; what is not one text as a variable, ``$NAME``."""
     found: dict[str, set[str]] = {}
-    for _, name, value in variables_set(source) if "environ" in source.code else ():
+    for _, name, value in variables_set(source) if _NAMES.search(source.code) else ():
         if name.startswith(("FSDP_", "ACCELERATE_")):
             text = str(value.evaluated_value) if isinstance(value, cst.SimpleString) else f"${name}"
             found.setdefault(name, set()).add(text)

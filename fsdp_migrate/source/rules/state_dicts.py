@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.framework_words import given, mixed, state
+from fsdp_migrate.source.framework_words import given, mixed, of_own_class, state
 from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
@@ -80,10 +80,6 @@ _ASKS_ITSELF = (
     "`save_pretrained` asks the model for its state, which is sharded now: on every rank take state = "
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
     "and on rank 0 give it as state_dict=state."
-)
-_SAVES_ITSELF = (
-    "; where it is a class of this project, whose save_pretrained has no such argument, take that state in "
-    "it, and have every rank call it"
 )
 _SAVES = (
     "it asks the model for its state, which is sharded now: on every rank take state = "
@@ -336,8 +332,8 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty == "mixed":
         is_alone = runs_on_one_rank(source.index, source.models.guards, call)
         where = ", which every rank takes above this branch" if is_alone else ""
-        own = _SAVES_ITSELF if source.links.saves_itself else ""
-        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{where}{own}."
+        own = f"{where}{of_own_class(source)}"
+        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{own}."
         yield Found("FM333", call, said, "commented")
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")

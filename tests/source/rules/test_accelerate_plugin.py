@@ -179,6 +179,12 @@ def test_other_frameworks_get_a_comment(source: str, code: str) -> None:
         'os.environ["ACCELERATE_USE_FSDP"] = "true"\n',
         'os.environ.setdefault("ACCELERATE_USE_FSDP", "true")\n',
         'os.environ.update(ACCELERATE_USE_FSDP="true")\n',
+        'os.environ.update({"ACCELERATE_USE_FSDP": "true"})\n',
+        'os.putenv("ACCELERATE_USE_FSDP", "true")\n',
+        'env = {**os.environ, "ACCELERATE_USE_FSDP": "true"}\n',
+        'env = os.environ.copy()\nenv["ACCELERATE_USE_FSDP"] = "true"\n',
+        'run(env=dict(os.environ, ACCELERATE_USE_FSDP="true"))\n',
+        'HuggingFace(environment={"ACCELERATE_USE_FSDP": "true"})\n',
     ],
 )
 def test_settings_in_the_environment_are_said_where_they_are_set(switch: str) -> None:
@@ -190,10 +196,14 @@ def test_settings_in_the_environment_are_said_where_they_are_set(switch: str) ->
     assert comments(done, ACCELERATE) == ""
     assert "set `FSDP_VERSION=2` too, and `FSDP_STATE_DICT_TYPE=FULL_STATE_DICT`" in said
     for value in ("'false'", "'1'"):  # Accelerate takes "true" alone for on
+        assert comments(f"NAMES = {{'ACCELERATE_USE_FSDP': {value}}}\n", ACCELERATE) == ""
         off = f"import os\nos.environ['ACCELERATE_USE_FSDP'] = {value}\n"
         assert comments(off, ACCELERATE) == ""
-    on = "import os\nos.environ['ACCELERATE_USE_FSDP'] = str(args.fsdp)\n"
-    assert "FM320" in comments(on, ACCELERATE)
+    for on in (
+        "os.environ['ACCELERATE_USE_FSDP'] = str(args.fsdp)",
+        "{'ACCELERATE_USE_FSDP': str(args.fsdp)}",
+    ):
+        assert "FM320" in comments(f"import os\n{on}\n", ACCELERATE)
 
 
 def test_what_to_set_in_the_environment_is_said_by_the_values() -> None:
