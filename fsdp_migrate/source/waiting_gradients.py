@@ -30,6 +30,7 @@ _WAITS: Final = (
 ALWAYS: Final = _WAITS.format("under no_sync")
 AT_TIMES: Final = _WAITS.format("in rounds under no_sync")
 _ASKS = frozenset({"clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "get_total_norm", "unscale_"})
+_GRADIENTS = re.compile(r"\.(?:main_)?grads?\b|\b(?:main_)?(?:grads?|gradients)\b")
 _ENDS = frozenset({"step"})
 _STEPPED = re.compile(r"optim|(^|[._])opt\d*(_|$)|scaler|trainer")
 _LOOPS = (cst.For, cst.While)
@@ -193,4 +194,4 @@ def _is_guarded(source: Source, window: cst.With, node: cst.CSTNode, common: cst
 
 def _asks_gradients(choice: cst.If, node: cst.CSTNode) -> bool:
     """Tell whether a choice is about gradients, or is what asks for them itself."""
-    return "grad" in text_of(choice.test) or any(each is node for each in walk_for(choice.test, type(node)))
+    return _GRADIENTS.search(text_of(choice.test)) is not None or any(each is node for each in walk_for(choice.test, type(node)))

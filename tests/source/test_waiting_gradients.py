@@ -71,6 +71,8 @@ def test_what_asks_for_gradients_while_they_wait(body: str, said: str) -> None:
         ),
         "with model.no_sync():\n    y = model(x)",
         f"{NANS}\n{ALONE}",
+        # The step's own switch, by a name that speaks of gradients.
+        f"grad_step = last\n{CHOSEN.replace('last', 'grad_step')}if grad_step:\n    {NANS}",
     ],
 )
 def test_and_what_asks_where_they_are_reduced(body: str) -> None:

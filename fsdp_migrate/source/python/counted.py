@@ -12,6 +12,8 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement,
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -60,11 +62,22 @@ def _is_multiplied_by_ranks(index: Index, line: cst.CSTNode) -> bool:
             is_product, sides = isinstance(node.operator, cst.MultiplyAssign), [node.target, node.value]
         else:
             product = cst.ensure_type(node, cst.BinaryOperation)
-            is_product, sides = isinstance(product.operator, cst.Multiply), [product.left, product.right]
+            is_product, sides = isinstance(product.operator, cst.Multiply), [*_factors(product)]
         is_its = is_product and any(text_of(each) in targets for each in sides)
         if is_its and index.function(node) is function and any(map(_is_number_of_ranks, sides)):
             return True
     return False
+
+
+def _factors(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the factors of a product, of what is divided too: ``6 * count / seconds * ranks``."""
+    is_one = isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply))
+    if not isinstance(node, cst.BinaryOperation) or not is_one:
+        yield node
+        return
+    yield from _factors(node.left)
+    if isinstance(node.operator, cst.Multiply):
+        yield from _factors(node.right)
 
 
 def _is_number_of_ranks(node: cst.BaseExpression) -> bool:

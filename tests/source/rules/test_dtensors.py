@@ -48,6 +48,7 @@ OF_DICT = "    for n, p in {}.items():\n        dist.broadcast(p, src=0)\n"
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
         "x = world_size * sum(p.numel() for p in net.parameters())\n",
         "n = sum(p.numel() for p in m.parameters())\nif r == 0:\n    print(n * world_size)\n",
+        "n = sum(p.numel() for p in m.parameters())\nprint(6 * n / seconds * dist.get_world_size())\n",
         "n = sum(p.numel() for p in m.parameters()) / 1e6\nif world_size > 1:\n    n *= world_size\n",
         "x = sum(p.numel() * p.element_size() for p in m.parameters())\n",
         "n = sum(p.numel() for p in m.parameters())\nt = torch.tensor([n])\ndist.all_reduce(t)\n",
