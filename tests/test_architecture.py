@@ -94,6 +94,7 @@ HOUSE: House = (
                 "source.kept_in_classes",
                 "source.plain_models",
                 "source.plain_tensors",
+                "source.plugin_attributes",
                 "source.waiting_gradients",
             ],
             "source.rules",

@@ -194,4 +194,6 @@ def _is_guarded(source: Source, window: cst.With, node: cst.CSTNode, common: cst
 
 def _asks_gradients(choice: cst.If, node: cst.CSTNode) -> bool:
     """Tell whether a choice is about gradients, or is what asks for them itself."""
-    return _GRADIENTS.search(text_of(choice.test)) is not None or any(each is node for each in walk_for(choice.test, type(node)))
+    return _GRADIENTS.search(text_of(choice.test)) is not None or any(
+        each is node for each in walk_for(choice.test, type(node))
+    )

@@ -197,7 +197,7 @@ MODEL_SAVES = "    trainer.model.save_pretrained(p)\n"
         ("def f(trainer):\n    if trainer.is_fsdp_enabled:\n        trainer.save_model()\n", True),
         ("class A:\n    def f(self):\n        return self.is_fsdp_enabled\n", False),
         (
-            "from transformers import Trainer\nclass A(Trainer):\n    f = lambda s, self: self.is_fsdp_enabled\n",
+            "import trl\nclass A(trl.SFTTrainer):\n    f = lambda self: self.is_fsdp_enabled\n",
             True,
         ),
         ("import os\nos.environ['ACCELERATE_USE_FSDP'] = 'true'\n", True),

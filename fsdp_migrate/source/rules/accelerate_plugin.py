@@ -5,7 +5,6 @@ https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,11 @@ from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
+from fsdp_migrate.source import plugin_attributes
+from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_of_fsdp1
 from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
 from fsdp_migrate.source.python.heirs import ACCELERATES
 from fsdp_migrate.source.python.items import ItemChange, changed_call
-from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
 from fsdp_migrate.source.settings_in_python import (
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 NAME = "accelerate-plugin"
 CODES = ("FM320", *SAID, "FM427")
 
-_PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
 _MEANT = (
     "Give it fsdp_version=2, reshard_after_forward=True (False for SHARD_GRAD_OP) in place of "
     'sharding_strategy, and where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"; '
@@ -70,21 +69,7 @@ _POLICY = (
     "`auto_wrap_policy`: Accelerate's FSDP2 wraps by class (`transformer_based_wrap`, with "
     "transformer_cls_names_to_wrap) or by size; with any other policy the whole model is one unit"
 )
-_POLICY_IS_SET = (
-    "with this policy Accelerate's FSDP2 shards the whole model as one unit: it knows policies by class and "
-    "by size alone. Take this out: in FSDP2's units frozen and trained parameters mix, and adapters (PEFT) "
-    "need no policy of their own."
-)
-_SET_POLICY = re.compile(r"\bfsdp_plugin\.auto_wrap_policy$")
-_CASTS_ARE_SET = (
-    "Accelerate's FSDP2 gives this to fully_shard, which takes another class and does not cast inputs by "
-    "this one: set a MixedPrecisionPolicy(param_dtype, reduce_dtype) of torch.distributed.fsdp; it has no "
-    "buffer_dtype."
-)
 _ITS_CASTS = " `mixed_precision_policy` takes FSDP2's MixedPrecisionPolicy in place of MixedPrecision."
-_SET_IGNORED = re.compile(r"plugin\.ignored_modules$")
-_LOADS_ITSELF = re.compile(r"cpu_ram_efficient_loading['\"]?\]?\s*[:=]\s*['\"]?(?i:false)")
-_SET_CASTS = re.compile(r"plugin\.mixed_precision_policy$")
 _CASTS = (
     "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
     "output_dtype, cast_forward_inputs)"
@@ -111,13 +96,7 @@ _HYBRID = (
     ),
 )
 _INIT = ("Accelerate's FSDP2 does not call it.", "See that the model is whole before `prepare`.")
-_IGNORED = (
-    (
-        "with `cpu_ram_efficient_loading`, which `accelerate launch` turns on where nothing is said, "
-        "Accelerate's FSDP2 shards the ignored modules all the same, with the values of rank 0 on every rank."
-    ),
-    "Give cpu_ram_efficient_loading=False.",
-)
+
 _EACH_CLASS = (
     "torch's policy passed over a class that the model has no module of, and Accelerate stops at one.",
     "Name those classes alone that the model has.",
@@ -138,32 +117,12 @@ _DTYPES = Need("torch.distributed.fsdp", "MixedPrecisionPolicy")
 def find(source: Source) -> Iterator[Found]:
     """Find the plugin: where it is made, and where it is only asked about."""
     for node in (*source.loads, *source.attributes):
-        if any(_PLUGIN.match(name) for name in source.index.qualified(node)):
+        if any(PLUGIN.match(name) for name in source.index.qualified(node)):
             yield from _of_name(source, node)
     if "FSDP_VERSION" not in source.code:
         for switch in _switches(source):
             yield Found("FM320", switch, _ENVIRONMENT.format(_of_variables(source)), "commented")
-    for assign in source.assignments:
-        for target in assign.targets:
-            name, value = dotted(target.target) or "", assign.value
-            if _SET_POLICY.search(name) and text_of(value) != "None":
-                yield Found("FM343", assign, _POLICY_IS_SET, "commented")
-            elif _SET_IGNORED.search(name) and text_of(value) != "None" and _may_load_so(source):
-                yield Found("FM343", assign, " ".join(_IGNORED), "commented")
-            elif _SET_CASTS.search(name) and _is_of_fsdp1(source, value):
-                yield Found("FM343", assign, _CASTS_ARE_SET, "commented")
-
-
-def _may_load_so(source: Source) -> bool:
-    """Tell whether rank 0 may load for all by the source's own plugin; of configs a step says it."""
-    made = (_PLUGIN.match(name) for call in source.calls for name in source.index.qualified(call.func))
-    return any(made) and _LOADS_ITSELF.search(source.code) is None and "fsdp_version=2" not in source.code
-
-
-def _is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
-    """Tell whether a value is FSDP1's own ``MixedPrecision(...)``, here or by its name."""
-    made = last_value(source.index, value) if isinstance(value, cst.Name) else value
-    return isinstance(made, cst.Call) and source.index.fsdp1(made.func) == "MixedPrecision"
+    yield from plugin_attributes.find(source)
 
 
 def _switches(source: Source) -> Iterator[cst.CSTNode]:
@@ -228,7 +187,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
         casts = given.get("mixed_precision_policy")
-        text += _ITS_CASTS if casts is not None and _is_of_fsdp1(source, casts) else ""
+        text += _ITS_CASTS if casts is not None and is_of_fsdp1(source, casts) else ""
         text += more
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
@@ -293,7 +252,7 @@ def _said_of_ignored(given: Given, values: Values) -> Iterator[Finding]:
     ignored, loads = given.get("ignored_modules"), given.get("cpu_ram_efficient_loading")
     is_off = loads is not None and values.read(loads) is False
     if ignored is not None and text_of(ignored) != "None" and not is_off:
-        yield make_finding("FM343", "ignored_modules", *_IGNORED)
+        yield make_finding("FM343", "ignored_modules", *IGNORED)
 
 
 def _is_made_elsewhere(source: Source, node: cst.BaseExpression | None) -> bool:

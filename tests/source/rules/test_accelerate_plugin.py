@@ -241,6 +241,24 @@ def test_what_is_set_on_the_plugin(line: str, *, is_said: bool) -> None:
     assert ("FM343" in {use.code for use in scan_source(body)}) is is_said
 
 
+@pytest.mark.parametrize(
+    ("value", "becomes"),
+    [
+        ("ShardingStrategy.SHARD_GRAD_OP", "False"),
+        ("ShardingStrategy.FULL_SHARD", "True"),
+        ("ShardingStrategy.HYBRID_SHARD", "True (and a mesh"),
+        ("args.strategy", "True for FULL_SHARD and HYBRID_SHARD, False for"),
+    ],
+)
+def test_a_strategy_that_is_set_on_the_plugin_of_a_launch(value: str, becomes: str) -> None:
+    body = "from torch.distributed.fsdp import ShardingStrategy\n"
+    body += f"accelerator.state.fsdp_plugin.sharding_strategy = {value}\n"
+    [use] = [use for use in scan_source(body) if use.code not in {"FM310", "FM329"}]
+    assert use.code == "FM320"
+    assert f"accelerator.state.fsdp_plugin.reshard_after_forward = {becomes}" in use.becomes
+    assert "FM310" not in {use.code for use in scan_source(body)}
+
+
 def test_what_is_known_of_a_plugin_names_the_class_of_its_casts() -> None:
     casts = "mixed_precision_policy=MixedPrecision(param_dtype=torch.bfloat16)"
     body = f"p = Plugin(sharding_strategy=ShardingStrategy[args.x], auto_wrap_policy=policy, {casts})\n"

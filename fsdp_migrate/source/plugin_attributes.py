@@ -1,0 +1,98 @@
+"""What a source sets on the plugin of an Accelerator that is made already, which FSDP2 takes otherwise."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.contexts import names_in
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+PLUGIN = re.compile(r"^accelerate\..*\bFullyShardedDataParallelPlugin$")
+"""What the plugin's class is called by imports."""
+_POLICY_IS_SET = (
+    "with this policy Accelerate's FSDP2 shards the whole model as one unit: it knows policies by class and "
+    "by size alone. Take this out: in FSDP2's units frozen and trained parameters mix, and adapters (PEFT) "
+    "need no policy of their own."
+)
+_SET_POLICY = re.compile(r"\bfsdp_plugin\.auto_wrap_policy$")
+_CASTS_ARE_SET = (
+    "Accelerate's FSDP2 gives this to fully_shard, which takes another class and does not cast inputs by "
+    "this one: set a MixedPrecisionPolicy(param_dtype, reduce_dtype) of torch.distributed.fsdp; it has no "
+    "buffer_dtype."
+)
+_SET_IGNORED = re.compile(r"plugin\.ignored_modules$")
+_LOADS_ITSELF = re.compile(r"cpu_ram_efficient_loading['\"]?\]?\s*[:=]\s*['\"]?(?i:false)")
+_SET_CASTS = re.compile(r"plugin\.mixed_precision_policy$")
+_SET_STRATEGY = re.compile(r"plugin\.sharding_strategy$")
+_STRATEGY_IS_SET = (
+    "FSDP2 reads no sharding_strategy of the plugin: set {}.reshard_after_forward = {} where it is made, or "
+    "here."
+)
+_RESHARDS = {
+    "FULL_SHARD": "True",
+    "HYBRID_SHARD": "True (and a mesh by Accelerator(parallelism_config=...))",
+    "NO_SHARD": "False (each rank keeps shards alone between steps)",
+    "SHARD_GRAD_OP": "False",
+    "_HYBRID_SHARD_ZERO2": "False (and a mesh by Accelerator(parallelism_config=...))",
+}
+_ANY_STRATEGY = "True for FULL_SHARD and HYBRID_SHARD, False for SHARD_GRAD_OP and NO_SHARD"
+IGNORED = (
+    (
+        "with `cpu_ram_efficient_loading`, which `accelerate launch` turns on where nothing is said, "
+        "Accelerate's FSDP2 shards the ignored modules all the same, with the values of rank 0 on every rank."
+    ),
+    "Give cpu_ram_efficient_loading=False.",
+)
+"""What is said of modules that the plugin ignores, and what to do."""
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find attributes that are set on a plugin: its policy, modules, strategy and casts."""
+    for assign in source.assignments:
+        for target in assign.targets:
+            name, value = dotted(target.target) or "", assign.value
+            if _SET_POLICY.search(name) and text_of(value) != "None":
+                yield Found("FM343", assign, _POLICY_IS_SET, "commented")
+            elif _SET_IGNORED.search(name) and text_of(value) != "None" and _may_load_so(source):
+                yield Found("FM343", assign, " ".join(IGNORED), "commented")
+            elif _SET_CASTS.search(name) and is_of_fsdp1(source, value):
+                yield Found("FM343", assign, _CASTS_ARE_SET, "commented")
+            elif _SET_STRATEGY.search(name) and text_of(value) != "None":
+                said = _STRATEGY_IS_SET.format(name.rpartition(".")[0], _reshards(value))
+                yield Found("FM320", assign, said, "commented", covers=tuple(names_in(value)))
+
+
+def is_its_strategy(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a word of FSDP1's is what the strategy of a plugin is set to."""
+    above = source.index.parents[node]
+    return isinstance(above, cst.Assign) and any(
+        _SET_STRATEGY.search(dotted(each.target) or "") for each in above.targets
+    )
+
+
+def _reshards(value: cst.BaseExpression) -> str:
+    return _RESHARDS.get(text_of(value).split(".")[-1].strip("'\""), _ANY_STRATEGY)
+
+
+def _may_load_so(source: Source) -> bool:
+    """Tell whether rank 0 may load for all by the source's own plugin; of configs a step says it."""
+    made = (PLUGIN.match(name) for call in source.calls for name in source.index.qualified(call.func))
+    return any(made) and _LOADS_ITSELF.search(source.code) is None and "fsdp_version=2" not in source.code
+
+
+def is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
+    """Tell whether a value is FSDP1's own ``MixedPrecision(...)``, here or by its name."""
+    made = last_value(source.index, value) if isinstance(value, cst.Name) else value
+    return isinstance(made, cst.Call) and source.index.fsdp1(made.func) == "MixedPrecision"
