@@ -66,7 +66,10 @@ _OPTION = re.compile(r"['\"]--strategy['\"]")
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\(")
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
-_SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
+_SAYS_HF = re.compile(
+    r"\bfsdp['\"]?\s*[:=]\s*['\"]+(?:full_shard|shard_grad_op|hybrid_shard)"
+    r"|--fsdp[\s'\",=\\]+(?:full_shard|shard_grad_op|hybrid_shard)"
+)
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _ASKS_ITSELF = re.compile(r"\bself\.is_fsdp_enabled\b")
 _LAUNCHES = "accelerate"
@@ -192,7 +195,9 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
 def _asks_otherwise(text: str) -> bool:
     """Tell whether a source has the words for FSDP of the Trainer in a dict, or asks one for it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
-    is_switched = SWITCH in text and asks(text, ASKS_ACCELERATE)
+    is_switched = (SWITCH in text or (_LAUNCHES in text and _FLAG.search(text))) and asks(
+        text, ASKS_ACCELERATE
+    )
     return is_said or is_switched or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
 
 

@@ -201,6 +201,10 @@ MODEL_SAVES = "    trainer.model.save_pretrained(p)\n"
             True,
         ),
         ("import os\nos.environ['ACCELERATE_USE_FSDP'] = 'true'\n", True),
+        ("run(['torchrun', 't.py', '--fsdp', 'full_shard auto_wrap'])\n", True),
+        ("run('accelerate launch --use_fsdp t.py')\n", True),
+        ("settings = {'fsdp': '\"full_shard auto_wrap\"'}\n", True),
+        ("run(['torchrun', 't.py', '--fsdp_kind', 'full_shard'])\n", False),
         ("# fsdp='full_shard'\nx = 'full_shard'\n", False),
     ],
 )

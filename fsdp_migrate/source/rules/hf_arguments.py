@@ -418,7 +418,7 @@ def _items(source: Source, node: cst.CSTNode, *, any_call: bool = False) -> Give
 def _says_so(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether a value is what only the Trainer's ``fsdp`` can be."""
     value = Values(source).read(when_on(node))
-    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    words = value.strip("'\"").replace(",", " ").split() if isinstance(value, str) else value
     return isinstance(words, list) and any(word in HF_WORDS - {"offload"} for word in words)
 
 
@@ -431,6 +431,8 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
         return
     names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
     held = {name: values.read(given[name]) for name in names if name in given}
+    # SageMaker's hyperparameters have the quotes of a shell within those of Python.
+    held = {name: value.strip("'\"") if isinstance(value, str) else value for name, value in held.items()}
     yield from _commented(held, values, place, _why(source, place))
 
 

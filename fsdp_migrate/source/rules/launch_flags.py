@@ -1,4 +1,4 @@
-"""Flags of ``accelerate launch`` for FSDP1 in the texts of a launcher that is written in Python."""
+"""Flags of ``accelerate launch``, and of HF Trainer's scripts, in a launcher that is written in Python."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ if TYPE_CHECKING:
 
 
 NAME = "launch-flags"
-CODES = ("FM320",)
+CODES = ("FM320", "FM327")
 
 _SAID = (
     "`accelerate launch` runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the line, "
     "writes those of FSDP2, such as --fsdp_version 2."
 )
 _FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
+_SAID_OF_TRAINER = (
+    "Hugging Face's Trainer runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the "
+    "line, writes those of FSDP2. What `--fsdp_config` names is converted by `fsdp-migrate config FILE --from hf`."
+)
+_TRAINERS_FLAG = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
+_OF_TRAINER = re.compile(r"--fsdp[\s'\",=\\]+(?:full_shard|shard_grad_op|hybrid_shard)\w*")
 _LAUNCHES = re.compile(r"accelerate['\",\s]+launch|accelerate\.commands\.launch")
 _IS_NEW = re.compile(r"--fsdp[_-]version\b(?!['\"\s,=]+1\b)")
 # What shows a text to people: loggers, exceptions, and the options of the script's own.
@@ -37,6 +43,7 @@ _MAKES_TEXTS = frozenset({"dedent", "format", "join", "repr", "rstrip", "str", "
 
 def find(source: Source) -> Iterator[Found]:
     """Find the flag that asks for FSDP, once a statement."""
+    yield from _of_the_trainer(source)
     if "--use" not in source.code or not _FLAG.search(source.code) or not _LAUNCHES.search(source.code):
         return
     told = [node for node in _texts(source) if not _is_shown(source, node)]
@@ -51,6 +58,18 @@ def find(source: Source) -> Iterator[Found]:
         if statement not in seen and source.index.function(node) not in made_new:
             seen.add(statement)
             yield Found("FM320", node, _SAID, "commented")
+
+
+def _of_the_trainer(source: Source) -> Iterator[Found]:
+    """Find ``--fsdp "full_shard auto_wrap"`` of HF Trainer's scripts, once a statement."""
+    told = _texts(source) if _OF_TRAINER.search(source.code) else ()
+    seen = set()
+    for node in told:
+        statement = source.index.statement(node)
+        is_one = _TRAINERS_FLAG.search(node.value) is not None and statement not in seen
+        if is_one and _OF_TRAINER.search(_whole(source, node)) and not _is_shown(source, node):
+            seen.add(statement)
+            yield Found("FM327", node, _SAID_OF_TRAINER, "commented")
 
 
 def _texts(source: Source) -> Iterator[cst.SimpleString | cst.FormattedStringText]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.evidence import is_off
-from fsdp_migrate.source.python.held import has_model, held
+from fsdp_migrate.source.python.held import EACH, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import PARAMETERS
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
@@ -311,9 +312,14 @@ def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
     """Yield, for each model that an optimizer is made of here, whether it is plain where that stands."""
     for value in _makers(source, optimizer):
         for arg in value.args:
-            if source.models.is_parameters(arg.value):
+            if source.models.is_parameters(arg.value) or _are_groups(source, arg.value):
                 model = model_of(source.index, arg.value)
                 yield model is not None and source.models.is_plain_at(model, optimizer)
+
+
+def _are_groups(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether it is a list of groups of a sharded model's parameters: ``[{"params": [...]}, ...]``."""
+    return PARAMETERS in taken(item("params"), taken(EACH, source.models.kinds(given)))
 
 
 def _makers(source: Source, optimizer: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
@@ -326,8 +332,21 @@ def _makers(source: Source, optimizer: cst.BaseExpression, depth: int = 0) -> It
     for value in values:
         if isinstance(value, cst.Call):
             yield value
+            yield from _makers_within(source, value, depth)
         elif isinstance(value, (cst.Name, cst.Attribute)) and depth < _DEEPEST:
             yield from _makers(source, value, depth + 1)
+
+
+def _makers_within(source: Source, made: cst.Call, depth: int) -> Iterator[cst.Call]:
+    """Yield the calls that make what a function of this source gives: ``self.optimizer = self.make()``."""
+    functions = source.models.guards.functions(made.func) if depth < _DEEPEST else ()
+    for function in functions:
+        for node in walk_for(function.body, cst.Return):
+            value = node.value
+            if isinstance(value, cst.Call):
+                yield value
+            elif isinstance(value, (cst.Name, cst.Attribute)):
+                yield from _makers(source, value, depth + 1)
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:

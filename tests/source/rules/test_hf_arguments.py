@@ -166,6 +166,7 @@ def test_defaults_of_a_class_are_said() -> None:
         "kwargs.update(fsdp={}, fsdp_config=None)",
         'settings = {{"output_dir": "out", "fsdp": {}}}',
         'kwargs["fsdp"] = {}',
+        'HuggingFace(hyperparameters={{"fsdp": {}}})',
         "args.fsdp = {}",
         "TrainingArguments('out', **dict(fsdp={}))",
     ],
@@ -175,6 +176,8 @@ def test_words_of_the_hf_trainer_are_known_wherever_they_stand(where: str) -> No
     assert last(body, HF) == body
     assert f"Here: fsdp_config={{{GRAD_OP}}}" in comments(body, HF)
     assert not scan_source(where.format("['anything', 'else']") + "\n")
+    quoted = where.format("'\"shard_grad_op auto_wrap\"'") + "\n"  # as in SageMaker's hyperparameters
+    assert f"fsdp_config={{{GRAD_OP}}}" in comments(quoted, HF)
 
 
 @pytest.mark.parametrize(

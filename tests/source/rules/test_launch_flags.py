@@ -72,3 +72,23 @@ def test_what_it_launches_may_be_sharded(tmp_path: Path) -> None:
         (tmp_path / "run.py").write_text(f"import os\n\n{line}{RUN}")
         uses = scan_paths([tmp_path]).uses
         assert {use.code for use in uses if use.action == "commented"} == expected
+
+
+HF_LINE = "'torchrun train.py --fsdp \"full_shard auto_wrap\" --fsdp_config f.json'"
+
+
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [
+        ("run(['torchrun', 'train.py', '--fsdp', 'full_shard auto_wrap', '--bf16'])\n", 1),
+        (f"os.system({HF_LINE})\n", 1),
+        (f"line = {HF_LINE}\nos.system(line)\n", 1),
+        ("os.system(f'torchrun train.py --fsdp=shard_grad_op {more}')\n", 1),
+        (f"print({HF_LINE})\n", 0),
+        (f"def f():\n    {HF_LINE}\n", 0),
+        ("run(['torchrun', 'train.py', '--fsdp', 'true'])\n", 0),
+        ("run(['torchrun', 'train.py', '--fsdp_kind', 'full_shard'])\n", 0),
+    ],
+)
+def test_flags_of_the_hf_trainer(body: str, number: int) -> None:
+    assert codes(body).count(("FM327", "commented")) == number

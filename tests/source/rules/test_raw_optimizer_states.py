@@ -124,6 +124,43 @@ def test_what_an_optimizer_of_a_sharded_model_saved_by_itself(loaded: str, is_sa
     assert (("FM425", "commented") in codes(MADE + loaded)) is is_said
 
 
+IN_METHODS = """\
+class Loop:
+    def __init__(self, net):
+        self.net = FSDP(net)
+        {calls}
+
+    def make(self):
+        {made}
+
+    def keep(self):
+        torch.save(self.optimizer.state_dict(), path)
+
+    def load(self):
+        self.optimizer.load_state_dict(torch.load(path))
+"""
+BY_NAME = "[{'params': [p for n, p in NET.named_parameters() if 'bias' in n], 'weight_decay': 0.0}]"
+
+
+@pytest.mark.parametrize("net", ["self.net", "other"])
+@pytest.mark.parametrize(
+    ("calls", "made"),
+    [
+        ("self.optimizer = self.make()", "return torch.optim.AdamW(NET.parameters())"),
+        (
+            "self.optimizer = self.make()",
+            "opt = torch.optim.AdamW(NET.parameters())\n        return opt",
+        ),
+        ("self.make()", "self.optimizer = torch.optim.AdamW(NET.parameters())"),
+        ("self.make()", f"groups = {BY_NAME}\n        self.optimizer = torch.optim.AdamW(groups)"),
+        ("self.make()", f"self.optimizer = torch.optim.AdamW({BY_NAME})"),
+    ],
+)
+def test_an_optimizer_that_a_method_makes(calls: str, made: str, net: str) -> None:
+    body = IN_METHODS.format(calls=calls, made=made.replace("NET", net))
+    assert codes(body).count(("FM425", "commented")) == (2 if net == "self.net" else 0)
+
+
 def test_what_an_optimizer_loads_before_its_model_is_sharded() -> None:
     body = "optimizer = torch.optim.AdamW(net.parameters())\noptimizer.load_state_dict(torch.load(path))\n"
     assert "FM425" not in {code for code, _ in codes(f"{body}net = FSDP(net)\n")}
