@@ -27,7 +27,7 @@ _SAID = (
 _FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
 _SAID_OF_TRAINER = (
     "Hugging Face's Trainer runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the "
-    "line, writes those of FSDP2. What `--fsdp_config` names is converted by `fsdp-migrate config FILE --from hf`."
+    "line, writes those of FSDP2. What `--fsdp_config` names is done by `fsdp-migrate config FILE --from hf`."
 )
 _TRAINERS_FLAG = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
 _OF_TRAINER = re.compile(r"--fsdp[\s'\",=\\]+(?:full_shard|shard_grad_op|hybrid_shard)\w*")

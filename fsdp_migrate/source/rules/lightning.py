@@ -88,6 +88,7 @@ _EACH_MODEL = (
     "Fabric calls that function for each model that it sets up, here {}: a class in `auto_wrap_policy` that "
     "one of them has no module of is an error, so give each its own, and None where one unit is meant."
 )
+_STATE_TYPE = "state_dict_type"
 _SETS_UP = frozenset({"setup", "setup_module"})
 _OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
 _STAYS = "another Trainer of this file keeps FSDPStrategy, and the module's hook would run under it as well"
@@ -337,15 +338,15 @@ def _left(source: Source, asked: _Asked) -> Found:
     if asked.is_fabric:
         text = (
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
-            f"{asked.package}.strategies, put the function that stands below above it, and make optimizers, "
+            f"{asked.package}.strategies, put the function that `rewrite` shows below this above it, make optimizers, "
             "and the lists of parameters that they are given, after `model = fabric.setup_module(model)`: "
             "FSDP2 replaces the parameters."
             f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
-        f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put what stands "
-        f"below into the LightningModule. Either without the other does not shard.{_of_own_hook(source)}"
+        f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put the hook that "
+        f"`rewrite` shows below this into the LightningModule. Either without the other does not shard.{_of_own_hook(source)}"
         f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
@@ -383,7 +384,13 @@ def _of_own_hook(source: Source) -> str:
 
 
 def _arguments(wanted: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={python_text(value)}" for name, value in wanted.items())
+    return ", ".join(
+        # One that is known only when this runs: what is known has its new name already.
+        f'save_distributed_checkpoint=({python_text(value)} == "sharded")'
+        if name == _STATE_TYPE
+        else f"{name}={python_text(value)}"
+        for name, value in wanted.items()
+    )
 
 
 def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Found]:

@@ -66,6 +66,7 @@ LIT_LEFT = [
     ),
     (LIT, 8, "FSDPStrategy(activation_checkpointing_policy={Block, cfg.block})", "Write its value into"),
     (LIT, 8, "FSDPStrategy(device_mesh=(cfg.replicas, 8))", "`device_mesh` is known only when this runs"),
+    (LIT, 8, "FSDPStrategy(state_dict_type=kind)", 'save_distributed_checkpoint=(kind == "sharded"), '),
     (LIT, 8, "FSDPStrategy(**more)", "hide arguments"),
     (LIT, 8, 'FSDPStrategy(), precision="16-mixed"', "has no 16-mixed"),
     (
