@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_WRAPS = re.compile(r"\w*DataParallel\b")
+_WRAPS = re.compile(r"\w*DataParallel\b|\bDistributedModel\b|\bdeepspeed\.\w+\(|\bbooster\.boost\(")
 
 
 def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = ()) -> dict[Path, Links]:
@@ -105,7 +105,7 @@ class _Following(ProjectFacts):
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
-        # Files of DistributedDataParallel's too: they may give their models to the same functions.
+        # Files of other wrappers, too: they may give their models to the same functions.
         self.look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
         self.look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():

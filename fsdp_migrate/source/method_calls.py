@@ -22,7 +22,10 @@ Sureness = Literal["sure", "likely", "mixed", "unknown", "no"]
 # Objects of other packages that have methods of the same names.
 _OTHERS = frozenset({"accelerator", "engine", "fabric", "scaler", "strategy", "trainer", "utils"})
 
-MIXED = "this may be a DistributedDataParallel model as well: where it is sharded, "
+MIXED = (
+    "this may be a model in another wrapper (DistributedDataParallel, DeepSpeed) as well: where it is "
+    "sharded, "
+)
 PLAIN = "this may be a plain model as well: where it, or a part of it, is sharded, "
 _DDP = re.compile(r"(?<!FullySharded)DataParallel|(?<![a-z])ddp|DDP|[Dd]eep[Ss]peed")
 

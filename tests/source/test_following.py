@@ -27,6 +27,15 @@ pytestmark = pytest.mark.any_torch
             "    net = DistributedDataParallel(net)\n    return net\n",
             "ddp.py": "from saving import save\nfrom wrap import both\nsave(both(net))\n",
         },
+        {
+            "engine.py": "import deepspeed\nfrom saving import save\n"
+            "engine, *_ = deepspeed.initialize(model=net)\nsave(engine)\n"
+        },
+        {
+            "engine.py": "import deepspeed\nfrom saving import save\n"
+            "def run(net):\n    save(deepspeed.initialize(model=net)[0])\n"
+        },
+        {"engine.py": "import apex.parallel as p\nfrom saving import save\nsave(p.DataParallel(net))\n"},
     ],
 )
 def test_a_file_without_fsdp_gives_the_same_function_ddps_model(
@@ -40,7 +49,7 @@ def test_a_file_without_fsdp_gives_the_same_function_ddps_model(
     assert "(get_model_state_dict(model, " in after(tmp_path / "alone", files, "saving.py")
     found = after(tmp_path / "both", {**files, **other}, "saving.py")
     assert "    torch.save(model.module.state_dict(), 'a.pt')\n" in found
-    assert "# fsdp-migrate: FM333 this may be a DistributedDataParallel model as well" in found
+    assert "# fsdp-migrate: FM333 this may be a model in another wrapper (DistributedDataParallel, " in found
 
 
 @pytest.mark.parametrize(

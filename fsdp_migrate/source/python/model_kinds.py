@@ -53,7 +53,7 @@ from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
 from fsdp_migrate.source.python.switched_off import is_switched_off
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, MAKES, SAME_MODEL, made_by_others
 from fsdp_migrate.source.python.written_names import written_names
 
 
@@ -433,8 +433,8 @@ class ModelKinds:
         names = self.index.qualified(call.func)
         if names & FSDP2 or is_partial_of(self.index, call.func, FSDP2):
             return {"fsdp2"}
-        if names & DDP:
-            return {"ddp"}
+        if others := set().union(*map(made_by_others, names or {dotted(call.func) or ""})):
+            return others
         if self.index.fsdp1(call.func) == "wrap":
             return {"fsdp", "other"}  # outside of `enable_wrap` it gives back what it is given
         if gives_fsdp_modules(self.index, call):

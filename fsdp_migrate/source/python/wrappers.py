@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.held import put
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ DDP = frozenset(
         "torch.nn.parallel.distributed.DistributedDataParallel",
     }
 )
+# Other packages' wrappers, which keep the model as `.module` too, and what gives one before all else.
+_OTHERS = re.compile(
+    r"^(?!torch\.distributed\.)[\w.]+\.(?:\w*(?:DataParallel|DistributedModel|DeepSpeedEngine)|init_inference)$"
+)
+_GIVES_ONE = re.compile(r"^deepspeed\.(?:\w+\.)*initialize$|(?:^|[._])booster\.boost$", re.IGNORECASE)
 WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")
 """How classes are called that wrap a model, a project's own among them: ``ManualFSDP``."""
 # What gives back the model that it is called on, or with.
@@ -60,7 +66,19 @@ def made_by(known: str) -> set[str]:
     """Return what calling a thing of a known name makes, if it is a model in a wrapper."""
     if catalog.fsdp1_name(known) == catalog.FSDP:
         return {"fsdp"}
-    return {"fsdp2"} if known in FSDP2 else {"ddp"} if known in DDP else set()
+    return {"fsdp2"} if known in FSDP2 else made_by_others(known)
+
+
+def made_by_others(known: str) -> set[str]:
+    """Return what calling a thing makes that wraps a model by no FSDP: ``ddp``, by itself or before all else.
+
+    Example:
+        >>> made_by_others("apex.parallel.DistributedDataParallel"), made_by_others("deepspeed.initialize")
+        ({'ddp'}, {'0>ddp'})
+    """
+    if known in DDP or _OTHERS.match(known) is not None:
+        return {"ddp"}
+    return put("0", {"ddp"}) if _GIVES_ONE.search(known) is not None else set()
 
 
 def given_to_fsdp2(index: Index, makes_fsdp1: Callable[[cst.CSTNode], bool]) -> Iterator[cst.BaseExpression]:

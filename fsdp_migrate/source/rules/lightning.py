@@ -338,15 +338,16 @@ def _left(source: Source, asked: _Asked) -> Found:
     if asked.is_fabric:
         text = (
             f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
-            f"{asked.package}.strategies, put the function that `rewrite` shows below this above it, make optimizers, "
-            "and the lists of parameters that they are given, after `model = fabric.setup_module(model)`: "
-            "FSDP2 replaces the parameters."
+            f"{asked.package}.strategies, put the function that `rewrite` shows below this above it, "
+            "make optimizers, and the lists of parameters that they are given, after "
+            "`model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
             f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
         f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put the hook that "
-        f"`rewrite` shows below this into the LightningModule. Either without the other does not shard.{_of_own_hook(source)}"
+        f"`rewrite` shows below this into the LightningModule. Either without the other does "
+        f"not shard.{_of_own_hook(source)}"
         f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)

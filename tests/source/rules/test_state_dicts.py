@@ -512,3 +512,25 @@ def test_a_state_that_each_node_saves_is_rank_0s_alone(strategy: str, test: str,
         f"    state = model.state_dict()\nif {test}:\n    torch.save(state, path)\n"
     )
     assert ("FM308 under HYBRID_SHARD FSDP1 gave this to rank 0 of each node" in after) is is_said
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "model, opt, _, _ = deepspeed.initialize(model=net)",
+        "model = deepspeed.init_inference(net)",
+        "model = apex.parallel.DistributedDataParallel(net)",
+        "model = fairscale.nn.FullyShardedDataParallel(net)",
+        "model, opt = self.booster.boost(net, opt)",
+    ],
+)
+def test_a_model_that_may_be_in_the_wrapper_of_another_package(made: str) -> None:
+    body = (
+        "import apex\nimport deepspeed\nimport fairscale\n\n\ndef main(self, net, opt, args):\n"
+        f"    if args.other:\n        {made}\n    else:\n        model = FSDP(net)\n"
+        "    torch.save(model.module.state_dict(), 'x.pt')\n    model.load_state_dict(torch.load('x.pt'))\n"
+    )
+    found = [code for code, action in codes(body) if code not in {"FM301", "FM329"}]
+    assert found == ["FM333"] * 3
+    plain = body.replace(made, "model = FSDP(net, device_id=0)")
+    assert "FM333" not in {code for code, _ in codes(plain)}
