@@ -11,16 +11,22 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_lists import (
     Made,
     Sharding,
+    filled_with,
     holds,
+    is_about,
     is_taken_for_parameters,
     made_by,
+    models_held,
     readers,
     shardings,
 )
+from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.lightning_models import MODULE, is_run_sharded
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted
+from fsdp_migrate.source.python.returned_parameters import root_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, MAKES_OPTIMIZER, ON_INIT, TRAINER
+from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 
 if TYPE_CHECKING:
@@ -29,7 +35,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
-INIT: Final = "__init__"
 _LIGHTNING: Final = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*Callback$")
 # By what the class is: the methods that run before its model is sharded, and what the model is called there.
 _OF_A_MODULE: Final = (frozenset({INIT, "setup", "prepare_data", "configure_model"}), ("self",))
@@ -93,32 +98,43 @@ def _is_later(source: Source, node: cst.CSTNode, by: str, methods: frozenset[str
 
 
 def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield what ``__init__`` keeps of ``self.model``, which another method of the class shards."""
+    """Yield what a method keeps of a model's parameters before another method of the class shards it."""
     for sharding in (*shardings(source), *_by_fsdp1(source)):
         method, owner = source.index.function(sharding.call), source.index.class_of(sharding.call)
-        models = [each for each in sharding.models if each.startswith("self.")]
-        if method is None or owner is None or method.name.value == INIT:
+        if method is None or owner is None:
             continue
-        first = _run_by_init(owner)
         for made in _attributes(source):
-            function = source.index.function(made.assign)
-            if source.index.class_of(made.assign) is not owner or function is None:
-                continue
-            if function is method or function.name.value not in first:
+            if source.index.function(made.assign) is method:
+                continue  # what stands in one function is looked at there
+            if runs_first(source.index, made.assign, sharding.call) is not True:
                 continue
             later = readers(source, made.assign, made.name)
-            if any(holds(source, made, model, sharding.by) for model in models) and any(
-                _comes_after(source, node, method, sharding.call) for node in later
+            if _is_of_sharded(source, made, sharding) and any(
+                _comes_after(source, node, made, method, sharding.call) for node in later
             ):
                 yield made.assign, sharding.by
 
 
-def _run_by_init(owner: cst.ClassDef) -> set[str]:
-    """Return the constructor of a class, and the methods that it runs: ``self._make_model(args)``."""
-    methods = (each for each in owner.body.body if isinstance(each, cst.FunctionDef))
-    made = next((each for each in methods if each.name.value == INIT), None)
-    calls = (dotted(call.func) or "" for call in walk_for(made, cst.Call)) if made is not None else ()
-    return {INIT, *(name.removeprefix("self.") for name in calls if name.startswith("self."))}
+def _is_of_sharded(source: Source, made: Made, sharding: Sharding) -> bool:
+    """Tell whether an attribute holds parameters of what a call shards, by what a method is given too."""
+    held = [*models_held(source, made, sharding.by), *filled_with(source, made)]
+    names = [name for each in held for name in _names_there(source, each, sharding.call)]
+    return any(is_about(source, each, model) for each in names for model in sharding.models)
+
+
+def _names_there(
+    source: Source, model: cst.BaseExpression, call: cst.Call
+) -> Iterator[cst.BaseExpression]:
+    """Yield what the method that shards calls a model: what it gives where it runs the one that has it."""
+    yield from [model] if text_of(model).startswith("self.") else ()
+    function, method = source.index.function(model), source.index.function(call)
+    root = root_of(source, model)
+    for place in source.index.calls_of_method(function.name.value) if function is not None and root else ():
+        if method is not None and function is not None and source.index.function(place) is method:
+            given = given_for(place, function, root)
+            yield from () if given is None else (given,)
+        elif function is not None and (given := given_for(place, function, root)) is not None:
+            yield from [given] if text_of(given).startswith("self.") else ()
 
 
 def _by_fsdp1(source: Source) -> Iterator[Sharding]:
@@ -127,12 +143,18 @@ def _by_fsdp1(source: Source) -> Iterator[Sharding]:
             yield Sharding(call, "", (text_of(call.args[0].value),))
 
 
-def _comes_after(source: Source, node: cst.CSTNode, method: cst.FunctionDef, call: cst.Call) -> bool:
+def _comes_after(
+    source: Source, node: cst.CSTNode, made: Made, method: cst.FunctionDef, call: cst.Call
+) -> bool:
     """Tell whether it is used below the call that shards, or taken for parameters in another method."""
-    if is_only_counted(source.index, node):
-        return False
     function = source.index.function(node)
+    if is_only_counted(source.index, node) or function is source.index.function(made.assign):
+        return False
     if function is method:
         return source.index.order[node] > source.index.order[call]
     name = function.name.value if function is not None else INIT
-    return name != INIT and not _EARLIER.search(name) and is_taken_for_parameters(source, node)
+    if runs_first(source.index, call, node):
+        return True
+    if name == INIT or _EARLIER.search(name) or runs_first(source.index, node, call):
+        return False
+    return is_taken_for_parameters(source, node)

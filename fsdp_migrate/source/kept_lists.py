@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
@@ -21,13 +22,14 @@ from fsdp_migrate.source.python.starred import added_to, given_to
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.text import Source
 
 
 _OPTIMIZER: Final = re.compile(r"optim|(^|_)opt($|_)|^ada|^sgd|^lion", re.IGNORECASE)
-_CLIPS: Final = re.compile(r"^clip_grad")
+_CLIPS: Final = re.compile(r"^clip_grad|norm|^_foreach_|^unscale")
+_VIEWS: Final = frozenset({"items", "values"})
 _PREPARES: Final = frozenset({"prepare", "prepare_model", "setup", "setup_module", "setup_optimizers"})
 
 
@@ -64,22 +66,24 @@ def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.Assign]:
     """Yield the assignments before a call that shards, in its function, of what is used after it as well."""
     for made in made_before(source, sharding.call):
         is_its = any(holds(source, made, model, sharding.by) for model in sharding.models)
-        is_its = is_its or _is_filled(source, made, sharding)
+        is_its = is_its or is_filled(source, made, sharding.call, sharding.models)
         if (is_its or _is_stepped(source, made, sharding.call)) and is_used_after(
             source, made, sharding.call
         ):
             yield made.assign
 
 
-def _is_filled(source: Source, made: Made, sharding: Sharding) -> bool:
-    """Tell whether a loop before a call fills a list with the parameters of what that shards."""
-    is_empty = isinstance(made.value, (cst.Dict, cst.List)) and not made.value.elements
-    places = readers(source, made.assign, made.name) if is_empty else ()
-    before = (each for each in places if source.index.order[each] < source.index.order[sharding.call])
-    filled = (model_of(source.index, each) for each in before if isinstance(each, cst.Name))
-    return any(
-        is_about(source, found, model) for found in filled if found is not None for model in sharding.models
-    )
+def filled_with(source: Source, made: Made) -> Iterator[cst.BaseExpression]:
+    """Yield the models whose parameters loops put into what an assignment makes empty."""
+    if not made.is_one_of and is_made_empty(made.value):
+        yield from filled_from(source.index, made.assign, made.name)
+
+
+def is_filled(source: Source, made: Made, call: cst.Call, models: Iterable[str]) -> bool:
+    """Tell whether a loop before a call that shards fills a list with the parameters of one of some models."""
+    order = source.index.order
+    before = [each for each in filled_with(source, made) if order[each] < order[call]]
+    return any(is_about(source, found, model) for found in before for model in models)
 
 
 def comes_with(made: Made, model: str) -> bool:
@@ -188,13 +192,18 @@ def _sharded_by_name(target: cst.BaseExpression, kinds: set[str], places: set[st
 
 def holds(source: Source, made: Made, model: str, by: str) -> bool:
     """Tell whether a name is given something made of the parameters of a model, or of a part of it."""
+    return any(is_about(source, each, model) for each in models_held(source, made, by))
+
+
+def models_held(source: Source, made: Made, by: str) -> list[cst.BaseExpression]:
+    """Return the models, or the parts of them, of whose parameters a name is given something."""
     value = made.value
     found = [] if made.is_one_of else [each.model for each in shares(source.index, value)]
     if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
         found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
     found = found or list(returned_shares(source, value, _place(made)))
     named = None if found else named_as_parameters(value, made.name)
-    return any(is_about(source, each, model) for each in (*found, named) if each is not None)
+    return found if named is None else [named]
 
 
 def _place(made: Made) -> tuple[int, int] | None:
@@ -302,6 +311,8 @@ def _is_within(source: Source, node: cst.CSTNode, function: cst.FunctionDef | No
 def is_taken_for_parameters(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether a place shows that something holds parameters: it is clipped, or gone through."""
     above = source.index.parents[node]
+    while isinstance(above, cst.Attribute) and above.attr.value in _VIEWS:
+        above = source.index.parents[source.index.parents[above]]  # of `self.named.items()`
     if isinstance(above, (cst.For, cst.CompFor)):
         return True
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameter_lists import shares
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.wrapped_in_place import given_for
@@ -42,8 +42,20 @@ def returned_shares(
         for line in walk_for(function.body, cst.Return):
             value = _part(line.value, place) if source.index.function(line) is function else None
             for share in shares(source.index, value) if value is not None else ():
-                given = given_for(node, function, _root(source, share.model))
-                yield from () if given is None else (given,)
+                yield from _as_called(source, node, function, share.model)
+
+
+def _as_called(
+    source: Source, call: cst.Call, function: cst.FunctionDef, model: cst.BaseExpression
+) -> Iterator[cst.BaseExpression]:
+    """Yield what the place of a call has for a model of the function that is called."""
+    root = root_of(source, model)
+    if root in {"self", "cls"} and isinstance(call.func, cst.Attribute):
+        # Of its own object: `self.net` is the same in both, and of another it is a part of that.
+        yield model if text_of(call.func.value) == root else call.func.value
+        return
+    given = given_for(call, function, root)
+    yield from () if given is None else (given,)
 
 
 def _part(value: cst.BaseExpression | None, place: tuple[int, int] | None) -> cst.BaseExpression | None:
@@ -54,7 +66,7 @@ def _part(value: cst.BaseExpression | None, place: tuple[int, int] | None) -> cs
     return value.elements[place[0]].value
 
 
-def _root(source: Source, node: cst.BaseExpression) -> str:
+def root_of(source: Source, node: cst.BaseExpression) -> str:
     """Return the name that a part of a model is of: also of ``base = getattr(model, "base", model)``."""
     for _ in range(_DEEPEST):
         while isinstance(node, cst.Attribute):
