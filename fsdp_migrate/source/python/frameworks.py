@@ -28,6 +28,7 @@ from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     SHARDED,
     fitted,
+    has_units,
     is_trainers_model,
     is_within_a_module,
     trains_by_fsdp1,
@@ -99,6 +100,10 @@ class Frameworks:
     def _lightning(self) -> bool:
         return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
 
+    @functools.cached_property
+    def _has_units(self) -> bool:
+        return self.links.units_by_lightning or has_units(self.index.module.code)
+
     @property
     def trains_by_lightning(self) -> bool:
         """Whether Lightning's FSDP1 strategy trains what the source has."""
@@ -129,7 +134,7 @@ class Frameworks:
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
-            if is_within_a_module(self.index, node):
+            if is_within_a_module(self.index, node, has_units=self._has_units):
                 return {"fsdp", "other", f"{BY}lightning"}
             if self._fits.is_sharded(node):
                 return set(SHARDED)
