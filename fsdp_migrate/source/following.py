@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import asked_for
+from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.compat_modules import with_compat_modules
 from fsdp_migrate.source.composed_optimizers import with_composed_optimizers
 from fsdp_migrate.source.found_units import is_found
@@ -45,7 +45,7 @@ from fsdp_migrate.source.project_kinds import (
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen
-from fsdp_migrate.source.python.held import EACH, has_model, held, inside_of, put
+from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.renamed_functions import Value
 from fsdp_migrate.source.told import Told
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ASKED = "asked:"
+"""Before the name of a method: the scopes that ask whether a sharded model is asked for it."""
 _WRAPS = re.compile(r"\w*DataParallel\b")
 
 
@@ -92,6 +94,8 @@ class _Following(ProjectFacts):
     types_from: set[Path] = field(default_factory=set)
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
+    _asked: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    """What the models are that are asked for these."""
     _names: set[str] = field(default_factory=set)
     _registry_names: set[str] = field(default_factory=set, repr=False)
     """Registries whose users were looked for."""
@@ -284,11 +288,13 @@ class _Following(ProjectFacts):
 
     def _call(self, call: ast.Call, place: Place, node: ast.stmt) -> None:
         """Note what a call gives to the parameters of what it calls."""
-        given, named = given_to(call, lambda node: self.kinds(node, place))
+        given, named = given_to(call, lambda node: self.kinds(node, place) | self._kinds_of_self(node, place))
         self._follow_sharding(call, node, place)
         is_about = any(map(self._is_about, (*given, *named.values())))
         is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
-        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        asked = asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        if asked and isinstance(call.func, ast.Attribute):
+            self._note_asked(asked, self.kinds(call.func.value, place))
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))
             self.look_at([owner.module.path for owner, _ in objects])
@@ -310,6 +316,23 @@ class _Following(ProjectFacts):
                 self._give(definition, call, given, named)
         if is_about:
             self._give_otherwise(call, place, given, named)
+
+    def _note_asked(self, names: Collection[str], kinds: Collection[str]) -> None:
+        """Note the methods of its own that a sharded model is asked for, and what they give ``self`` to."""
+        for name in names:
+            self.methods.add(name)
+            self._asked[name] = {"other", *(each for each in kinds if each == "fsdp" or each in BY_ANY)}
+            self._found_more(f"{_ASKED}{name}")
+            self.look_at(giving_self(self.project, name))
+
+    def _kinds_of_self(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what ``self`` is that such a method gives to a function: ``penalty(self, 0.1)``."""
+        if not isinstance(node, ast.Name) or node.id != "self":
+            return set()
+        name, owner = place.scope.rpartition(".")[2], self.project.class_of(place)
+        self.ask(f"{_ASKED}{name}")
+        is_module = owner is not None and isinstance(owner.node, ast.ClassDef) and bool(owner.node.bases)
+        return self._asked.get(name, set()) if is_module else set()
 
     def _give_all(
         self,

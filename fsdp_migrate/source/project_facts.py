@@ -35,6 +35,7 @@ from fsdp_migrate.source.wrapped_in_place import (
     given_for,
     gives_another_name,
     is_of_a_loop,
+    older_names,
     put_into,
     sharded_parameters,
     whole_of_target,
@@ -241,6 +242,8 @@ class ProjectFacts(PickedKinds):
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
             self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)
+        for older in older_names(self.project.node(place.module, place.scope), node, text):
+            self._assign_name(older, {*whole(kinds), "other"}, place, is_aside=True)
 
     def _written(self, func: ast.expr, place: Place) -> str:
         """Return how a file writes the name of a thing of another file, its imports taken in."""
