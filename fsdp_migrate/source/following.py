@@ -302,7 +302,7 @@ class _Following(ProjectFacts):
         for definition in self.called(call.func, place):
             if definition.module is not place.module or self._is_of_an_object(call.func, place):
                 self._note_gives(call.func, place, definition)
-            self._follow_wrapping(call, place, definition, self._written(call.func, place))
+            self._follow_wrapping(call, place, definition, self.written(call.func, place))
             self._follow_sharded(call, definition, node, place)
             if is_about:
                 self.look_at([definition.module.path])
@@ -349,7 +349,7 @@ class _Following(ProjectFacts):
             self.look_at([made.module.path])
         order = fields_of(self.project, definition) if is_class and made is None else ((), False)
         if order[0] and definition.module is not place.module:
-            written = self._written(call.func, place)
+            written = self.written(call.func, place)
             self.fields_told.setdefault(place.module.path, {})[written] = order
         # What a file shows by itself counts there by its place, above or below the wrapping; what it is told
         # of counts everywhere.
@@ -444,7 +444,7 @@ class _Following(ProjectFacts):
         self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
     ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
-        written = self._written(func, place)
+        written = self.written(func, place)
         found = set(self.returned(definition))
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):

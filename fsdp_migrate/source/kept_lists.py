@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
 from fsdp_migrate.source.python.returned_parameters import returned_shares
 from fsdp_migrate.source.python.starred import added_to, given_to
+from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
@@ -146,8 +148,20 @@ def shardings(source: Source) -> Iterator[Sharding]:
             models = tuple(_models_given(source, call, kinds))
             if models:
                 yield Sharding(call, by, models)
+        elif not by and (found := _shown_below(source, call)):
+            yield Sharding(call, "accelerate", tuple(_models_given(source, call, found)))
     for call, model in source.models.frameworks.trainers.trainings:
         yield Sharding(call, "transformers", (model, f"{text_of(_owner(call))}.model"))
+
+
+def _shown_below(source: Source, call: cst.Call) -> set[str]:
+    """Return what Accelerate's ``prepare`` gives, where FSDP1's functions are given that below."""
+    kinds = prepared(source.index, call)
+    above = source.index.parents[call]
+    targets = [each.target for each in above.targets] if kinds and isinstance(above, cst.Assign) else []
+    parts = (walk_for(each, kind) for each in targets for kind in (cst.Name, cst.Attribute))
+    is_shown = any(source.models.is_evident(part) for found in parts for part in found)
+    return kinds if is_shown else set()
 
 
 def _owner(call: cst.Call) -> cst.BaseExpression:
@@ -202,8 +216,19 @@ def models_held(source: Source, made: Made, by: str) -> list[cst.BaseExpression]
     if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
         found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
     found = found or list(returned_shares(source, value, _place(made)))
+    found = found or ([] if made.is_one_of else list(_kept_by_object(source, value)))
     named = None if found else named_as_parameters(value, made.name)
     return found if named is None else [named]
+
+
+def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the models of whose parameters the object keeps some that a call makes: ``EMA(net)``."""
+    call = value if isinstance(value, cst.Call) and source.links.keeps_parameters else None
+    names = (written_names(source.index, call.func) or {dotted(call.func) or ""}) if call is not None else ()
+    for name in names:
+        for number, argument in source.links.keeps_parameters.get(name, ()):
+            given = argument_of(call, number, {argument}) if call is not None else None
+            yield from () if given is None else (given,)
 
 
 def _place(made: Made) -> tuple[int, int] | None:

@@ -23,6 +23,7 @@ from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attri
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
+from fsdp_migrate.source.told_parameters import told_parameters
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
@@ -63,6 +64,7 @@ class Told:
         )
         methods = methods_by_file(self.known.project, self.known.methods)
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
+        kept = told_parameters(self.known)
         paths = {m.path for m in self.known.looked_at}.union(gives, given, names, taken, methods, makers)
         parts = sharding_parts(self.known, self.known.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
@@ -80,6 +82,8 @@ class Told:
                 shards_given={
                     name: frozenset(told) for name, told in self.known.shards_told.get(p, {}).items()
                 },
+                gives_parameters=kept.gives.get(p, {}),
+                keeps_parameters=kept.keeps.get(p, {}),
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),

@@ -25,6 +25,15 @@ Sharded = tuple[int, str, Kinds]
 """A parameter of a function that shards it in place: its place, its name, and what it is then."""
 
 
+GivenParameters = tuple[int, int, int, str]
+"""Which part of a tuple a function gives (-1: all that it gives), and of how many, that holds parameters; and
+of which argument, by place and name, they are."""
+OBJECT = -1
+"""In place of an argument's: the object whose method it is."""
+PART = -2
+"""The same: another part of the tuple, whose number is the name."""
+
+
 @dataclass(frozen=True)
 class Links:
     """What is known of one file's names by the project's others. Processes can be sent it."""
@@ -39,6 +48,11 @@ class Links:
 
     shards_given: Mapping[str, frozenset[Sharded]] = field(default_factory=dict)
     """The arguments that an imported function shards in place, and may give another name."""
+
+    gives_parameters: Mapping[str, frozenset[GivenParameters]] = field(default_factory=dict)
+    """What calling an imported function, or a method, gives of the parameters of what it is given."""
+    keeps_parameters: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
+    """The arguments, by place and name, of whose parameters the objects of a class keep some."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""

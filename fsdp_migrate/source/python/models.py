@@ -103,6 +103,11 @@ class Models(ModelKinds):
             self._add(key, kinds)
             self.evidence.setdefault(key, []).append(call)
 
+    def is_evident(self, node: cst.BaseExpression) -> bool:
+        """Tell whether FSDP1's functions are given it as their model, and nothing here makes it one."""
+        key = self.key_of(node)
+        return key is not None and bool(self.evidence.get(key)) and not self.made.get(key)
+
     def _add(self, key: Key | None, kinds: set[str]) -> None:
         if key is not None and kinds:
             self.facts.setdefault(key, set()).update({"fsdp2"} if key in self._of_fsdp2 else kinds)
