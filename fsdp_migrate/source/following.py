@@ -20,6 +20,7 @@ from fsdp_migrate.source.framework_files import framework_models, with_framework
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
+from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.project import (
@@ -74,11 +75,13 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     """
     project = Project.read(path for path in paths if path.suffix == ".py")
     links: dict[Path, Links] = {}
+    following: _Following | None = None
     frameworks = framework_models(project, around)
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = Told(following).links()
+    links = with_kept_in_families(project, links, following)
     links = with_composed_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))

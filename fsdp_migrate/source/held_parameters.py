@@ -71,7 +71,7 @@ class HeldParameters:
             for number, part in enumerate(parts):
                 for model in self.models(part, held, place):
                     root = _root(function.node, model)
-                    if (found := _argument(function, root)) is not None:
+                    if (found := argument_at(function.node, root, is_method=function.owner is not None)) is not None:
                         yield (number if size else -1, size, *found)
                     elif size and root in names:
                         yield (number, size, PART, str(names.index(root)))
@@ -89,7 +89,7 @@ class HeldParameters:
             if not name.startswith("self.") or not _is_read_later(owner.node, made.node, name):
                 continue
             for model in models:
-                found = _argument(made, _root(made.node, model))
+                found = argument_at(made.node, _root(made.node, model), is_method=True)
                 if found is not None and found[0] >= 0:
                     yield found
 
@@ -117,7 +117,7 @@ class HeldParameters:
         found: set[str] = set()
         for function in self.called(func, place):
             for part, _, number, argument in self.given(function) if function.name != place.scope else ():
-                text = _text(_given_for(call, number, argument)) if part == -1 else None
+                text = _text(given_at(call, number, argument)) if part == -1 else None
                 found |= {text} if text else set()
         return found
 
@@ -229,13 +229,12 @@ def _root(function: ast.AST, model: str) -> str:
     return root
 
 
-def _argument(function: Definition, name: str) -> tuple[int, str] | None:
-    """Return which argument of a function a name is, by its place in a call."""
-    node = function.node
-    if isinstance(node, ast.ClassDef):
+def argument_at(node: ast.AST, name: str, *, is_method: bool) -> tuple[int, str] | None:
+    """Return which argument of a function a name is, by its place in a call, or that it is the object."""
+    if not isinstance(node, _FUNCTIONS):
         return None
     order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
-    if function.owner is not None and order[:1] in (["self"], ["cls"]):
+    if is_method and order[:1] in (["self"], ["cls"]):
         if name == order[0]:
             return OBJECT, name
         order = order[1:]
@@ -244,7 +243,7 @@ def _argument(function: Definition, name: str) -> tuple[int, str] | None:
     return (len(order), name) if name in {arg.arg for arg in node.args.kwonlyargs} else None
 
 
-def _given_for(call: ast.Call, number: int, name: str) -> ast.expr | None:
+def given_at(call: ast.Call, number: int, name: str) -> ast.expr | None:
     """Return what a call gives for an argument, or the object whose method it calls."""
     if number == OBJECT:
         return call.func.value if isinstance(call.func, ast.Attribute) else None

@@ -50,6 +50,7 @@ def kept_in_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
     """Yield the assignments to attributes of objects, and the framework that shards the model later."""
     yield from _of_frameworks(source)
     yield from _of_other_methods(source)
+    yield from _of_other_classes(source)
 
 
 def _of_frameworks(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -95,6 +96,15 @@ def _is_later(source: Source, node: cst.CSTNode, by: str, methods: frozenset[str
         return False
     # Lightning makes optimizers when it has sharded.
     return (by == "lightning" and is_run_sharded(name)) or not _EARLIER.search(name)
+
+
+def _of_other_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield what the project shows to be kept here before a class of another file shards the model."""
+    told = dict(source.links.keeps_old)
+    for assign in source.assignments if told else ():
+        line = source.position(assign)[0]
+        if line in told and any(made.name.startswith("self.") for made in made_by(assign)):
+            yield assign, told[line]
 
 
 def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:

@@ -54,6 +54,9 @@ class Links:
     keeps_parameters: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
     """The arguments, by place and name, of whose parameters the objects of a class keep some."""
 
+    keeps_old: frozenset[tuple[int, str]] = frozenset()
+    """The lines of this file that keep parameters of a model that another class shards, and by what."""
+
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""
     objects: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -153,6 +156,7 @@ class Links:
             self.is_given,
             self.wraps_given,
             self.shards_given,
+            self.keeps_old,
             self.names,
             self.optimizers,
             self.optimizer_makers,
