@@ -295,9 +295,7 @@ class _Following(ProjectFacts):
         self._follow_sharding(call, node, place)
         is_about = any(map(self._is_about, (*given, *named.values())))
         is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
-        asked = asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
-        if asked and isinstance(call.func, ast.Attribute):
-            self._note_asked(asked, self.kinds(call.func.value, place))
+        self._note_asked(call, place)
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))
             self.look_at([owner.module.path for owner, _ in objects])
@@ -320,9 +318,11 @@ class _Following(ProjectFacts):
         if is_about:
             self._give_otherwise(call, place, given, named)
 
-    def _note_asked(self, names: Collection[str], kinds: Collection[str]) -> None:
-        """Note the methods of its own that a sharded model is asked for, and what they give ``self`` to."""
-        for name in names:
+    def _note_asked(self, call: ast.Call, place: Place) -> None:
+        """Note the method of its own that a sharded model is asked for, and what it gives ``self`` to."""
+        asked = asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        for name in asked if isinstance(call.func, ast.Attribute) else ():
+            kinds = self.kinds(call.func.value, place)  # type: ignore[attr-defined]
             self.methods.add(name)
             self._asked[name] = {"other", *(each for each in kinds if each == "fsdp" or each in BY_ANY)}
             self._found_more(f"{_ASKED}{name}")

@@ -1,4 +1,4 @@
-"""Whose parameters the names of a project's functions hold, what functions give, and what objects keep of them.
+"""Whose parameters the names of a project's functions hold, what functions give, and what objects keep.
 
 Lists and dicts of parameters as they are, not of copies: ``[p for p in model.parameters()]``.
 """
@@ -71,7 +71,9 @@ class HeldParameters:
             for number, part in enumerate(parts):
                 for model in self.models(part, held, place):
                     root = _root(function.node, model)
-                    if (found := argument_at(function.node, root, is_method=function.owner is not None)) is not None:
+                    if (
+                        found := argument_at(function.node, root, is_method=function.owner is not None)
+                    ) is not None:
                         yield (number if size else -1, size, *found)
                     elif size and root in names:
                         yield (number, size, PART, str(names.index(root)))
@@ -212,7 +214,7 @@ def _parts(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.Starred):
         return [node.value]
     if isinstance(node, ast.Dict):
-        return [each for each in node.values if each is not None]
+        return list(node.values)
     return list(node.elts) if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-import libcst as cst
-
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_lists import (
     Made,
@@ -22,7 +20,7 @@ from fsdp_migrate.source.kept_lists import (
 )
 from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.lightning_models import MODULE, is_run_sharded
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.python.parameter_lists import is_only_counted
 from fsdp_migrate.source.python.returned_parameters import root_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, MAKES_OPTIMIZER, ON_INIT, TRAINER
@@ -31,6 +29,8 @@ from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import libcst as cst
 
     from fsdp_migrate.source.python.text import Source
 
@@ -132,9 +132,7 @@ def _is_of_sharded(source: Source, made: Made, sharding: Sharding) -> bool:
     return any(is_about(source, each, model) for each in names for model in sharding.models)
 
 
-def _names_there(
-    source: Source, model: cst.BaseExpression, call: cst.Call
-) -> Iterator[cst.BaseExpression]:
+def _names_there(source: Source, model: cst.BaseExpression, call: cst.Call) -> Iterator[cst.BaseExpression]:
     """Yield what the method that shards calls a model: what it gives where it runs the one that has it."""
     yield from [model] if text_of(model).startswith("self.") else ()
     function, method = source.index.function(model), source.index.function(call)

@@ -94,8 +94,8 @@ class KeptInFamilies:
                 if isinstance(each.node, ast.ClassDef) or each.owner is None or module is None:
                     continue
                 method = Method(module, name.rpartition(".")[2], each.node, each.owner)
-                for line, text in _prepared(each.node):
-                    yield each.owner, Spot(method, line), text, "accelerate"
+                for line, model in _prepared(each.node):
+                    yield each.owner, Spot(method, line), model, "accelerate"
 
     def _followed(self) -> Iterator[tuple[Definition, Spot, str, str]]:
         """Yield where a method shards an attribute of its object, with the class, and by which framework."""
@@ -113,7 +113,9 @@ class KeptInFamilies:
                 continue
             if isinstance(node.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 method = Method(module, name.rpartition(".")[2], node.node, owner)
-                by = by_whom({kind.rpartition(">")[2] for kind in self.known.facts.get((owner.key, text), ())})
+                by = by_whom(
+                    {kind.rpartition(">")[2] for kind in self.known.facts.get((owner.key, text), ())}
+                )
                 yield from ((owner, Spot(method, line), text, by) for line in lines)
 
     def _leaves(self, owner: Definition, depth: int = 0) -> Iterator[Definition]:
@@ -191,7 +193,7 @@ def _lines_of(function: ast.AST, text: str) -> list[int]:
 
 
 def _is_its(family: Family, method: Method, model: str, text: str) -> bool:
-    """Tell whether a model of a method is an attribute of its object, or a part of that, or what it is given."""
+    """Tell whether a model of a method is an attribute of its object, a part of it, or what it is given."""
     if f"{model}.".startswith(f"{text}."):
         return True
     found = argument_at(method.node, model.partition(".")[0], is_method=True)

@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
-from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer
 from fsdp_migrate.source.python.returned_parameters import returned_shares
 from fsdp_migrate.source.python.starred import added_to, given_to
 from fsdp_migrate.source.python.written_names import written_names
@@ -82,7 +82,7 @@ def filled_with(source: Source, made: Made) -> Iterator[cst.BaseExpression]:
 
 
 def is_filled(source: Source, made: Made, call: cst.Call, models: Iterable[str]) -> bool:
-    """Tell whether a loop before a call that shards fills a list with the parameters of one of some models."""
+    """Tell whether a loop before a call that shards fills a list with the parameters of one of its models."""
     order = source.index.order
     before = [each for each in filled_with(source, made) if order[each] < order[call]]
     return any(is_about(source, found, model) for found in before for model in models)

@@ -1,4 +1,4 @@
-"""The methods of a class over a project's files, by which name its objects have them, and which runs first."""
+"""The methods of a class over a project's files, by the names that objects have, and which runs first."""
 
 from __future__ import annotations
 

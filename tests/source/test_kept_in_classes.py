@@ -132,7 +132,9 @@ def test_a_lightning_module(tmp_path: Path, keeps: str, uses: str, *, is_said: b
     assert said(tmp_path, {"own.py": own, "train.py": train.format("ddp")}) == {}
 
 
-_COLLECTS = "    def collect(self):\n        self.kept = [p for p in self.model.parameters() if p.requires_grad]\n"
+_COLLECTS = (
+    "    def collect(self):\n        self.kept = [p for p in self.model.parameters() if p.requires_grad]\n"
+)
 _LOOP = "        self.kept = []\n        for p in self.model.parameters():\n            self.kept.append(p)\n"
 _RUNS = "        self.collect()\n"
 _GIVES = "    def collect(self):\n        return [p for p in self.model.parameters() if p.requires_grad]\n"
@@ -168,13 +170,20 @@ def test_a_method_that_runs_before_the_sharding_keeps_them(
     code = f"{header}class Runner:\n    def {method}(self):\n{above}{_BY[by]}{below}{collects}"
     found = {use.code for use in scan_source(f"{code}    def step(self):\n{CLIPS}")}
     assert ("FM446" in found) is is_said
-    assert "FM446" not in {use.code for use in scan_source(f"{code}    def step(self):\n        len(self.kept)\n")}
+    assert "FM446" not in {
+        use.code for use in scan_source(f"{code}    def step(self):\n        len(self.kept)\n")
+    }
 
 
 def test_a_list_that_is_made_and_read_before_the_sharding_alone() -> None:
     reads = "    def show(self):\n        for p in self.kept:\n            print(p)\n"
     body = f"    def setup(self):\n{_RUNS}        self.show()\n{_BY['accelerate']}{_COLLECTS}{reads}"
     assert "FM446" not in {use.code for use in scan_source(f"{ACCELERATE}class Runner:\n{body}")}
-    ends = body.replace("        self.show()\n", "") + f"    def run(self):\n{CLIPS.replace('self.kept', 'self.model')}"
-    runs = ends.replace("    def run(self):\n", "    def run(self):\n        self.setup()\n        self.show()\n")
+    ends = (
+        body.replace("        self.show()\n", "")
+        + f"    def run(self):\n{CLIPS.replace('self.kept', 'self.model')}"
+    )
+    runs = ends.replace(
+        "    def run(self):\n", "    def run(self):\n        self.setup()\n        self.show()\n"
+    )
     assert "FM446" in {use.code for use in scan_source(f"{ACCELERATE}class Runner:\n{runs}")}

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 HEADER = "import torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
-MAKES = "        self.accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False))\n"
+MAKES = "        self.accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
 PREPARES = "        self.net, self.opt = self.accelerator.prepare(self.net, self.opt)\n"
-COLLECTS = "    def collect(self):\n        self.chosen = [p for p in self.net.parameters() if p.requires_grad]\n"
+COLLECTS = (
+    "    def collect(self):\n        self.chosen = [p for p in self.net.parameters() if p.requires_grad]\n"
+)
 CLIPS = "    def clip(self):\n        self.accelerator.clip_grad_norm_(self.chosen, 1.0)\n"
 
 
@@ -95,10 +97,16 @@ def test_a_method_that_is_set_from_outside(
 ) -> None:
     made = "def collect(self):\n{0}    self.chosen = [p for p in self.net.parameters()]\n"
     is_inner = "patch" in sets
-    function = made.format("    " if is_inner else "").replace("\n    ", "\n        " if is_inner else "\n    ")
+    function = made.format("    " if is_inner else "").replace(
+        "\n    ", "\n        " if is_inner else "\n    "
+    )
     header, asks = (HEADER.replace("import torch\n", ""), "") if not is_asked else ("", ASKS)
-    base = f"{header}{BASE}{asks}        self.collect()\n{PREPARES}    def collect(self):\n        pass\n{CLIPS}"
+    base = (
+        f"{header}{BASE}{asks}        self.collect()\n{PREPARES}    def collect(self):\n        pass\n{CLIPS}"
+    )
     if not is_asked:
-        base = base.replace("Accelerator(), net", "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin()), net")
+        base = base.replace(
+            "Accelerator(), net", "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin()), net"
+        )
     patch = "from base import Base\n\n\n" + sets.format(function.strip("\n").replace("{0}", ""))
     assert lines_said(tmp_path, {"base.py": base, "patch.py": patch}) == (["patch.py"] if is_said else [])

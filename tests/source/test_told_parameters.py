@@ -17,8 +17,9 @@ pytestmark = pytest.mark.any_torch
 
 HEADERS = {
     "accelerate": (
-        "import torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\nfrom parts import {}\n"
-        "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False))\n"
+        "import torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+        "from parts import {}\n"
+        "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
     ),
     "torch": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom parts import {}\n",
 }
@@ -38,7 +39,8 @@ TWO = (
 OF_ITSELF = "class pick:\n    def parts(self):\n        return {n: p for n, p in self.named_parameters()}\n"
 BUILDS = "def pick(cfg):\n    net = make()\n    kept = list(net.parameters())\n    return net, kept\n"
 KEEPS = (
-    "class Pick:\n    def __init__(self, decay, model):\n        self.named = dict(model.named_parameters())\n"
+    "class Pick:\n    def __init__(self, decay, model):\n"
+    "        self.named = dict(model.named_parameters())\n"
     "    def log(self):\n        return [p.grad for p in self.named.values()]\n"
 )
 CLIPS = "    clip_grad_norm_(kept, 1.0)\n"
@@ -65,15 +67,27 @@ def is_said(folder: Path, parts: str, made: str, used: str, by: str) -> bool:
         (LOOP.replace("append(p)", "append(p.numel())"), "    kept = pick(net)\n", CLIPS, False),
         (TWO, "    kept, rest = pick(1, net)\n", CLIPS, True),
         (TWO, "    kept, rest = pick(cfg=1, model=net)\n", CLIPS, True),
-        (OF_ITSELF, "    net = pick()\n    kept = net.parts()\n", "    clip_grad_norm_(kept.values())\n", True),
+        (
+            OF_ITSELF,
+            "    net = pick()\n    kept = net.parts()\n",
+            "    clip_grad_norm_(kept.values())\n",
+            True,
+        ),
         (BUILDS, "    net, kept = pick(1)\n", CLIPS, True),
         (BUILDS.replace("net.parameters()", "net.buffers()"), "    net, kept = pick(1)\n", CLIPS, False),
         (KEEPS, "    log = Pick(0.9, net)\n", "    log.log()\n", True),
         (KEEPS, "    log = Pick(model=other, decay=net)\n", "    log.log()\n", False),
         # Copies by name, and a model that is asked again each time.
-        (KEEPS.replace("dict(model.named_parameters())", "model"), "    log = Pick(0, net)\n", "    log.log()\n", False),
         (
-            KEEPS.replace("dict(model.named_parameters())", "{n: p.clone() for n, p in model.named_parameters()}"),
+            KEEPS.replace("dict(model.named_parameters())", "model"),
+            "    log = Pick(0, net)\n",
+            "    log.log()\n",
+            False,
+        ),
+        (
+            KEEPS.replace(
+                "dict(model.named_parameters())", "{n: p.clone() for n, p in model.named_parameters()}"
+            ),
             "    log = Pick(0, net)\n",
             "    log.log()\n",
             False,
@@ -89,9 +103,11 @@ def test_what_other_files_give_and_keep(
 def test_a_list_of_another_file_where_fsdp1s_functions_show_the_model(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(LOOP)
     run = (
-        "from accelerate import Accelerator\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "from accelerate import Accelerator\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
         "from parts import pick\n\n\nclass Run:\n    def setup(self, make):\n"
-        "        self.accelerator = Accelerator()\n        self.net = make()\n        self.kept = pick(self.net)\n"
+        "        self.accelerator = Accelerator()\n        self.net = make()\n"
+        "        self.kept = pick(self.net)\n"
         "        self.net, self.o = self.accelerator.prepare(self.net, AdamW(self.kept))\n"
         "    def step(self):\n        self.accelerator.clip_grad_norm_(self.kept, 1.0)\n    def save(self):\n"
         "        with FSDP.state_dict_type(self.net, 1):\n            return self.net.state_dict()\n"

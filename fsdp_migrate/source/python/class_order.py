@@ -36,9 +36,7 @@ def _methods(owner: cst.ClassDef) -> list[cst.FunctionDef]:
     return [each for each in owner.body.body if isinstance(each, cst.FunctionDef)]
 
 
-def _in_method(
-    index: Index, method: cst.FunctionDef, one: cst.CSTNode, other: cst.CSTNode
-) -> bool | None:
+def _in_method(index: Index, method: cst.FunctionDef, one: cst.CSTNode, other: cst.CSTNode) -> bool | None:
     """Tell whether a method runs one place before the other; None where it does not run both."""
     first, then = places_in(index, method, one), places_in(index, method, other)
     if not first or not then or any(index.excludes(a, b) for a in first for b in then):
@@ -48,10 +46,8 @@ def _in_method(
     return max(index.order[each] for each in first) < min(index.order[each] for each in then)
 
 
-def places_in(
-    index: Index, method: cst.FunctionDef, node: cst.CSTNode, depth: int = 0
-) -> list[cst.CSTNode]:
-    """Return where a method runs a place: the place, or the calls of methods of its object that lead there."""
+def places_in(index: Index, method: cst.FunctionDef, node: cst.CSTNode, depth: int = 0) -> list[cst.CSTNode]:
+    """Return where a method runs a place: the place, or the calls of its object's methods that lead there."""
     own = index.function(node)
     if own is method:
         return [node]

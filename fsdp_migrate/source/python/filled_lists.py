@@ -1,4 +1,4 @@
-"""Lists and dicts that a loop fills with a model's parameters: ``self.lora.append(p)``, ``by_name[n] = p``."""
+"""Lists and dicts that a loop fills with a model's parameters: ``self.lora.append(p)``, ``d[n] = p``."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def has_units(code: str) -> bool:
     """Tell whether a source names what Lightning's strategy makes units of.
 
     Example:
-        >>> has_units("FSDPStrategy(auto_wrap_policy={Block})"), has_units("FSDPStrategy(auto_wrap_policy=None)")
-        (True, False)
+        >>> [has_units(f"FSDPStrategy(auto_wrap_policy={given})") for given in ("{Block}", "None")]
+        [True, False]
     """
     return _UNITS.search(code) is not None
 

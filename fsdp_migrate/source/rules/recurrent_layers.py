@@ -38,7 +38,16 @@ _OF_ANY = (
 _OTHERS = re.compile(r"act|conv|drop|loss|linear|norm|pad|pool", re.IGNORECASE)
 # Where a class is named and no layer made of it.
 _ASKS = frozenset({"hasattr", "isinstance", "issubclass", "type"})
-_HOLDERS = (cst.Arg, cst.Assign, cst.AnnAssign, cst.DictElement, cst.Element, cst.IfExp, cst.Param, cst.Return)
+_HOLDERS = (
+    cst.Arg,
+    cst.Assign,
+    cst.AnnAssign,
+    cst.DictElement,
+    cst.Element,
+    cst.IfExp,
+    cst.Param,
+    cst.Return,
+)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -82,7 +91,9 @@ def _is_value(source: Source, node: cst.CSTNode, above: cst.CSTNode) -> bool:
     """Tell whether a name stands for what is held, or given: not in an annotation, nor to ask for it."""
     if isinstance(above, (cst.Arg, cst.Element)):
         holder = source.index.parents[above]
-        call = source.index.parents[source.index.parents[holder]] if isinstance(above, cst.Element) else holder
+        call = (
+            source.index.parents[source.index.parents[holder]] if isinstance(above, cst.Element) else holder
+        )
         is_asked = any(isinstance(each, cst.Call) and dotted(each.func) in _ASKS for each in (call, holder))
         return not is_asked and not isinstance(holder, (cst.ClassDef, cst.Decorator))
     if isinstance(above, cst.Param):

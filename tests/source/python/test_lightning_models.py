@@ -56,13 +56,21 @@ _STEP = "    def {}(self, batch, index):\n        return self.net(batch).sum() +
     [
         (_STEP.format("training_step", _L2), _POLICY, True),
         (_STEP.format("validation_step", _L2), _POLICY, True),
-        (_STEP.format("training_step", "self.l2()") + f"    def l2(self):\n        return {_L2}\n", _POLICY, True),
+        (
+            _STEP.format("training_step", "self.l2()") + f"    def l2(self):\n        return {_L2}\n",
+            _POLICY,
+            True,
+        ),
         # Without a policy the module is one unit, whose parameters are whole in its step.
         (_STEP.format("training_step", _L2), _POLICY.replace("{nn.Linear}", "None"), False),
         (_STEP.format("training_step", _L2), "t = L.Trainer(strategy='fsdp')\n", False),
         (f"    def setup(self, stage):\n        self.start = {_L2}\n", _POLICY, False),
         (f"    def l2(self):\n        return {_L2}\n", _POLICY, False),
-        (f"    def setup(self):\n        self.l2()\n    def l2(self):\n        return {_L2}\n", _POLICY, False),
+        (
+            f"    def setup(self):\n        self.l2()\n    def l2(self):\n        return {_L2}\n",
+            _POLICY,
+            False,
+        ),
     ],
 )
 def test_a_penalty_in_a_step_is_of_sharded_units(

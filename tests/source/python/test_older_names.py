@@ -180,7 +180,8 @@ def test_fabrics_model_has_a_module_and_the_inner_one_has_not() -> None:
 
 _PENALTY = (
     "import torch\n\n\ndef penalty(net, weight):\n    loss = torch.tensor(0.0)\n"
-    "    for name, p in net.named_parameters():\n        loss = loss + weight * torch.norm(p)\n    return loss\n"
+    "    for name, p in net.named_parameters():\n        loss = loss + weight * torch.norm(p)\n"
+    "    return loss\n"
 )
 _NET = (
     "import torch\nfrom penalty import penalty\n\n\nclass Net(torch.nn.Module):\n"
@@ -188,7 +189,7 @@ _NET = (
 )
 _STRATEGY = (
     "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
-    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False))\n\n\n"
+    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n\n\n"
     "class Strategy:\n    def prepare(self, model, optimizer):\n"
     "        return accelerator.prepare(model, optimizer)\n"
 )

@@ -42,7 +42,10 @@ PICKED = "\n\nclass Net:\n    def __init__(self, cell):\n        self.x = {}(2, 
         ("from torch import nn\n" + PICKED.format("getattr(nn, conv)") + "\n\nNet('LSTM')\n", False),
         ("from torch.nn import LSTM\n\ncell = LSTM\n\n\ndef f():\n    return cell(2, 2)\n", True),
         ("from torch.nn import LSTM\n\n\ndef is_one(x: LSTM):\n    return isinstance(x, LSTM)\n", False),
-        ("from torch.nn import GRU, LSTM\n\n\ndef is_one(x):\n    return isinstance(x, (GRU, LSTM))\n", False),
+        (
+            "from torch.nn import GRU, LSTM\n\n\ndef is_one(x):\n    return isinstance(x, (GRU, LSTM))\n",
+            False,
+        ),
     ],
 )
 def test_recurrent_layers_under_accelerate(tmp_path: Path, made: str, *, is_one: bool) -> None:
