@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_lists import (
+    EARLIER,
     Made,
     Sharding,
+    assigned,
     filled_with,
     holds,
     is_about,
@@ -43,7 +45,6 @@ _OF_A_TRAINER: Final = (
     frozenset({INIT, MAKES_OPTIMIZER, "create_optimizer_and_scheduler", "get_train_dataloader"}),
     ("self.model", "self.model_wrapped", "model"),
 )
-_EARLIER: Final = re.compile(r"^(get|create|make|build|configure|init|_init|setup|_setup|prepare)(_|$)")
 
 
 def kept_in_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -70,7 +71,7 @@ def _of_frameworks(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
 
 
 def _attributes(source: Source) -> Iterator[Made]:
-    for assign in source.assignments:
+    for assign in assigned(source):
         yield from (made for made in made_by(assign) if made.name.startswith("self."))
 
 
@@ -95,13 +96,13 @@ def _is_later(source: Source, node: cst.CSTNode, by: str, methods: frozenset[str
     if name in methods or is_only_counted(source.index, node):
         return False
     # Lightning makes optimizers when it has sharded.
-    return (by == "lightning" and is_run_sharded(name)) or not _EARLIER.search(name)
+    return (by == "lightning" and is_run_sharded(name)) or not EARLIER.search(name)
 
 
 def _of_other_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
     """Yield what the project shows to be kept here before a class of another file shards the model."""
     told = dict(source.links.keeps_old)
-    for assign in source.assignments if told else ():
+    for assign in assigned(source) if told else ():
         line = source.position(assign)[0]
         if line in told and any(made.name.startswith("self.") for made in made_by(assign)):
             yield assign, told[line]
@@ -136,6 +137,7 @@ def _names_there(source: Source, model: cst.BaseExpression, call: cst.Call) -> I
     """Yield what the method that shards calls a model: what it gives where it runs the one that has it."""
     yield from [model] if text_of(model).startswith("self.") else ()
     function, method = source.index.function(model), source.index.function(call)
+    yield from _kept_as(source, model)
     root = root_of(source, model)
     for place in source.index.calls_of_method(function.name.value) if function is not None and root else ():
         if method is not None and function is not None and source.index.function(place) is method:
@@ -143,6 +145,15 @@ def _names_there(source: Source, model: cst.BaseExpression, call: cst.Call) -> I
             yield from () if given is None else (given,)
         elif function is not None and (given := given_for(place, function, root)) is not None:
             yield from [given] if text_of(given).startswith("self.") else ()
+
+
+def _kept_as(source: Source, model: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the attributes that the same method gives a model: ``self.net = net``."""
+    for assign in source.assignments:
+        is_its = text_of(assign.value) == text_of(model)
+        if is_its and source.index.function(assign) is source.index.function(model):
+            targets = (each.target for each in assign.targets)
+            yield from (each for each in targets if text_of(each).startswith("self."))
 
 
 def _by_fsdp1(source: Source) -> Iterator[Sharding]:
@@ -163,6 +174,6 @@ def _comes_after(
     name = function.name.value if function is not None else INIT
     if runs_first(source.index, call, node):
         return True
-    if name == INIT or _EARLIER.search(name) or runs_first(source.index, node, call):
+    if name == INIT or EARLIER.search(name) or runs_first(source.index, node, call):
         return False
     return is_taken_for_parameters(source, node)

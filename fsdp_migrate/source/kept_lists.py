@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.accelerate_models import prepared
+from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk, walk_for
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _OPTIMIZER: Final = re.compile(r"optim|(^|_)opt($|_)|^ada|^sgd|^lion", re.IGNORECASE)
 _CLIPS: Final = re.compile(r"^clip_grad|norm|^_foreach_|^unscale")
+EARLIER: Final = re.compile(r"^(get|create|make|build|configure|init|_init|setup|_setup|prepare)(_|$)")
+"""Methods that may run before the sharding, by their names."""
 _VIEWS: Final = frozenset({"items", "values"})
 _PREPARES: Final = frozenset({"prepare", "prepare_model", "setup", "setup_module", "setup_optimizers"})
 
@@ -49,7 +52,7 @@ class Sharding:
 class Made:
     """A name that an assignment gives a value."""
 
-    assign: cst.Assign
+    assign: cst.Assign | cst.AnnAssign
     name: str
     value: cst.BaseExpression
     is_one_of: bool = False
@@ -64,15 +67,26 @@ def kept_in_functions(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
             yield from ((each, sharding.by) for each in _given_to_callbacks(source, sharding))
 
 
-def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.Assign]:
+def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.CSTNode]:
     """Yield the assignments before a call that shards, in its function, of what is used after it as well."""
-    for made in made_before(source, sharding.call):
+    for made in (*made_before(source, sharding.call), *_made_globally(source, sharding)):
         is_its = any(holds(source, made, model, sharding.by) for model in sharding.models)
         is_its = is_its or is_filled(source, made, sharding.call, sharding.models)
         if (is_its or _is_stepped(source, made, sharding.call)) and is_used_after(
             source, made, sharding.call
         ):
             yield made.assign
+
+
+def _made_globally(source: Source, sharding: Sharding) -> Iterator[Made]:
+    """Yield what the top level of a file makes, where a function shards a model of that: ``global NET``."""
+    index, function = source.index, source.index.function(sharding.call)
+    given = [arg.value for arg in sharding.call.args if isinstance(arg.value, cst.Name)]
+    bound = [each for name in given if name.value in sharding.models for each in index.bindings_of(name)]
+    if function is not None and any(index.function(each.node) is None for each in bound):
+        for assign in assigned(source):
+            if index.function(assign) is None and index.class_of(assign) is None:
+                yield from made_by(assign)
 
 
 def filled_with(source: Source, made: Made) -> Iterator[cst.BaseExpression]:
@@ -116,17 +130,31 @@ def names_given(source: Source, call: cst.Call) -> set[str]:
 def made_before(source: Source, call: cst.Call) -> Iterator[Made]:
     """Yield what the assignments give values that stand before a call in its function."""
     function, order = source.index.function(call), source.index.order
-    for assign in source.assignments:
+    for assign in assigned(source):
         if source.index.function(assign) is not function or order[assign] >= order[call]:
             continue
         if call not in set(walk_for(assign, cst.Call)) and not source.index.excludes(assign, call):
             yield from made_by(assign)
 
 
-def made_by(assign: cst.Assign) -> Iterator[Made]:
+def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
+    """Yield every assignment, those with an annotation too."""
+    yield from source.assignments
+    for node in source.index.by_kind.get(cst.AnnAssign, ()):
+        line = cst.ensure_type(node, cst.AnnAssign)
+        yield from () if line.value is None else (line,)
+
+
+def _targets(assign: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
+    return [assign.target] if isinstance(assign, cst.AnnAssign) else [each.target for each in assign.targets]
+
+
+def made_by(assign: cst.Assign | cst.AnnAssign) -> Iterator[Made]:
     """Yield the names that an assignment gives values."""
-    for each in assign.targets:
-        target, value = each.target, assign.value
+    for target in _targets(assign):
+        value = assign.value
+        if value is None:
+            continue
         if not isinstance(target, (cst.Tuple, cst.List)):
             if (name := dotted(target)) is not None:
                 yield Made(assign, name, value)
@@ -213,12 +241,21 @@ def models_held(source: Source, made: Made, by: str) -> list[cst.BaseExpression]
     """Return the models, or the parts of them, of whose parameters a name is given something."""
     value = made.value
     found = [] if made.is_one_of else [each.model for each in shares(source.index, value)]
-    if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
-        found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
+    if not found and not made.is_one_of:
+        found = _held_by_object(source, value, by)
+    if not found and isinstance(value, (cst.Dict, cst.List, cst.Tuple)) and not made.is_one_of:
+        found = [each for part in value.elements for each in _held_by_object(source, part.value, by)]
     found = found or list(returned_shares(source, value, _place(made)))
     found = found or ([] if made.is_one_of else list(_kept_by_object(source, value)))
     named = None if found else named_as_parameters(value, made.name)
     return found if named is None else [named]
+
+
+def _held_by_object(source: Source, value: cst.BaseExpression, by: str) -> list[cst.BaseExpression]:
+    """Return the models whose parameters a call is given, that makes an object which keeps them."""
+    if not isinstance(value, cst.Call) or not _is_class(source, value, by):
+        return []
+    return [each.model for arg in value.args for each in shares(source.index, arg.value)]
 
 
 def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
@@ -233,8 +270,8 @@ def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.B
 
 def _place(made: Made) -> tuple[int, int] | None:
     """Return which part of a tuple a name is given, and how many parts that has."""
-    for each in made.assign.targets if made.is_one_of else ():
-        parts = each.target.elements if isinstance(each.target, (cst.Tuple, cst.List)) else ()
+    for target in _targets(made.assign) if made.is_one_of else ():
+        parts = target.elements if isinstance(target, (cst.Tuple, cst.List)) else ()
         names = [dotted(part.value) for part in parts]
         if made.name in names:
             return names.index(made.name), len(names)
@@ -247,6 +284,8 @@ def _is_class(source: Source, call: cst.Call, by: str) -> bool:
     Who has an optimizer prepared with its model has the new ones put into it, but not by Fabric's FSDP2.
     """
     name = (dotted(call.func) or "").split(".")[-1]
+    if name == "partial":
+        return True  # `clip = partial(clip_grad_norm_, list(net.parameters()))`
     if by in {"", "fabric"}:
         return name[:1].isupper()
     known = source.index.qualified(call.func)
@@ -259,7 +298,13 @@ def is_about(source: Source, node: cst.BaseExpression, model: str) -> bool:
     text = text_of(node)
     if text == model or text.startswith(f"{model}.") or model.startswith(f"{text}."):
         return True
-    made = (each for assign in source.assignments for each in made_by(assign) if each.name == model)
+    # Of an object that was given the model too: `run.net` of `run = Run(net)`.
+    made = (
+        each
+        for assign in source.assignments
+        for each in made_by(assign)
+        if f"{model}.".startswith(f"{each.name}.") and each.name != "self"
+    )
     return any(
         isinstance(each.value, cst.Call)
         and not each.is_one_of
@@ -278,7 +323,7 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
     is_named = made.is_one_of or not shares(index, made.value)
     is_named = is_named and named_as_parameters(made.value, name) is not None
     for node in readers(source, made.assign, name):
-        if id(node) in inside or is_only_counted(index, node) or index.order[node] < index.order[call]:
+        if id(node) in inside or is_only_counted(index, node) or not _may_run_after(source, node, call):
             continue
         if index.excludes(node, call) or _is_set_between(source, node, name, call):
             continue
@@ -287,17 +332,42 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
     return False
 
 
+def _may_run_after(source: Source, node: cst.CSTNode, call: cst.CSTNode) -> bool:
+    """Tell whether a place comes after a call: in another function, it may, wherever that stands."""
+    index = source.index
+    is_below = index.order[node] > index.order[call]
+    if index.function(node) is index.function(call):
+        return is_below
+    if index.function(node) is None:
+        return False  # the top level of a file runs before what it defines is called
+    first = runs_first(index, node, call)
+    if first is not None or is_below:
+        return not first
+    function = index.function(node)
+    is_early = function is None or function.name.value == INIT or EARLIER.search(function.name.value)
+    return not is_early and is_taken_for_parameters(source, node)
+
+
 def _is_set_between(source: Source, node: cst.CSTNode, name: str, call: cst.CSTNode) -> bool:
     """Tell whether a name is given another value behind a call, or by it, and above a place."""
     order, line = source.index.order, source.index.statement(call)
     return any(
         (order[call] < order[each] < order[node] or source.index.statement(each) is line)
-        and any(dotted(part) == name for target in each.targets for part in walk(target))
+        and any(dotted(part) == name for target in each.targets for part in _bound_by(target.target))
         and not source.index.excludes(each, call)
         and source.index.function(each) is source.index.function(node)
         and node not in set(walk(each.value))
         for each in source.assignments
     )
+
+
+def _bound_by(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what an assignment sets: ``run.net`` of ``run.net, run.opt = ...``, and no ``run``."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for each in target.elements:
+            yield from _bound_by(each.value)
+    else:
+        yield target
 
 
 def readers(source: Source, assign: cst.CSTNode, name: str) -> Iterator[cst.CSTNode]:
