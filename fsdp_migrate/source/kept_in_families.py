@@ -16,6 +16,7 @@ from fsdp_migrate.source.method_family import INIT, Family, Method, Spot, family
 from fsdp_migrate.source.project import Definition, Module, Place, Project, dotted
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.taken_lists import COUNTS, above_of, is_taken_at
 
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 
 _EARLIER: Final = re.compile(r"^_?(get|create|make|build|configure|init|setup|prepare)(_|$)")
-_TAKES: Final = re.compile(r"^clip_grad|norm|^_foreach_|^unscale|^zip$")
-_SAME: Final = frozenset({"enumerate", "items", "list", "tuple", "values"})
-_COUNTS: Final = frozenset({"bool", "len", "type"})
 _LAUNCHED: Final = re.compile(r"\bDistributedType\.FSDP\b|\bis_fsdp(?:_enabled)?\b|\bfsdp_plugin\b")
 _ACCELERATORS: Final = frozenset({"acc", "accel", "accelerator"})
 _ASKS: Final = re.compile(r"\.(?:named_)?parameters\(")
@@ -207,34 +205,17 @@ def _is_read_after(family: Family, keeps: Method, method: Method, name: str, spo
     """Tell whether a method reads an attribute once the model is sharded, for more than a count."""
     if method is keeps:
         return False
-    above = {id(child): node for node in ast.walk(method.node) for child in ast.iter_child_nodes(node)}
+    above = above_of(method.node)
     for node in ast.walk(method.node):
         if not isinstance(node, ast.Attribute) or dotted(node) != name or not isinstance(node.ctx, ast.Load):
             continue
         around = above.get(id(node))
-        if isinstance(around, ast.Call) and dotted(around.func) in _COUNTS:
+        if isinstance(around, ast.Call) and dotted(around.func) in COUNTS:
             continue
         here = Spot(method, node.lineno)
         if family.runs_first(spot, here):
             return True
         is_early = method.name == INIT or _EARLIER.search(method.name) or family.runs_first(here, spot)
-        if not is_early and _is_taken(node, above):
+        if not is_early and is_taken_at(node, above):
             return True
-    return False
-
-
-def _is_taken(node: ast.AST, above: dict[int, ast.AST]) -> bool:
-    """Tell whether a list is clipped, or gone through: it is taken for parameters."""
-    around = above.get(id(node))
-    while around is not None:
-        if isinstance(around, (ast.For, ast.comprehension)):
-            return around.iter is node
-        name = (dotted(around.func) or "").split(".")[-1] if isinstance(around, ast.Call) else ""
-        if name and _TAKES.search(name):
-            return True
-        is_same = name in _SAME or (isinstance(around, ast.Attribute) and around.attr in _SAME)
-        is_same = is_same or isinstance(around, (ast.BinOp, ast.List, ast.Starred))
-        if not is_same:
-            return False
-        node, around = around, above.get(id(around))
     return False

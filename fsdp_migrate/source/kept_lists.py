@@ -65,6 +65,24 @@ def kept_in_functions(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
         yield from ((each, sharding.by) for each in kept_before(source, sharding))
         if sharding.by == "transformers":
             yield from ((each, sharding.by) for each in _given_to_callbacks(source, sharding))
+    for call in source.calls if source.links.takes_lists else ():
+        yield from _handed_to(source, call)
+
+
+def _handed_to(source: Source, call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield the lists that a call gives to what shards their model itself, or the call that has one in it."""
+    names = written_names(source.index, call.func) or {dotted(call.func) or ""}
+    told = (each for name in names for each in source.links.takes_lists.get(name, ()))
+    for place, name, number, argument, by in told:
+        model, given = argument_of(call, place, {name}), argument_of(call, number, {argument})
+        if model is None or given is None:
+            continue
+        made = [each for each in made_before(source, call) if each.name == text_of(given)]
+        text = text_of(model)
+        if any(holds(source, each, text, by) or is_filled(source, each, call, [text]) for each in made):
+            yield made[-1].assign, by
+        elif any(is_about(source, each.model, text) for each in shares(source.index, given)):
+            yield call, by
 
 
 def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.CSTNode]:

@@ -84,6 +84,7 @@ class Told:
                 },
                 gives_parameters=kept.gives.get(p, {}),
                 keeps_parameters=kept.keeps.get(p, {}),
+                takes_lists=kept.takes.get(p, {}),
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),

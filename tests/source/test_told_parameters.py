@@ -116,3 +116,32 @@ def test_a_list_of_another_file_where_fsdp1s_functions_show_the_model(tmp_path: 
     assert "FM446" in {use.code for use in scan_paths([tmp_path]).uses}
     (tmp_path / "run.py").write_text(run.replace("pick(self.net)", "pick(self.other)"))
     assert "FM446" not in {use.code for use in scan_paths([tmp_path]).uses}
+
+
+LISTS = (
+    "class Pick:\n    def __init__(self, net, opt, params):\n        self.net, self.opt = net, opt\n"
+    "        self.net = net\n        self.params = list(params)\n        self.shard()\n"
+    "    def shard(self):\n        self.net, self.opt = accelerator.prepare(self.net, self.opt)\n"
+    "    def step(self):\n        {}\n"
+)
+TAKES = "accelerator.clip_grad_norm_(self.params, 1.0)"
+ASKED = "    params = [p for p in net.parameters() if p.requires_grad]\n"
+
+
+@pytest.mark.parametrize(
+    ("takes", "made", "expected"),
+    [
+        (TAKES, f"{ASKED}    loop = Pick(net, 1, params)\n", True),
+        (TAKES, "    loop = Pick(net, 1, params=list(net.parameters()))\n", True),
+        (TAKES, f"{ASKED}    loop = Pick(other, 1, params)\n", False),
+        ("print(len(self.params))", f"{ASKED}    loop = Pick(net, 1, params)\n", False),
+    ],
+)
+def test_a_list_that_is_handed_to_what_shards(
+    tmp_path: Path, takes: str, made: str, *, expected: bool
+) -> None:
+    trainer = HEADERS["accelerate"].replace("from parts import {}\n", "") + LISTS.format(takes)
+    (tmp_path / "parts.py").write_text(trainer)
+    (tmp_path / "run.py").write_text(f"from parts import Pick\n\n\ndef main(net):\n{made}    loop.step()\n")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("run.py")}
+    assert ("FM446" in found) is expected

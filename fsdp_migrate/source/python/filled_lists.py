@@ -31,7 +31,7 @@ def is_made_empty(value: cst.BaseExpression) -> bool:
 
 
 def filled_from(index: Index, assign: cst.Assign | cst.AnnAssign, name: str) -> Iterator[cst.BaseExpression]:
-    """Yield the models whose parameters loops of the same function put into what an assignment made empty."""
+    """Yield the models whose parameters loops of the same function put into what a line made empty."""
     function = index.function(assign)
     yield from _added_whole(index, assign, name)
     for node in index.by_kind.get(cst.For, ()):
@@ -46,9 +46,7 @@ def filled_from(index: Index, assign: cst.Assign | cst.AnnAssign, name: str) -> 
             yield over
 
 
-def _added_whole(
-    index: Index, assign: cst.Assign | cst.AnnAssign, name: str
-) -> Iterator[cst.BaseExpression]:
+def _added_whole(index: Index, assign: cst.Assign | cst.AnnAssign, name: str) -> Iterator[cst.BaseExpression]:
     """Yield the models of ``params.extend(net.parameters())``, and of ``params += list(net.parameters())``."""
     given: list[cst.BaseExpression] = []
     for node in index.by_kind.get(cst.Call, ()):

@@ -28,6 +28,9 @@ Sharded = tuple[int, str, Kinds]
 GivenParameters = tuple[int, int, int, str]
 """Which part of a tuple a function gives (-1: all that it gives), and of how many, that holds parameters; and
 of which argument, by place and name, they are."""
+HandedList = tuple[int, str, int, str, str]
+"""Two arguments of a function or a class, by place and name: a model that it shards, and a list of parameters
+that it takes for the model's since; and the framework by which it shards, if that is none of FSDP1's."""
 OBJECT = -1
 """In place of an argument's: the object whose method it is."""
 PART = -2
@@ -54,6 +57,8 @@ class Links:
     keeps_parameters: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
     """The arguments, by place and name, of whose parameters the objects of a class keep some."""
 
+    takes_lists: Mapping[str, frozenset[HandedList]] = field(default_factory=dict)
+    """What shards a model itself, and takes lists of parameters that it is given for that model's since."""
     keeps_old: frozenset[tuple[int, str]] = frozenset()
     """The lines of this file that keep parameters of a model that another class shards, and by what."""
 
@@ -157,6 +162,7 @@ class Links:
             self.wraps_given,
             self.shards_given,
             self.keeps_old,
+            self.takes_lists,
             self.names,
             self.optimizers,
             self.optimizer_makers,

@@ -11,7 +11,13 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS, model_of, parameters_of, put_as_it_is
+from fsdp_migrate.source.python.parameters import (
+    PARAMETERS,
+    SAME_PARAMETERS,
+    model_of,
+    parameters_of,
+    put_as_it_is,
+)
 
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ def _shares(index: Index, node: cst.BaseExpression, depth: int) -> Iterator[Shar
 
 
 def _of_comprehension(index: Index, node: cst.BaseComp, depth: int) -> Iterator[Share]:
-    """Yield the models of ``[p for p in net.parameters()]``, also of ids, and of ``for m in nets for p in m``."""
+    """Yield the models of ``[p for p in net.parameters()]``, also of ids, and of two loops in one."""
     gives = [node.key, node.value] if isinstance(node, cst.DictComp) else [node.elt]  # type: ignore[attr-defined]
     loops = [node.for_in]
     while loops[-1].inner_for_in is not None:
@@ -87,7 +93,7 @@ def _held_as(node: cst.BaseExpression) -> Iterator[str]:
 def gone_through(
     model: cst.BaseExpression, loops: Sequence[cst.For | cst.CompFor]
 ) -> Iterator[cst.BaseExpression]:
-    """Yield what a model is that loops go through: each of ``for m in (net.a, net.b)``, or what ``nets`` has."""
+    """Yield what a model is that loops go through: each of ``for m in (net.a, net.b)``, or ``nets``."""
     for loop in loops:
         if text_of(loop.target) == text_of(model):
             over = loop.iter
