@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _LIGHTNING: Final = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*Callback$")
 # By what the class is: the methods that run before its model is sharded, and what the model is called there.
+_RUNS_LATER: Final = re.compile(
+    r"(^|_)(after|backward|clip|epoch|eval|evaluate|fit|forward|log|loop|run|save|step|test|train|update)(_|$)"
+)
 _OF_A_MODULE: Final = (frozenset({INIT, "setup", "prepare_data", "configure_model"}), ("self",))
 _OF_A_CALLBACK: Final = (frozenset({INIT, "setup", ON_INIT}), ("model", "net", "module", "pl_module"))
 _OF_A_TRAINER: Final = (
@@ -108,8 +111,20 @@ def _of_other_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
             yield assign, told[line]
 
 
-def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield what a method keeps of a model's parameters before another method of the class shards it."""
+def kept_in_doubt(source: Source) -> Iterator[cst.CSTNode]:
+    """Yield what a method keeps of a model that another one shards, where nothing shows which runs first."""
+    said = {each for each, _ in kept_in_classes(source)}
+    for node, _ in _of_other_methods(source, is_first=None):
+        function = source.index.function(node)
+        if node not in said and function is not None and not _RUNS_LATER.search(function.name.value):
+            yield node
+
+
+def _of_other_methods(source: Source, *, is_first: bool | None = True) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield what a method keeps of a model's parameters before another method of the class shards it.
+
+    ``is_first``: what is known of the order of the two; None for those where nothing is.
+    """
     for sharding in (*shardings(source), *_by_fsdp1(source)):
         method, owner = source.index.function(sharding.call), source.index.class_of(sharding.call)
         if method is None or owner is None:
@@ -117,7 +132,9 @@ def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
         for made in _attributes(source):
             if source.index.function(made.assign) is method:
                 continue  # what stands in one function is looked at there
-            if runs_first(source.index, made.assign, sharding.call) is not True:
+            order = (made.assign, sharding.call)
+            known = runs_first(source.index, *order)
+            if known is not is_first or (known is None and runs_first(source.index, *reversed(order))):
                 continue
             later = readers(source, made.assign, made.name)
             if _is_of_sharded(source, made, sharding) and any(

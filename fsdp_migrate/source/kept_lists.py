@@ -399,7 +399,7 @@ def readers(source: Source, assign: cst.CSTNode, name: str) -> Iterator[cst.CSTN
             continue
         is_same = (
             owner is not None and source.index.class_of(node) is owner
-            if "." in name
+            if name.startswith("self.")
             else _is_within(source, node, function)
         )
         if is_same:

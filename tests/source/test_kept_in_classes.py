@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths, scan_source
+from fsdp_migrate.source import rewrite_paths, scan_paths, scan_source
 
 
 if TYPE_CHECKING:
@@ -187,3 +187,23 @@ def test_a_list_that_is_made_and_read_before_the_sharding_alone() -> None:
         "    def run(self):\n", "    def run(self):\n        self.setup()\n        self.show()\n"
     )
     assert "FM446" in {use.code for use in scan_source(f"{ACCELERATE}class Runner:\n{runs}")}
+
+
+@pytest.mark.parametrize(
+    ("collects", "uses", "is_said"),
+    [
+        (_COLLECTS, CLIPS, True),
+        (_COLLECTS.replace("collect", "on_step_end"), CLIPS, False),
+        (_COLLECTS, "        print(len(self.kept))\n", False),
+        (_COLLECTS.replace("self.model", "self.other"), CLIPS, False),
+        (_COLLECTS, f"        self.collect()\n{CLIPS}", True),
+        (_COLLECTS, f"        self.setup()\n        self.collect()\n{CLIPS}", False),
+    ],
+)
+def test_an_order_that_nothing_shows_is_looked_at(
+    tmp_path: Path, collects: str, uses: str, *, is_said: bool
+) -> None:
+    code = f"{ACCELERATE}class Runner:\n    def setup(self):\n{_BY['accelerate']}{collects}"
+    (tmp_path / "run.py").write_text(f"{code}    def step(self):\n{uses}")
+    found = [use for use in scan_paths([tmp_path]).uses if "another method" in use.becomes]
+    assert [(use.code, use.action) for use in found] == [("FM450", "unclear")] * is_said

@@ -209,4 +209,6 @@ def test_an_object_that_is_given_the_model_and_prepared_from_outside() -> None:
         "accelerator.clip_grad_norm_(state.params, 1.0)\n"
     )
     assert "FM446" in comments(f"kept = list(net.parameters())\n{body}", FSDP1)
+    own = body.replace("State(net, AdamW(kept), kept)", "State(net)\nstate.params = kept", 1)
+    assert "FM446" in comments(f"kept = list(net.parameters())\n{own}", FSDP1)
     assert "FM446" not in comments(f"kept = list(other.parameters())\n{body}", FSDP1)

@@ -47,7 +47,7 @@ def filled_from(index: Index, assign: cst.Assign | cst.AnnAssign, name: str) -> 
 
 
 def _added_whole(index: Index, assign: cst.Assign | cst.AnnAssign, name: str) -> Iterator[cst.BaseExpression]:
-    """Yield the models of ``params.extend(net.parameters())``, and of ``params += list(net.parameters())``."""
+    """Yield the models of ``params.extend(net.parameters())``, and of ``params += [...]``."""
     given: list[cst.BaseExpression] = []
     for node in index.by_kind.get(cst.Call, ()):
         call = cst.ensure_type(node, cst.Call)
