@@ -113,10 +113,9 @@ def _of_other_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
 
 def kept_in_doubt(source: Source) -> Iterator[cst.CSTNode]:
     """Yield what a method keeps of a model that another one shards, where nothing shows which runs first."""
-    said = {each for each, _ in kept_in_classes(source)}
     for node, _ in _of_other_methods(source, is_first=None):
         function = source.index.function(node)
-        if node not in said and function is not None and not _RUNS_LATER.search(function.name.value):
+        if function is not None and not _RUNS_LATER.search(function.name.value):
             yield node
 
 
@@ -132,14 +131,14 @@ def _of_other_methods(source: Source, *, is_first: bool | None = True) -> Iterat
         for made in _attributes(source):
             if source.index.function(made.assign) is method:
                 continue  # what stands in one function is looked at there
+            if source.index.class_of(made.assign) is not owner or not _is_of_sharded(source, made, sharding):
+                continue
             order = (made.assign, sharding.call)
             known = runs_first(source.index, *order)
             if known is not is_first or (known is None and runs_first(source.index, *reversed(order))):
                 continue
             later = readers(source, made.assign, made.name)
-            if _is_of_sharded(source, made, sharding) and any(
-                _comes_after(source, node, made, method, sharding.call) for node in later
-            ):
+            if any(_comes_after(source, node, made, method, sharding.call) for node in later):
                 yield made.assign, sharding.by
 
 

@@ -6,6 +6,7 @@ exchanges those of an optimizer that is prepared with it, and of nothing else.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -185,8 +186,13 @@ def made_by(assign: cst.Assign | cst.AnnAssign) -> Iterator[Made]:
                 yield Made(assign, name, given, is_one_of=not is_seen)
 
 
-def shardings(source: Source) -> Iterator[Sharding]:
-    """Yield the calls by which frameworks shard, with the names that models have before."""
+@functools.lru_cache(maxsize=1)
+def shardings(source: Source) -> list[Sharding]:
+    """Return the calls by which frameworks shard, with the names that models have before."""
+    return list(_shardings(source))
+
+
+def _shardings(source: Source) -> Iterator[Sharding]:
     for call in source.calls:
         kinds = source.models.kinds(call)
         by = by_whom({kind.rpartition(">")[2] for kind in kinds})
