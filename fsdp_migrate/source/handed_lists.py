@@ -70,7 +70,7 @@ def _kept_as(made: Definition, name: str) -> set[str]:
         if isinstance(value, ast.Call) and dotted(value.func) in _SAME and value.args:
             value = value.args[0]
         if value is not None and dotted(value) == name:
-            targets = line.targets if isinstance(line, ast.Assign) else [line.target]  # type: ignore[union-attr,attr-defined]
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target]  # type: ignore[attr-defined]
             found |= {text for each in targets if (text := dotted(each) or "").startswith("self.")}
     return found
 

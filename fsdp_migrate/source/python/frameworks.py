@@ -31,6 +31,7 @@ from fsdp_migrate.source.python.lightning_models import (
     has_units,
     is_trainers_model,
     is_within_a_module,
+    is_within_a_step,
     trains_by_fsdp1,
 )
 from fsdp_migrate.source.python.nodes import text_of
@@ -104,6 +105,12 @@ class Frameworks:
     def _has_units(self) -> bool:
         return self.links.units_by_lightning or has_units(self.index.module.code)
 
+    def is_of_a_step(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is a LightningModule, or a part of one, in whose steps its units are sharded."""
+        if not isinstance(node, (cst.Name, cst.Attribute)) or not self._lightning or not self._has_units:
+            return False
+        return is_within_a_step(self.index, node)
+
     @property
     def trains_by_lightning(self) -> bool:
         """Whether Lightning's FSDP1 strategy trains what the source has."""
@@ -134,7 +141,7 @@ class Frameworks:
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
-            if is_within_a_module(self.index, node, has_units=self._has_units):
+            if is_within_a_module(self.index, node):
                 return {"fsdp", "other", f"{BY}lightning"}
             if self._fits.is_sharded(node):
                 return set(SHARDED)

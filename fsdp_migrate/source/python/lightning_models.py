@@ -82,25 +82,32 @@ def is_run_sharded(hook: str) -> bool:
     return _HOOKS.match(hook) is not None
 
 
-def is_within_a_module(index: Index, node: cst.Name | cst.Attribute, *, has_units: bool = False) -> bool:
-    """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded.
+def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
+    """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
+    function = _method_with(index, node)
+    if function is None:
+        return False
+    name, owner = function.name.value, cst.ensure_type(index.class_of(function), cst.ClassDef)
+    return is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner))
 
-    ``has_units``: whether parts of it are units of their own, which are sharded in the root's forward too.
-    """
+
+def is_within_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
+    """Tell whether it is the same in the forward of the root, where units of their own are sharded."""
+    function = _method_with(index, node)
+    return function is not None and _is_of_a_step(index, function)
+
+
+def _method_with(index: Index, node: cst.Name | cst.Attribute) -> cst.FunctionDef | None:
+    """Return the method of a LightningModule in which something is ``self``, or a part of it by its name."""
     if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
-        return False
+        return None
     if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
-        return False
+        return None
     function, owner = index.function(node), index.class_of(node)
     if function is None or owner is None or index.class_of(function) is not owner:
-        return False
+        return None
     bases = (name for base in owner.bases for name in index.qualified(base.value))
-    if not any(map(MODULE.match, bases)):
-        return False
-    name = function.name.value
-    if is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner)):
-        return True
-    return has_units and _is_of_a_step(index, function)
+    return function if any(map(MODULE.match, bases)) else None
 
 
 @functools.lru_cache(maxsize=4)

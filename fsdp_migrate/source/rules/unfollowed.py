@@ -140,8 +140,11 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
     both = () if is_foreach_said else of_foreach(source)
-    lists = [*((each, None, _LIST) for each in _clipped_lists(source)), *((e, None, _FOREACH) for e in both)]
-    lists += [(each, None, _KEPT) for each in kept_in_doubt(source)]
+    lists: list[tuple[cst.CSTNode, None, str]] = [
+        *((each, None, _LIST) for each in _clipped_lists(source)),
+        *((each, None, _FOREACH) for each in both),
+        *((each, None, _KEPT) for each in kept_in_doubt(source)),
+    ]
     for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
         is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))

@@ -83,3 +83,13 @@ def test_a_penalty_in_a_step_is_of_sharded_units(
     (tmp_path / "train.py").write_text(f"{trains}from lit import Lit\nt.fit(Lit())\n")
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("lit.py")}
     assert ("FM423" in found) is is_said
+
+
+def test_a_part_that_is_called_in_a_step_is_gathered_there(tmp_path: Path) -> None:
+    module = "import lightning as L\n\n\nclass Lit(L.LightningModule):\n    def training_step(self, batch, i):\n"
+    (tmp_path / "lit.py").write_text(f"{module}        return self.net.forward(batch)\n")
+    train = (
+        "import lightning as L\nfrom lightning.pytorch.strategies import FSDPStrategy\nfrom lit import Lit\n"
+    )
+    (tmp_path / "train.py").write_text(f"{train}{_POLICY}t.fit(Lit())\n")
+    assert [use for use in scan_paths([tmp_path]).uses if use.path.endswith("lit.py")] == []
