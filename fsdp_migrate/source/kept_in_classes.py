@@ -14,6 +14,7 @@ from fsdp_migrate.source.kept_lists import (
     filled_with,
     holds,
     is_about,
+    is_made_anew,
     is_taken_for_parameters,
     made_by,
     models_held,
@@ -138,7 +139,9 @@ def _of_other_methods(source: Source, *, is_first: bool | None = True) -> Iterat
             if known is not is_first or (known is None and runs_first(source.index, *reversed(order))):
                 continue
             later = readers(source, made.assign, made.name)
-            if any(_comes_after(source, node, made, method, sharding.call) for node in later):
+            if not is_made_anew(source, made.name, sharding.call) and any(
+                _comes_after(source, node, made, method, sharding.call) for node in later
+            ):
                 yield made.assign, sharding.by
 
 

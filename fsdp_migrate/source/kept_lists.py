@@ -351,9 +351,23 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
             continue
         if index.excludes(node, call) or _is_set_between(source, node, name, call):
             continue
+        if index.function(node) is not index.function(call) and is_made_anew(source, name, call):
+            continue
         if not is_named or is_taken_for_parameters(source, node):
             return True
     return False
+
+
+def is_made_anew(source: Source, name: str, call: cst.CSTNode) -> bool:
+    """Tell whether the function of a call gives a name another value below it, which others then read."""
+    index = source.index
+    return any(
+        made.name == name
+        for assign in assigned(source)
+        if index.function(assign) is index.function(call) and index.order[assign] > index.order[call]
+        if not index.excludes(assign, call) and index.statement(assign) is not index.statement(call)
+        for made in made_by(assign)
+    )
 
 
 def _may_run_after(source: Source, node: cst.CSTNode, call: cst.CSTNode) -> bool:

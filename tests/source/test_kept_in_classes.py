@@ -158,6 +158,8 @@ _BY = {
         (_LOOP, "", "", True),
         ("", _RUNS, _COLLECTS, False),
         (_RUNS, _RUNS, _COLLECTS, False),
+        (_RUNS, "        self.kept = list(self.model.parameters())\n", _COLLECTS, False),
+        (_LOOP, "        self.kept = list(self.model.parameters())\n", "", False),
         (_RUNS, _RUNS.replace("collect", "unknown"), _COLLECTS, True),
         ("", "", _COLLECTS, False),
     ],

@@ -86,7 +86,7 @@ def test_a_penalty_in_a_step_is_of_sharded_units(
 
 
 def test_a_part_that_is_called_in_a_step_is_gathered_there(tmp_path: Path) -> None:
-    module = "import lightning as L\n\n\nclass Lit(L.LightningModule):\n    def training_step(self, batch, i):\n"
+    module = "import lightning as L\n\n\nclass Lit(L.LightningModule):\n    def training_step(self, batch):\n"
     (tmp_path / "lit.py").write_text(f"{module}        return self.net.forward(batch)\n")
     train = (
         "import lightning as L\nfrom lightning.pytorch.strategies import FSDPStrategy\nfrom lit import Lit\n"
