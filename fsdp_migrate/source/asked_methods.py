@@ -26,6 +26,7 @@ _LOOKS = re.compile(
 )
 
 
+_GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
 _DEEPEST = 2
 _SETS_CLIPPING = re.compile(r"^\s+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
@@ -147,6 +148,12 @@ def asked_for(
         return set()
     is_asked = "fsdp" in kinds(func.value) and not makes_its_own(module, func.attr)
     return {func.attr} if is_asked else set()
+
+
+def giving_self(project: Project, method: str) -> Iterator[Path]:
+    """Yield the files in which a class has a method, and some method gives ``self`` to a function."""
+    made = f"def {method}(self"
+    yield from (path for path, text in project.texts.items() if made in text and _GIVES_SELF.search(text))
 
 
 def makes_its_own(module: Module, method: str) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_methods import asked_for
+from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.compat_modules import with_compat_modules
 from fsdp_migrate.source.composed_optimizers import with_composed_optimizers
 from fsdp_migrate.source.found_units import is_found
@@ -20,6 +20,7 @@ from fsdp_migrate.source.framework_files import framework_models, with_framework
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
+from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.project import (
@@ -45,7 +46,7 @@ from fsdp_migrate.source.project_kinds import (
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen
-from fsdp_migrate.source.python.held import EACH, has_model, held, inside_of, put
+from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.renamed_functions import Value
 from fsdp_migrate.source.told import Told
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_ASKED = "asked:"
+"""Before the name of a method: the scopes that ask whether a sharded model is asked for it."""
 _WRAPS = re.compile(r"\w*DataParallel\b|\bDistributedModel\b|\bdeepspeed\.\w+\(|\bbooster\.boost\(")
 
 
@@ -72,11 +75,13 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     """
     project = Project.read(path for path in paths if path.suffix == ".py")
     links: dict[Path, Links] = {}
+    following: _Following | None = None
     frameworks = framework_models(project, around)
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
         links = Told(following).links()
+    links = with_kept_in_families(project, links, following)
     links = with_composed_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
@@ -92,6 +97,8 @@ class _Following(ProjectFacts):
     types_from: set[Path] = field(default_factory=set)
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
+    _asked: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    """What the models are that are asked for these."""
     _names: set[str] = field(default_factory=set)
     _registry_names: set[str] = field(default_factory=set, repr=False)
     """Registries whose users were looked for."""
@@ -284,11 +291,11 @@ class _Following(ProjectFacts):
 
     def _call(self, call: ast.Call, place: Place, node: ast.stmt) -> None:
         """Note what a call gives to the parameters of what it calls."""
-        given, named = given_to(call, lambda node: self.kinds(node, place))
+        given, named = given_to(call, lambda node: self.kinds(node, place) | self._kinds_of_self(node, place))
         self._follow_sharding(call, node, place)
         is_about = any(map(self._is_about, (*given, *named.values())))
         is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
-        self.methods |= asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        self._note_asked(call, place)
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))
             self.look_at([owner.module.path for owner, _ in objects])
@@ -296,7 +303,7 @@ class _Following(ProjectFacts):
         for definition in self.called(call.func, place):
             if definition.module is not place.module or self._is_of_an_object(call.func, place):
                 self._note_gives(call.func, place, definition)
-            self._follow_wrapping(call, place, definition, self._written(call.func, place))
+            self._follow_wrapping(call, place, definition, self.written(call.func, place))
             self._follow_sharded(call, definition, node, place)
             if is_about:
                 self.look_at([definition.module.path])
@@ -310,6 +317,25 @@ class _Following(ProjectFacts):
                 self._give(definition, call, given, named)
         if is_about:
             self._give_otherwise(call, place, given, named)
+
+    def _note_asked(self, call: ast.Call, place: Place) -> None:
+        """Note the method of its own that a sharded model is asked for, and what it gives ``self`` to."""
+        asked = asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        for name in asked if isinstance(call.func, ast.Attribute) else ():
+            kinds = self.kinds(call.func.value, place)  # type: ignore[attr-defined]
+            self.methods.add(name)
+            self._asked[name] = {"other", *(each for each in kinds if each == "fsdp" or each in BY_ANY)}
+            self._found_more(f"{_ASKED}{name}")
+            self.look_at(giving_self(self.project, name))
+
+    def _kinds_of_self(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what ``self`` is that such a method gives to a function: ``penalty(self, 0.1)``."""
+        if not isinstance(node, ast.Name) or node.id != "self":
+            return set()
+        name, owner = place.scope.rpartition(".")[2], self.project.class_of(place)
+        self.ask(f"{_ASKED}{name}")
+        is_module = owner is not None and isinstance(owner.node, ast.ClassDef) and bool(owner.node.bases)
+        return self._asked.get(name, set()) if is_module else set()
 
     def _give_all(
         self,
@@ -326,7 +352,7 @@ class _Following(ProjectFacts):
             self.look_at([made.module.path])
         order = fields_of(self.project, definition) if is_class and made is None else ((), False)
         if order[0] and definition.module is not place.module:
-            written = self._written(call.func, place)
+            written = self.written(call.func, place)
             self.fields_told.setdefault(place.module.path, {})[written] = order
         # What a file shows by itself counts there by its place, above or below the wrapping; what it is told
         # of counts everywhere.
@@ -421,7 +447,7 @@ class _Following(ProjectFacts):
         self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
     ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
-        written = self._written(func, place)
+        written = self.written(func, place)
         found = set(self.returned(definition))
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):

@@ -24,7 +24,7 @@ from fsdp_migrate.source.lightning_project import LightningProject, run_by_light
 from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
-from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
+from fsdp_migrate.source.python.lightning_models import has_units, trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
 
@@ -75,6 +75,8 @@ _ASKS_ITSELF = re.compile(r"\bself\.is_fsdp_enabled\b")
 _LAUNCHES = "accelerate"
 _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
+_PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
+_NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
@@ -97,7 +99,10 @@ def with_frameworks(
         for path in paths:
             told.setdefault(path, set()).add(name)
     trained = models.lightning.files if models.lightning is not None else frozenset()
-    links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    units = bool(trained) and any(has_units(text) for text in texts.values() if "wrap" in text)
+    links = links | {
+        path: replace(links.get(path, NOTHING), is_trained=True, units_by_lightning=units) for path in trained
+    }
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
@@ -105,7 +110,9 @@ def with_frameworks(
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     if models.trainers or "accelerate" in models.users:
-        recurrent = (path for path, text in texts.items() if _RECURRENT.search(text))
+        is_named = any(map(_NAMES_RECURRENT.search, texts.values()))
+        words = (_RECURRENT, _PICKS_LAYERS) if is_named else (_RECURRENT,)
+        recurrent = (path for path, text in texts.items() if any(word.search(text) for word in words))
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
     if models.trainers and any(map(are_made_on_meta, texts.values())):
         links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}

@@ -5,46 +5,57 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-import libcst as cst
-
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_lists import (
+    EARLIER,
     Made,
     Sharding,
+    assigned,
+    filled_with,
     holds,
+    is_about,
+    is_made_anew,
     is_taken_for_parameters,
     made_by,
+    models_held,
     readers,
     shardings,
 )
+from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.lightning_models import MODULE, is_run_sharded
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.python.parameter_lists import is_only_counted
+from fsdp_migrate.source.python.returned_parameters import root_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, MAKES_OPTIMIZER, ON_INIT, TRAINER
+from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import libcst as cst
+
     from fsdp_migrate.source.python.text import Source
 
 
-INIT: Final = "__init__"
 _LIGHTNING: Final = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*Callback$")
 # By what the class is: the methods that run before its model is sharded, and what the model is called there.
+_RUNS_LATER: Final = re.compile(
+    r"(^|_)(after|backward|clip|epoch|eval|evaluate|fit|forward|log|loop|run|save|step|test|train|update)(_|$)"
+)
 _OF_A_MODULE: Final = (frozenset({INIT, "setup", "prepare_data", "configure_model"}), ("self",))
 _OF_A_CALLBACK: Final = (frozenset({INIT, "setup", ON_INIT}), ("model", "net", "module", "pl_module"))
 _OF_A_TRAINER: Final = (
     frozenset({INIT, MAKES_OPTIMIZER, "create_optimizer_and_scheduler", "get_train_dataloader"}),
     ("self.model", "self.model_wrapped", "model"),
 )
-_EARLIER: Final = re.compile(r"^(get|create|make|build|configure|init|_init|setup|_setup|prepare)(_|$)")
 
 
 def kept_in_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
     """Yield the assignments to attributes of objects, and the framework that shards the model later."""
     yield from _of_frameworks(source)
     yield from _of_other_methods(source)
+    yield from _of_other_classes(source)
 
 
 def _of_frameworks(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -64,7 +75,7 @@ def _of_frameworks(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
 
 
 def _attributes(source: Source) -> Iterator[Made]:
-    for assign in source.assignments:
+    for assign in assigned(source):
         yield from (made for made in made_by(assign) if made.name.startswith("self."))
 
 
@@ -89,36 +100,79 @@ def _is_later(source: Source, node: cst.CSTNode, by: str, methods: frozenset[str
     if name in methods or is_only_counted(source.index, node):
         return False
     # Lightning makes optimizers when it has sharded.
-    return (by == "lightning" and is_run_sharded(name)) or not _EARLIER.search(name)
+    return (by == "lightning" and is_run_sharded(name)) or not EARLIER.search(name)
 
 
-def _of_other_methods(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield what ``__init__`` keeps of ``self.model``, which another method of the class shards."""
+def _of_other_classes(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield what the project shows to be kept here before a class of another file shards the model."""
+    told = dict(source.links.keeps_old)
+    for assign in assigned(source) if told else ():
+        line = source.position(assign)[0]
+        if line in told and any(made.name.startswith("self.") for made in made_by(assign)):
+            yield assign, told[line]
+
+
+def kept_in_doubt(source: Source) -> Iterator[cst.CSTNode]:
+    """Yield what a method keeps of a model that another one shards, where nothing shows which runs first."""
+    for node, _ in _of_other_methods(source, is_first=None):
+        function = source.index.function(node)
+        if function is not None and not _RUNS_LATER.search(function.name.value):
+            yield node
+
+
+def _of_other_methods(source: Source, *, is_first: bool | None = True) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield what a method keeps of a model's parameters before another method of the class shards it.
+
+    ``is_first``: what is known of the order of the two; None for those where nothing is.
+    """
     for sharding in (*shardings(source), *_by_fsdp1(source)):
         method, owner = source.index.function(sharding.call), source.index.class_of(sharding.call)
-        models = [each for each in sharding.models if each.startswith("self.")]
-        if method is None or owner is None or method.name.value == INIT:
+        if method is None or owner is None:
             continue
-        first = _run_by_init(owner)
         for made in _attributes(source):
-            function = source.index.function(made.assign)
-            if source.index.class_of(made.assign) is not owner or function is None:
+            if source.index.function(made.assign) is method:
+                continue  # what stands in one function is looked at there
+            if source.index.class_of(made.assign) is not owner or not _is_of_sharded(source, made, sharding):
                 continue
-            if function is method or function.name.value not in first:
+            order = (made.assign, sharding.call)
+            known = runs_first(source.index, *order)
+            if known is not is_first or (known is None and runs_first(source.index, *reversed(order))):
                 continue
             later = readers(source, made.assign, made.name)
-            if any(holds(source, made, model, sharding.by) for model in models) and any(
-                _comes_after(source, node, method, sharding.call) for node in later
+            if not is_made_anew(source, made.name, sharding.call) and any(
+                _comes_after(source, node, made, method, sharding.call) for node in later
             ):
                 yield made.assign, sharding.by
 
 
-def _run_by_init(owner: cst.ClassDef) -> set[str]:
-    """Return the constructor of a class, and the methods that it runs: ``self._make_model(args)``."""
-    methods = (each for each in owner.body.body if isinstance(each, cst.FunctionDef))
-    made = next((each for each in methods if each.name.value == INIT), None)
-    calls = (dotted(call.func) or "" for call in walk_for(made, cst.Call)) if made is not None else ()
-    return {INIT, *(name.removeprefix("self.") for name in calls if name.startswith("self."))}
+def _is_of_sharded(source: Source, made: Made, sharding: Sharding) -> bool:
+    """Tell whether an attribute holds parameters of what a call shards, by what a method is given too."""
+    held = [*models_held(source, made, sharding.by), *filled_with(source, made)]
+    names = [name for each in held for name in _names_there(source, each, sharding.call)]
+    return any(is_about(source, each, model) for each in names for model in sharding.models)
+
+
+def _names_there(source: Source, model: cst.BaseExpression, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield what the method that shards calls a model: what it gives where it runs the one that has it."""
+    yield from [model] if text_of(model).startswith("self.") else ()
+    function, method = source.index.function(model), source.index.function(call)
+    yield from _kept_as(source, model)
+    root = root_of(source, model)
+    for place in source.index.calls_of_method(function.name.value) if function is not None and root else ():
+        if method is not None and function is not None and source.index.function(place) is method:
+            given = given_for(place, function, root)
+            yield from () if given is None else (given,)
+        elif function is not None and (given := given_for(place, function, root)) is not None:
+            yield from [given] if text_of(given).startswith("self.") else ()
+
+
+def _kept_as(source: Source, model: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the attributes that the same method gives a model: ``self.net = net``."""
+    for assign in source.assignments:
+        is_its = text_of(assign.value) == text_of(model)
+        if is_its and source.index.function(assign) is source.index.function(model):
+            targets = (each.target for each in assign.targets)
+            yield from (each for each in targets if text_of(each).startswith("self."))
 
 
 def _by_fsdp1(source: Source) -> Iterator[Sharding]:
@@ -127,12 +181,18 @@ def _by_fsdp1(source: Source) -> Iterator[Sharding]:
             yield Sharding(call, "", (text_of(call.args[0].value),))
 
 
-def _comes_after(source: Source, node: cst.CSTNode, method: cst.FunctionDef, call: cst.Call) -> bool:
+def _comes_after(
+    source: Source, node: cst.CSTNode, made: Made, method: cst.FunctionDef, call: cst.Call
+) -> bool:
     """Tell whether it is used below the call that shards, or taken for parameters in another method."""
-    if is_only_counted(source.index, node):
-        return False
     function = source.index.function(node)
+    if is_only_counted(source.index, node) or function is source.index.function(made.assign):
+        return False
     if function is method:
         return source.index.order[node] > source.index.order[call]
     name = function.name.value if function is not None else INIT
-    return name != INIT and not _EARLIER.search(name) and is_taken_for_parameters(source, node)
+    if runs_first(source.index, call, node):
+        return True
+    if name == INIT or EARLIER.search(name) or runs_first(source.index, node, call):
+        return False
+    return is_taken_for_parameters(source, node)

@@ -6,28 +6,36 @@ exchanges those of an optimizer that is prepared with it, and of nothing else.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerate_models import prepared
+from fsdp_migrate.source.python.class_order import INIT, runs_first
+from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
-from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer
 from fsdp_migrate.source.python.returned_parameters import returned_shares
 from fsdp_migrate.source.python.starred import added_to, given_to
+from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.text import Source
 
 
 _OPTIMIZER: Final = re.compile(r"optim|(^|_)opt($|_)|^ada|^sgd|^lion", re.IGNORECASE)
-_CLIPS: Final = re.compile(r"^clip_grad")
+_CLIPS: Final = re.compile(r"^clip_grad|norm|^_foreach_|^unscale")
+EARLIER: Final = re.compile(r"^(get|create|make|build|configure|init|_init|setup|_setup|prepare)(_|$)")
+"""Methods that may run before the sharding, by their names."""
+_VIEWS: Final = frozenset({"items", "values"})
 _PREPARES: Final = frozenset({"prepare", "prepare_model", "setup", "setup_module", "setup_optimizers"})
 
 
@@ -45,7 +53,7 @@ class Sharding:
 class Made:
     """A name that an assignment gives a value."""
 
-    assign: cst.Assign
+    assign: cst.Assign | cst.AnnAssign
     name: str
     value: cst.BaseExpression
     is_one_of: bool = False
@@ -58,28 +66,59 @@ def kept_in_functions(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
         yield from ((each, sharding.by) for each in kept_before(source, sharding))
         if sharding.by == "transformers":
             yield from ((each, sharding.by) for each in _given_to_callbacks(source, sharding))
+    for call in source.calls if source.links.takes_lists else ():
+        yield from _handed_to(source, call)
 
 
-def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.Assign]:
+def _handed_to(source: Source, call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield the lists that a call gives to what shards their model itself, or the call that has one in it."""
+    names = written_names(source.index, call.func) or {dotted(call.func) or ""}
+    told = (each for name in names for each in source.links.takes_lists.get(name, ()))
+    for place, name, number, argument, by in told:
+        model, given = argument_of(call, place, {name}), argument_of(call, number, {argument})
+        if model is None or given is None:
+            continue
+        made = [each for each in made_before(source, call) if each.name == text_of(given)]
+        text = text_of(model)
+        if any(holds(source, each, text, by) or is_filled(source, each, call, [text]) for each in made):
+            yield made[-1].assign, by
+        elif any(is_about(source, each.model, text) for each in shares(source.index, given)):
+            yield call, by
+
+
+def kept_before(source: Source, sharding: Sharding) -> Iterator[cst.CSTNode]:
     """Yield the assignments before a call that shards, in its function, of what is used after it as well."""
-    for made in made_before(source, sharding.call):
+    for made in (*made_before(source, sharding.call), *_made_globally(source, sharding)):
         is_its = any(holds(source, made, model, sharding.by) for model in sharding.models)
-        is_its = is_its or _is_filled(source, made, sharding)
+        is_its = is_its or is_filled(source, made, sharding.call, sharding.models)
         if (is_its or _is_stepped(source, made, sharding.call)) and is_used_after(
             source, made, sharding.call
         ):
             yield made.assign
 
 
-def _is_filled(source: Source, made: Made, sharding: Sharding) -> bool:
-    """Tell whether a loop before a call fills a list with the parameters of what that shards."""
-    is_empty = isinstance(made.value, (cst.Dict, cst.List)) and not made.value.elements
-    places = readers(source, made.assign, made.name) if is_empty else ()
-    before = (each for each in places if source.index.order[each] < source.index.order[sharding.call])
-    filled = (model_of(source.index, each) for each in before if isinstance(each, cst.Name))
-    return any(
-        is_about(source, found, model) for found in filled if found is not None for model in sharding.models
-    )
+def _made_globally(source: Source, sharding: Sharding) -> Iterator[Made]:
+    """Yield what the top level of a file makes, where a function shards a model of that: ``global NET``."""
+    index, function = source.index, source.index.function(sharding.call)
+    given = [arg.value for arg in sharding.call.args if isinstance(arg.value, cst.Name)]
+    bound = [each for name in given if name.value in sharding.models for each in index.bindings_of(name)]
+    if function is not None and any(index.function(each.node) is None for each in bound):
+        for assign in assigned(source):
+            if index.function(assign) is None and index.class_of(assign) is None:
+                yield from made_by(assign)
+
+
+def filled_with(source: Source, made: Made) -> Iterator[cst.BaseExpression]:
+    """Yield the models whose parameters loops put into what an assignment makes empty."""
+    if not made.is_one_of and is_made_empty(made.value):
+        yield from filled_from(source.index, made.assign, made.name)
+
+
+def is_filled(source: Source, made: Made, call: cst.Call, models: Iterable[str]) -> bool:
+    """Tell whether a loop before a call that shards fills a list with the parameters of one of its models."""
+    order = source.index.order
+    before = [each for each in filled_with(source, made) if order[each] < order[call]]
+    return any(is_about(source, found, model) for found in before for model in models)
 
 
 def comes_with(made: Made, model: str) -> bool:
@@ -110,17 +149,31 @@ def names_given(source: Source, call: cst.Call) -> set[str]:
 def made_before(source: Source, call: cst.Call) -> Iterator[Made]:
     """Yield what the assignments give values that stand before a call in its function."""
     function, order = source.index.function(call), source.index.order
-    for assign in source.assignments:
+    for assign in assigned(source):
         if source.index.function(assign) is not function or order[assign] >= order[call]:
             continue
         if call not in set(walk_for(assign, cst.Call)) and not source.index.excludes(assign, call):
             yield from made_by(assign)
 
 
-def made_by(assign: cst.Assign) -> Iterator[Made]:
+def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
+    """Yield every assignment, those with an annotation too."""
+    yield from source.assignments
+    for node in source.index.by_kind.get(cst.AnnAssign, ()):
+        line = cst.ensure_type(node, cst.AnnAssign)
+        yield from () if line.value is None else (line,)
+
+
+def _targets(assign: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
+    return [assign.target] if isinstance(assign, cst.AnnAssign) else [each.target for each in assign.targets]
+
+
+def made_by(assign: cst.Assign | cst.AnnAssign) -> Iterator[Made]:
     """Yield the names that an assignment gives values."""
-    for each in assign.targets:
-        target, value = each.target, assign.value
+    for target in _targets(assign):
+        value = assign.value
+        if value is None:
+            continue
         if not isinstance(target, (cst.Tuple, cst.List)):
             if (name := dotted(target)) is not None:
                 yield Made(assign, name, value)
@@ -133,8 +186,13 @@ def made_by(assign: cst.Assign) -> Iterator[Made]:
                 yield Made(assign, name, given, is_one_of=not is_seen)
 
 
-def shardings(source: Source) -> Iterator[Sharding]:
-    """Yield the calls by which frameworks shard, with the names that models have before."""
+@functools.lru_cache(maxsize=1)
+def shardings(source: Source) -> list[Sharding]:
+    """Return the calls by which frameworks shard, with the names that models have before."""
+    return list(_shardings(source))
+
+
+def _shardings(source: Source) -> Iterator[Sharding]:
     for call in source.calls:
         kinds = source.models.kinds(call)
         by = by_whom({kind.rpartition(">")[2] for kind in kinds})
@@ -142,8 +200,20 @@ def shardings(source: Source) -> Iterator[Sharding]:
             models = tuple(_models_given(source, call, kinds))
             if models:
                 yield Sharding(call, by, models)
+        elif not by and (found := _shown_below(source, call)):
+            yield Sharding(call, "accelerate", tuple(_models_given(source, call, found)))
     for call, model in source.models.frameworks.trainers.trainings:
         yield Sharding(call, "transformers", (model, f"{text_of(_owner(call))}.model"))
+
+
+def _shown_below(source: Source, call: cst.Call) -> set[str]:
+    """Return what Accelerate's ``prepare`` gives, where FSDP1's functions are given that below."""
+    kinds = prepared(source.index, call)
+    above = source.index.parents[call]
+    targets = [each.target for each in above.targets] if kinds and isinstance(above, cst.Assign) else []
+    parts = (walk_for(each, kind) for each in targets for kind in (cst.Name, cst.Attribute))
+    is_shown = any(source.models.is_evident(part) for found in parts for part in found)
+    return kinds if is_shown else set()
 
 
 def _owner(call: cst.Call) -> cst.BaseExpression:
@@ -188,19 +258,44 @@ def _sharded_by_name(target: cst.BaseExpression, kinds: set[str], places: set[st
 
 def holds(source: Source, made: Made, model: str, by: str) -> bool:
     """Tell whether a name is given something made of the parameters of a model, or of a part of it."""
+    return any(is_about(source, each, model) for each in models_held(source, made, by))
+
+
+def models_held(source: Source, made: Made, by: str) -> list[cst.BaseExpression]:
+    """Return the models, or the parts of them, of whose parameters a name is given something."""
     value = made.value
     found = [] if made.is_one_of else [each.model for each in shares(source.index, value)]
-    if not found and isinstance(value, cst.Call) and not made.is_one_of and _is_class(source, value, by):
-        found = [each.model for arg in value.args for each in shares(source.index, arg.value)]
+    if not found and not made.is_one_of:
+        found = _held_by_object(source, value, by)
+    if not found and isinstance(value, (cst.Dict, cst.List, cst.Tuple)) and not made.is_one_of:
+        found = [each for part in value.elements for each in _held_by_object(source, part.value, by)]
     found = found or list(returned_shares(source, value, _place(made)))
+    found = found or ([] if made.is_one_of else list(_kept_by_object(source, value)))
     named = None if found else named_as_parameters(value, made.name)
-    return any(is_about(source, each, model) for each in (*found, named) if each is not None)
+    return found if named is None else [named]
+
+
+def _held_by_object(source: Source, value: cst.BaseExpression, by: str) -> list[cst.BaseExpression]:
+    """Return the models whose parameters a call is given, that makes an object which keeps them."""
+    if not isinstance(value, cst.Call) or not _is_class(source, value, by):
+        return []
+    return [each.model for arg in value.args for each in shares(source.index, arg.value)]
+
+
+def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the models of whose parameters the object keeps some that a call makes: ``EMA(net)``."""
+    call = value if isinstance(value, cst.Call) and source.links.keeps_parameters else None
+    names = (written_names(source.index, call.func) or {dotted(call.func) or ""}) if call is not None else ()
+    for name in names:
+        for number, argument in source.links.keeps_parameters.get(name, ()):
+            given = argument_of(call, number, {argument}) if call is not None else None
+            yield from () if given is None else (given,)
 
 
 def _place(made: Made) -> tuple[int, int] | None:
     """Return which part of a tuple a name is given, and how many parts that has."""
-    for each in made.assign.targets if made.is_one_of else ():
-        parts = each.target.elements if isinstance(each.target, (cst.Tuple, cst.List)) else ()
+    for target in _targets(made.assign) if made.is_one_of else ():
+        parts = target.elements if isinstance(target, (cst.Tuple, cst.List)) else ()
         names = [dotted(part.value) for part in parts]
         if made.name in names:
             return names.index(made.name), len(names)
@@ -213,6 +308,8 @@ def _is_class(source: Source, call: cst.Call, by: str) -> bool:
     Who has an optimizer prepared with its model has the new ones put into it, but not by Fabric's FSDP2.
     """
     name = (dotted(call.func) or "").split(".")[-1]
+    if name == "partial":
+        return True  # `clip = partial(clip_grad_norm_, list(net.parameters()))`
     if by in {"", "fabric"}:
         return name[:1].isupper()
     known = source.index.qualified(call.func)
@@ -225,7 +322,13 @@ def is_about(source: Source, node: cst.BaseExpression, model: str) -> bool:
     text = text_of(node)
     if text == model or text.startswith(f"{model}.") or model.startswith(f"{text}."):
         return True
-    made = (each for assign in source.assignments for each in made_by(assign) if each.name == model)
+    # Of an object that was given the model too: `run.net` of `run = Run(net)`.
+    made = (
+        each
+        for assign in source.assignments
+        for each in made_by(assign)
+        if f"{model}.".startswith(f"{each.name}.") and each.name != "self"
+    )
     return any(
         isinstance(each.value, cst.Call)
         and not each.is_one_of
@@ -244,13 +347,43 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
     is_named = made.is_one_of or not shares(index, made.value)
     is_named = is_named and named_as_parameters(made.value, name) is not None
     for node in readers(source, made.assign, name):
-        if id(node) in inside or is_only_counted(index, node) or index.order[node] < index.order[call]:
+        if id(node) in inside or is_only_counted(index, node) or not _may_run_after(source, node, call):
             continue
         if index.excludes(node, call) or _is_set_between(source, node, name, call):
+            continue
+        if index.function(node) is not index.function(call) and is_made_anew(source, name, call):
             continue
         if not is_named or is_taken_for_parameters(source, node):
             return True
     return False
+
+
+def is_made_anew(source: Source, name: str, call: cst.CSTNode) -> bool:
+    """Tell whether the function of a call gives a name another value below it, which others then read."""
+    index = source.index
+    return any(
+        made.name == name
+        for assign in assigned(source)
+        if index.function(assign) is index.function(call) and index.order[assign] > index.order[call]
+        if not index.excludes(assign, call) and index.statement(assign) is not index.statement(call)
+        for made in made_by(assign)
+    )
+
+
+def _may_run_after(source: Source, node: cst.CSTNode, call: cst.CSTNode) -> bool:
+    """Tell whether a place comes after a call: in another function, it may, wherever that stands."""
+    index = source.index
+    is_below = index.order[node] > index.order[call]
+    if index.function(node) is index.function(call):
+        return is_below
+    if index.function(node) is None:
+        return False  # the top level of a file runs before what it defines is called
+    first = runs_first(index, node, call)
+    if first is not None or is_below:
+        return not first
+    function = index.function(node)
+    is_early = function is None or function.name.value == INIT or EARLIER.search(function.name.value)
+    return not is_early and is_taken_for_parameters(source, node)
 
 
 def _is_set_between(source: Source, node: cst.CSTNode, name: str, call: cst.CSTNode) -> bool:
@@ -258,12 +391,21 @@ def _is_set_between(source: Source, node: cst.CSTNode, name: str, call: cst.CSTN
     order, line = source.index.order, source.index.statement(call)
     return any(
         (order[call] < order[each] < order[node] or source.index.statement(each) is line)
-        and any(dotted(part) == name for target in each.targets for part in walk(target))
+        and any(dotted(part) == name for target in each.targets for part in _bound_by(target.target))
         and not source.index.excludes(each, call)
         and source.index.function(each) is source.index.function(node)
         and node not in set(walk(each.value))
         for each in source.assignments
     )
+
+
+def _bound_by(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what an assignment sets: ``run.net`` of ``run.net, run.opt = ...``, and no ``run``."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for each in target.elements:
+            yield from _bound_by(each.value)
+    else:
+        yield target
 
 
 def readers(source: Source, assign: cst.CSTNode, name: str) -> Iterator[cst.CSTNode]:
@@ -277,7 +419,7 @@ def readers(source: Source, assign: cst.CSTNode, name: str) -> Iterator[cst.CSTN
             continue
         is_same = (
             owner is not None and source.index.class_of(node) is owner
-            if "." in name
+            if name.startswith("self.")
             else _is_within(source, node, function)
         )
         if is_same:
@@ -302,6 +444,8 @@ def _is_within(source: Source, node: cst.CSTNode, function: cst.FunctionDef | No
 def is_taken_for_parameters(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether a place shows that something holds parameters: it is clipped, or gone through."""
     above = source.index.parents[node]
+    while isinstance(above, cst.Attribute) and above.attr.value in _VIEWS:
+        above = source.index.parents[source.index.parents[above]]  # of `self.named.items()`
     if isinstance(above, (cst.For, cst.CompFor)):
         return True
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None

@@ -35,6 +35,7 @@ from fsdp_migrate.source.wrapped_in_place import (
     given_for,
     gives_another_name,
     is_of_a_loop,
+    older_names,
     put_into,
     sharded_parameters,
     whole_of_target,
@@ -223,7 +224,7 @@ class ProjectFacts(PickedKinds):
         self.ask(f"{_SHARDS}{made.key}")
         for number, name in sharded_parameters(made, self.inner):
             kinds = {kind for kind in whole(self.facts.get((made.key, name), ())) if kind != "ddp"}
-            written = self._written(call.func, place)
+            written = self.written(call.func, place)
             is_told = made.module is not place.module or self._is_of_an_object(call.func, place)
             if is_told and written:
                 told = self.shards_told.setdefault(place.module.path, {})
@@ -241,13 +242,15 @@ class ProjectFacts(PickedKinds):
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
             self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)
+        for older in older_names(self.project.node(place.module, place.scope), node, text):
+            self._assign_name(older, {*whole(kinds), "other"}, place, is_aside=True)
 
-    def _written(self, func: ast.expr, place: Place) -> str:
+    def written(self, func: ast.expr, place: Place) -> str:
         """Return how a file writes the name of a thing of another file, its imports taken in."""
         text = dotted(func)
         if text is None:  # `Strategy().prepare(net)`
             made = func.value if isinstance(func, ast.Attribute) else None
-            start = self._written(made.func, place) if isinstance(made, ast.Call) else ""
+            start = self.written(made.func, place) if isinstance(made, ast.Call) else ""
             return f"{start}().{func.attr}" if start and isinstance(func, ast.Attribute) else ""
         root, _, rest = text.partition(".")
         if root in {"self", "cls"}:

@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
 from fsdp_migrate.source.state_methods import saves_itself, states_by_file
+from fsdp_migrate.source.told_parameters import told_parameters
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
 
@@ -66,6 +67,7 @@ class Told:
         methods = methods_by_file(self.known.project, self.known.methods)
         states = states_by_file(self.known.project, self.known.methods)
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
+        kept = told_parameters(self.known)
         paths = {m.path for m in self.known.looked_at}.union(
             gives, given, names, taken, methods, states, makers
         )
@@ -85,6 +87,9 @@ class Told:
                 shards_given={
                     name: frozenset(told) for name, told in self.known.shards_told.get(p, {}).items()
                 },
+                gives_parameters=kept.gives.get(p, {}),
+                keeps_parameters=kept.keeps.get(p, {}),
+                takes_lists=kept.takes.get(p, {}),
                 names=names.get(p, {}),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),

@@ -114,3 +114,21 @@ def given_for(call: ast.Call, place: int, name: str) -> str | None:
     if len(before) <= place or any(isinstance(each, ast.Starred) for each in before):
         return None
     return dotted(before[place])
+
+
+def older_names(function: ast.AST | None, sharded: ast.stmt, text: str) -> Iterator[str]:
+    """Yield the other names that a function gave a model above the statement that shards it.
+
+    ``self.model = model`` above ``self.wrapped = prepare(model)``: FSDP2 shards in place.
+    """
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    lines = [each for each in ast.walk(function) if isinstance(each, ast.Assign)]
+    above = [each for each in lines if each.lineno < sharded.lineno]
+    for line in above:
+        if dotted(line.value) != text:
+            continue
+        between = (each for each in above if each.lineno > line.lineno)
+        bound = {dotted(target) for each in between for target in each.targets}
+        names = {dotted(each) for each in line.targets} - {None, text}
+        yield from () if text in bound else sorted(name for name in names if name and name not in bound)

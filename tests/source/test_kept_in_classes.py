@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths, scan_source
+from fsdp_migrate.source import rewrite_paths, scan_paths, scan_source
 
 
 if TYPE_CHECKING:
@@ -130,3 +130,82 @@ def test_a_lightning_module(tmp_path: Path, keeps: str, uses: str, *, is_said: b
         {"own.py": 1} if is_said else {}
     )
     assert said(tmp_path, {"own.py": own, "train.py": train.format("ddp")}) == {}
+
+
+_COLLECTS = (
+    "    def collect(self):\n        self.kept = [p for p in self.model.parameters() if p.requires_grad]\n"
+)
+_LOOP = "        self.kept = []\n        for p in self.model.parameters():\n            self.kept.append(p)\n"
+_RUNS = "        self.collect()\n"
+_GIVES = "    def collect(self):\n        return [p for p in self.model.parameters() if p.requires_grad]\n"
+_GIVEN = "    def collect(self, net):\n        self.kept = list(net.parameters())\n"
+_BY = {
+    "accelerate": "        self.model, self.o = accelerator.prepare(self.model, self.o)\n",
+    "torch": "        self.model = FSDP(self.model)\n",
+}
+
+
+@pytest.mark.parametrize("by", ["accelerate", "torch"])
+@pytest.mark.parametrize(
+    ("above", "below", "collects", "is_said"),
+    [
+        (_RUNS, "", _COLLECTS, True),
+        ("        self.first()\n", "", f"{_COLLECTS}    def first(self):\n{_RUNS}", True),
+        ("        self.collect(self.model)\n", "", _GIVEN, True),
+        ("        self.collect(self.other)\n", "", _GIVEN, False),
+        ("        self.kept = self.collect()\n", "", _GIVES, True),
+        (_RUNS, "", f"    def collect(self):\n{_LOOP}", True),
+        (_LOOP, "", "", True),
+        ("", _RUNS, _COLLECTS, False),
+        (_RUNS, _RUNS, _COLLECTS, False),
+        (_RUNS, "        self.kept = list(self.model.parameters())\n", _COLLECTS, False),
+        (_LOOP, "        self.kept = list(self.model.parameters())\n", "", False),
+        (_RUNS, _RUNS.replace("collect", "unknown"), _COLLECTS, True),
+        ("", "", _COLLECTS, False),
+    ],
+)
+@pytest.mark.parametrize("method", ["__init__", "setup"])
+def test_a_method_that_runs_before_the_sharding_keeps_them(
+    method: str, above: str, below: str, collects: str, by: str, *, is_said: bool
+) -> None:
+    header = ACCELERATE if by == "accelerate" else FSDP1
+    code = f"{header}class Runner:\n    def {method}(self):\n{above}{_BY[by]}{below}{collects}"
+    found = {use.code for use in scan_source(f"{code}    def step(self):\n{CLIPS}")}
+    assert ("FM446" in found) is is_said
+    assert "FM446" not in {
+        use.code for use in scan_source(f"{code}    def step(self):\n        len(self.kept)\n")
+    }
+
+
+def test_a_list_that_is_made_and_read_before_the_sharding_alone() -> None:
+    reads = "    def show(self):\n        for p in self.kept:\n            print(p)\n"
+    body = f"    def setup(self):\n{_RUNS}        self.show()\n{_BY['accelerate']}{_COLLECTS}{reads}"
+    assert "FM446" not in {use.code for use in scan_source(f"{ACCELERATE}class Runner:\n{body}")}
+    ends = (
+        body.replace("        self.show()\n", "")
+        + f"    def run(self):\n{CLIPS.replace('self.kept', 'self.model')}"
+    )
+    runs = ends.replace(
+        "    def run(self):\n", "    def run(self):\n        self.setup()\n        self.show()\n"
+    )
+    assert "FM446" in {use.code for use in scan_source(f"{ACCELERATE}class Runner:\n{runs}")}
+
+
+@pytest.mark.parametrize(
+    ("collects", "uses", "is_said"),
+    [
+        (_COLLECTS, CLIPS, True),
+        (_COLLECTS.replace("collect", "on_step_end"), CLIPS, False),
+        (_COLLECTS, "        print(len(self.kept))\n", False),
+        (_COLLECTS.replace("self.model", "self.other"), CLIPS, False),
+        (_COLLECTS, f"        self.collect()\n{CLIPS}", True),
+        (_COLLECTS, f"        self.setup()\n        self.collect()\n{CLIPS}", False),
+    ],
+)
+def test_an_order_that_nothing_shows_is_looked_at(
+    tmp_path: Path, collects: str, uses: str, *, is_said: bool
+) -> None:
+    code = f"{ACCELERATE}class Runner:\n    def setup(self):\n{_BY['accelerate']}{collects}"
+    (tmp_path / "run.py").write_text(f"{code}    def step(self):\n{uses}")
+    found = [use for use in scan_paths([tmp_path]).uses if "another method" in use.becomes]
+    assert [(use.code, use.action) for use in found] == [("FM450", "unclear")] * is_said

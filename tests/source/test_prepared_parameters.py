@@ -161,3 +161,54 @@ def test_an_optimizers_class_that_is_chosen(before: str, *, is_said: bool) -> No
     assert ("FM445" in comments(f"{made}{prepare}", FSDP1)) is is_said
     alone = f"model = DDP(net)\n{made}"
     assert "FM445" not in {use.code for use in scan_source(alone)}
+
+
+_GLOBAL = "def setup():\n    global model, optimizer\n    {}def train():\n    {}"
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        ("kept: list = list(model.parameters())\n", "clip_grad_norm_(kept, 1.0)\n"),
+        ("kept = {id(p): n for n, p in model.named_parameters()}\n", "x = id(q) in kept\n"),
+        ("kept = set(map(id, model.head.parameters()))\n", "x = id(q) in kept\n"),
+        ("kept = [p for m in (model.a, model.b) for p in m.parameters()]\n", "clip_grad_norm_(kept, 1.0)\n"),
+        ("kept = list(chain.from_iterable(m.parameters() for m in [model.a]))\n", "clip_grad_norm_(kept)\n"),
+        ("kept = [model.head.weight, model.head.bias]\n", "clip_grad_norm_(kept, 1.0)\n"),
+        ("kept = []\nkept.extend(model.a.parameters())\n", "clip_grad_norm_(kept, 1.0)\n"),
+        ("kept = []\nkept += list(model.a.parameters())\n", "clip_grad_norm_(kept, 1.0)\n"),
+        ("kept = []\nfor m in model.modules():\n    kept.append(m.weight)\n", "clip_grad_norm_(kept, 1.0)\n"),
+        ("kept = {}\nfor n, p in model.named_parameters():\n    kept[n] = p\n", "kept['a'].grad.zero_()\n"),
+        (
+            "kept = defaultdict(list)\nfor p in model.parameters():\n    kept[p.ndim].append(p)\n",
+            "use(kept)\n",
+        ),
+        ("kept = {'ema': EMA(model.parameters()), 'step': 0}\n", "kept['ema'].step()\n"),
+        ("kept = partial(clip_grad_norm_, list(model.parameters()))\n", "kept(1.0)\n"),
+        ("def step():\n    clip_grad_norm_(kept, 1.0)\nkept = list(model.parameters())\n", "step()\n"),
+    ],
+)
+def test_forms_in_which_parameters_are_kept(made: str, used: str) -> None:
+    lines = "".join(f"    {line}\n" for line in f"{made}{PREPARE}{used}".splitlines())
+    assert "FM446" in comments(f"def main(model, optimizer, loader):\n{lines}", FSDP1)
+    others = lines.replace("model.", "other.")
+    assert "FM446" not in comments(f"def main(model, optimizer, loader, other):\n{others}", FSDP1)
+
+
+def test_what_the_top_level_of_a_file_keeps() -> None:
+    prepare = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    made = "model = Net()\nkept = list(model.parameters())\noptimizer = AdamW(kept)\n"
+    assert "FM446" in comments(made + _GLOBAL.format(prepare, "clip_grad_norm_(kept, 1.0)\n"), FSDP1)
+    assert "FM446" not in comments(made + _GLOBAL.format(prepare, "optimizer.step()\n"), FSDP1)
+
+
+def test_an_object_that_is_given_the_model_and_prepared_from_outside() -> None:
+    body = (
+        "state = State(net, AdamW(kept), kept)\n"
+        "state.model, state.optimizer = accelerator.prepare(state.model, state.optimizer)\n"
+        "accelerator.clip_grad_norm_(state.params, 1.0)\n"
+    )
+    assert "FM446" in comments(f"kept = list(net.parameters())\n{body}", FSDP1)
+    own = body.replace("State(net, AdamW(kept), kept)", "State(net)\nstate.params = kept", 1)
+    assert "FM446" in comments(f"kept = list(net.parameters())\n{own}", FSDP1)
+    assert "FM446" not in comments(f"kept = list(other.parameters())\n{body}", FSDP1)

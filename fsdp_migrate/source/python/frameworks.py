@@ -28,8 +28,10 @@ from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
     SHARDED,
     fitted,
+    has_units,
     is_trainers_model,
     is_within_a_module,
+    is_within_a_step,
     trains_by_fsdp1,
 )
 from fsdp_migrate.source.python.nodes import text_of
@@ -98,6 +100,16 @@ class Frameworks:
     @functools.cached_property
     def _lightning(self) -> bool:
         return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
+
+    @functools.cached_property
+    def _has_units(self) -> bool:
+        return self.links.units_by_lightning or has_units(self.index.module.code)
+
+    def is_of_a_step(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is a LightningModule, or a part of one, in whose steps its units are sharded."""
+        if not isinstance(node, (cst.Name, cst.Attribute)) or not self._lightning or not self._has_units:
+            return False
+        return is_within_a_step(self.index, node)
 
     @property
     def trains_by_lightning(self) -> bool:

@@ -5,6 +5,7 @@ Under ``FSDPStrategy`` these are FSDP1's; under another strategy they are not, w
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,10 @@ _HOOKS = re.compile(
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|save_checkpoint))$"
 )
+_STEPS = frozenset({"predict_step", "test_step", "training_step", "validation_step"})
+_NOT_STEPS = frozenset({"__init__", "configure_model", "forward", "setup"})
+_UNITS = re.compile(r"\bauto_wrap_policy\b['\"]?\s*[=:](?!\s*None\b)|\bwith enable_wrap\(|\bauto_wrap\(")
+_DEEPEST = 4
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 """What Lightning's Trainer is called."""
 _OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
@@ -79,18 +84,58 @@ def is_run_sharded(hook: str) -> bool:
 
 def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
+    function = _method_with(index, node)
+    if function is None:
+        return False
+    name, owner = function.name.value, cst.ensure_type(index.class_of(function), cst.ClassDef)
+    return is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner))
+
+
+def is_within_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
+    """Tell whether it is the same in the forward of the root, where units of their own are sharded."""
+    function = _method_with(index, node)
+    return function is not None and _is_of_a_step(index, function)
+
+
+def _method_with(index: Index, node: cst.Name | cst.Attribute) -> cst.FunctionDef | None:
+    """Return the method of a LightningModule in which something is ``self``, or a part of it by its name."""
     if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
-        return False
+        return None
     if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
-        return False
+        return None
     function, owner = index.function(node), index.class_of(node)
     if function is None or owner is None or index.class_of(function) is not owner:
-        return False
+        return None
     bases = (name for base in owner.bases for name in index.qualified(base.value))
-    if not any(map(MODULE.match, bases)):
-        return False
+    return function if any(map(MODULE.match, bases)) else None
+
+
+@functools.lru_cache(maxsize=4)
+def _is_of_a_step(index: Index, function: cst.FunctionDef, depth: int = 0) -> bool:
+    """Tell whether a method is a step of a LightningModule's, or steps and hooks alone call it."""
     name = function.name.value
-    return is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner))
+    if name in _STEPS:
+        return True
+    if depth == _DEEPEST or name in _NOT_STEPS or function.decorators:
+        return False
+    calls = [call for call in index.calls_of_method(name) if dotted(call.func) == f"self.{name}"]
+    callers = [index.function(call) for call in calls]
+    return bool(callers) and all(
+        each is not None
+        and each is not function
+        and (is_run_sharded(each.name.value) or _is_of_a_step(index, each, depth + 1))
+        for each in callers
+    )
+
+
+def has_units(code: str) -> bool:
+    """Tell whether a source names what Lightning's strategy makes units of.
+
+    Example:
+        >>> [has_units(f"FSDPStrategy(auto_wrap_policy={given})") for given in ("{Block}", "None")]
+        [True, False]
+    """
+    return _UNITS.search(code) is not None
 
 
 def _optimizes_itself(owner: cst.ClassDef) -> bool:

@@ -25,6 +25,18 @@ Sharded = tuple[int, str, Kinds]
 """A parameter of a function that shards it in place: its place, its name, and what it is then."""
 
 
+GivenParameters = tuple[int, int, int, str]
+"""Which part of a tuple a function gives (-1: all that it gives), and of how many, that holds parameters; and
+of which argument, by place and name, they are."""
+HandedList = tuple[int, str, int, str, str]
+"""Two arguments of a function or a class, by place and name: a model that it shards, and a list of parameters
+that it takes for the model's since; and the framework by which it shards, if that is none of FSDP1's."""
+OBJECT = -1
+"""In place of an argument's: the object whose method it is."""
+PART = -2
+"""The same: another part of the tuple, whose number is the name."""
+
+
 @dataclass(frozen=True)
 class Links:
     """What is known of one file's names by the project's others. Processes can be sent it."""
@@ -39,6 +51,16 @@ class Links:
 
     shards_given: Mapping[str, frozenset[Sharded]] = field(default_factory=dict)
     """The arguments that an imported function shards in place, and may give another name."""
+
+    gives_parameters: Mapping[str, frozenset[GivenParameters]] = field(default_factory=dict)
+    """What calling an imported function, or a method, gives of the parameters of what it is given."""
+    keeps_parameters: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
+    """The arguments, by place and name, of whose parameters the objects of a class keep some."""
+
+    takes_lists: Mapping[str, frozenset[HandedList]] = field(default_factory=dict)
+    """What shards a model itself, and takes lists of parameters that it is given for that model's since."""
+    keeps_old: frozenset[tuple[int, str]] = frozenset()
+    """The lines of this file that keep parameters of a model that another class shards, and by what."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """What imports from the project's own files stand for, where that is FSDP1's."""
@@ -78,6 +100,8 @@ class Links:
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    units_by_lightning: bool = False
+    """Whether a file of the project names what Lightning's strategy makes units of."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
     beside_lightning: bool = False
@@ -141,6 +165,8 @@ class Links:
             self.is_given,
             self.wraps_given,
             self.shards_given,
+            self.keeps_old,
+            self.takes_lists,
             self.names,
             self.optimizers,
             self.optimizer_makers,

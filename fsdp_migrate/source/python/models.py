@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.annotations import annotated, objects
 from fsdp_migrate.source.python.by_name import (
     is_property,
@@ -20,6 +21,7 @@ from fsdp_migrate.source.python.containers import added_to, pairs, public_owner,
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
+    BY_ANY,
     EACH,
     attribute,
     entered,
@@ -61,6 +63,8 @@ class Models(ModelKinds):
 
     _objects: list[tuple[Key, cst.ClassDef]] = field(init=False)
     _of_fsdp2: set[Key | None] = field(init=False)
+    _asked: dict[str, set[str]] = field(default_factory=dict, repr=False)
+    """The methods of its own that a sharded model is asked for, and what that model is."""
     _running: dict[tuple[type[cst.CSTNode], ...], list[cst.CSTNode]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +89,7 @@ class Models(ModelKinds):
         # A pass may tell what an earlier line depends on. Facts only grow: one that adds none is the last.
         for _ in range(_MAX_PASSES):
             self._pass()
-            size = sum(map(len, self.facts.values())) + sum(map(len, self.returns.values()))
+            size = sum(sum(map(len, each.values())) for each in (self.facts, self.returns, self._asked))
             if size == before:
                 break
             before = size
@@ -98,6 +102,11 @@ class Models(ModelKinds):
         if (key := self.key_of(model)) is not None and not self.never.holds(call):
             self._add(key, kinds)
             self.evidence.setdefault(key, []).append(call)
+
+    def is_evident(self, node: cst.BaseExpression) -> bool:
+        """Tell whether FSDP1's functions are given it as their model, and nothing here makes it one."""
+        key = self.key_of(node)
+        return key is not None and bool(self.evidence.get(key)) and not self.made.get(key)
 
     def _add(self, key: Key | None, kinds: set[str]) -> None:
         if key is not None and kinds:
@@ -270,6 +279,7 @@ class Models(ModelKinds):
         self._follow_told(node)
         for given in self._wrapped_in(node):
             self._note_whole(given)
+        self._follow_asked(node)
         for function in self.guards.functions(node.func):
             self._follow_arguments(node, function)
             self._follow_inner(node, function)
@@ -281,6 +291,23 @@ class Models(ModelKinds):
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
+
+    def _follow_asked(self, call: cst.Call) -> None:
+        """Note the method of its own that a sharded model is asked for: ``model.train_loss(y)``."""
+        func = call.func
+        if isinstance(func, cst.Attribute) and func.attr.value not in catalog.OF_MODULES:
+            kinds = self.kinds(func.value)
+            if "fsdp" in kinds and not self.is_before_wrapping(func.value):
+                found = {each for each in kinds if each == "fsdp" or each in BY_ANY}
+                self._asked.setdefault(func.attr.value, {"other"}).update(found)
+
+    def _kinds_of_self(self, node: cst.BaseExpression) -> set[str]:
+        """Return what ``self`` is that such a method gives to a function: ``penalty(self, 0.1)``."""
+        function = self.index.function(node) if dotted(node) == "self" else None
+        owner = self.index.class_of(node) if function is not None else None
+        if function is None or owner is None or not owner.bases:
+            return set()
+        return self._asked.get(function.name.value, set())
 
     def _follow_names(self, call: cst.Call) -> None:
         """Note what is set by names: those of a loop, or one that is known only when it runs."""
@@ -392,7 +419,7 @@ class Models(ModelKinds):
                 break
             name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
             if name in keywords:
-                self._add_given((function, name), self.kinds(arg.value))
+                self._add_given((function, name), self.kinds(arg.value) | self._kinds_of_self(arg.value))
             elif (rest := rest_of(function, arg, place - len(params))) is not None:
                 self._add_given((function, rest[0]), put(rest[1], self.kinds(arg.value)))
 

@@ -11,11 +11,17 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS, model_of
+from fsdp_migrate.source.python.parameters import (
+    PARAMETERS,
+    SAME_PARAMETERS,
+    model_of,
+    parameters_of,
+    put_as_it_is,
+)
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source.python.scopes import Index
 
@@ -24,6 +30,9 @@ _VIEWS = frozenset({"items", "values"})
 _PARAMETERS = re.compile(r"(^|_)(trainable|params?|parameters)(_|$)")
 _COUNTS = re.compile(r"num|count|size|total|(^|_)n_|efficient|freeze")
 _MAX_DEPTH = 8
+_WEIGHTS = frozenset({"bias", "weight"})
+_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
+_JOINS = frozenset({"from_iterable", "sum"})
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,57 @@ def _shares(index: Index, node: cst.BaseExpression, depth: int) -> Iterator[Shar
     elif isinstance(node, cst.Call):
         yield from _of_call(index, node, depth)
     elif isinstance(node, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
-        found = _shares(index, node.for_in.iter, depth + 1) if model_of(index, node) is not None else ()
-        yield from (_filtered(each) if node.for_in.ifs else each for each in found)
+        yield from _of_comprehension(index, node, depth)
     elif isinstance(node, cst.Subscript):
         if is_slice(node):
             yield from map(_filtered, _shares(index, node.value, depth + 1))
     else:
         for part in _parts(node):
+            is_weight = isinstance(part, cst.Attribute) and part.attr.value in _WEIGHTS
+            yield from [Share(part.value, is_filtered=True)] if is_weight else ()  # type: ignore[attr-defined]
             yield from _shares(index, part, depth + 1)
+
+
+def _of_comprehension(index: Index, node: cst.BaseComp, depth: int) -> Iterator[Share]:
+    """Yield the models of ``[p for p in net.parameters()]``, also of ids, and of two loops in one."""
+    gives = [node.key, node.value] if isinstance(node, cst.DictComp) else [node.elt]  # type: ignore[attr-defined]
+    loops = [node.for_in]
+    while loops[-1].inner_for_in is not None:
+        loops.append(loops[-1].inner_for_in)
+    names = parameters_of(loops[-1])
+    if not any(names & set(_held_as(each)) for each in gives):
+        return
+    is_filtered = any(loop.ifs for loop in loops)
+    for share in _shares(index, loops[-1].iter, depth + 1):
+        for model in gone_through(share.model, loops[:-1]):
+            yield replace(share, model=model, is_filtered=share.is_filtered or is_filtered)
+
+
+def _held_as(node: cst.BaseExpression) -> Iterator[str]:
+    """Yield the names of what a list holds as it is, or knows again by ``id(p)``."""
+    if isinstance(node, cst.Call) and dotted(node.func) == "id" and node.args:
+        node = node.args[0].value
+    yield from put_as_it_is(node)
+
+
+def gone_through(
+    model: cst.BaseExpression, loops: Sequence[cst.For | cst.CompFor]
+) -> Iterator[cst.BaseExpression]:
+    """Yield what a model is that loops go through: each of ``for m in (net.a, net.b)``, or ``nets``."""
+    for loop in loops:
+        if text_of(loop.target) == text_of(model):
+            over = loop.iter
+            several = over.elements if isinstance(over, (cst.List, cst.Tuple)) else ()
+            yield from [each.value for each in several] or [modules_of(over)]
+            return
+    yield model
+
+
+def modules_of(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return the model of ``model.modules()``."""
+    func = node.func if isinstance(node, cst.Call) else None
+    is_its = isinstance(func, cst.Attribute) and func.attr.value in _MODULES
+    return cst.ensure_type(func, cst.Attribute).value if is_its else node
 
 
 def _parts(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
@@ -84,10 +136,20 @@ def _of_call(index: Index, call: cst.Call, depth: int) -> Iterator[Share]:
         yield Share(func.value)
     elif isinstance(func, cst.Attribute) and func.attr.value in _VIEWS:
         yield from _shares(index, func.value, depth + 1)
-    elif name in SAME_PARAMETERS:
+    elif name == "map" and len(call.args) == 2 and dotted(call.args[0].value) == "id":
+        yield from _shares(index, call.args[1].value, depth + 1)
+    elif name in SAME_PARAMETERS or name in _JOINS:
         for arg in call.args:
-            found = _shares(index, arg.value, depth + 1)
+            found = list(_shares(index, arg.value, depth + 1)) or list(_each_of(index, arg.value, depth))
             yield from map(_filtered, found) if name == "filter" else found
+
+
+def _each_of(index: Index, node: cst.BaseExpression, depth: int) -> Iterator[Share]:
+    """Yield those of ``chain.from_iterable(m.parameters() for m in nets)``, which holds lists of them."""
+    if isinstance(node, (cst.GeneratorExp, cst.ListComp)) and isinstance(node.elt, cst.Call):
+        for share in _shares(index, node.elt, depth + 1):
+            for model in gone_through(share.model, [node.for_in]):
+                yield replace(share, model=model)
 
 
 def _filtered(share: Share) -> Share:
@@ -114,6 +176,8 @@ def is_only_counted(index: Index, node: cst.CSTNode) -> bool:
     call = index.parents[above] if isinstance(above, cst.Arg) else None
     if isinstance(call, cst.Call) and dotted(call.func) in {"bool", "len", "type"}:
         return True
+    if isinstance(above, cst.ComparisonTarget) and isinstance(above.operator, (cst.In, cst.NotIn)):
+        return False  # what is new is not in it
     if isinstance(above, (cst.Comparison, cst.ComparisonTarget)):
         return True
     loop = above if isinstance(above, cst.CompFor) else None

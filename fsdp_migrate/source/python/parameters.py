@@ -87,16 +87,16 @@ def _filled_from(index: Index, name: cst.Name, depth: int) -> cst.BaseExpression
             continue
         if func.attr.value == "extend" and (found := model_of(index, call.args[0].value, depth + 1)):
             return found
-        put = set(_put(call.args[0].value))
+        put = set(put_as_it_is(call.args[0].value))
         for above in index.ancestors(call):
-            if isinstance(above, cst.For) and put & _parameters_of(above):
+            if isinstance(above, cst.For) and put & parameters_of(above):
                 return model_of(index, above.iter, depth + 1)
             if isinstance(above, cst.FunctionDef):
                 break
     return None
 
 
-def _put(node: cst.BaseExpression) -> Iterator[str]:
+def put_as_it_is(node: cst.BaseExpression) -> Iterator[str]:
     """Yield the names of what is put into a list as it is: ``p``, ``{"params": [p]}``, and no ``p.shape``."""
     if isinstance(node, cst.Attribute) and node.attr.value == "data":
         node = node.value
@@ -104,9 +104,9 @@ def _put(node: cst.BaseExpression) -> Iterator[str]:
         yield node.value
     elif isinstance(node, (cst.Dict, cst.List, cst.Set, cst.Tuple)):
         for each in node.elements:
-            yield from _put(each.value)
+            yield from put_as_it_is(each.value)
     elif isinstance(node, cst.IfExp):
-        yield from (*_put(node.body), *_put(node.orelse))
+        yield from (*put_as_it_is(node.body), *put_as_it_is(node.orelse))
 
 
 def _is_made_empty(binding: Binding) -> bool:
@@ -141,7 +141,7 @@ def _of_comprehension(
     index: Index, node: cst.BaseComp, gives: list[cst.BaseExpression], depth: int
 ) -> cst.BaseExpression | None:
     """Return the model, if what a comprehension gives is what it goes through, and no count or name of it."""
-    names = _parameters_of(node.for_in)
+    names = parameters_of(node.for_in)
     given = [*gives]
     for each in gives:
         given += [part.value for part in each.elements] if isinstance(each, (cst.Tuple, cst.Dict)) else []
@@ -150,7 +150,7 @@ def _of_comprehension(
     return model_of(index, node.for_in.iter, depth + 1)
 
 
-def _parameters_of(loop: cst.For | cst.CompFor) -> set[str]:
+def parameters_of(loop: cst.For | cst.CompFor) -> set[str]:
     """Return the names that stand for parameters in a loop: of ``n, p in m.named_parameters()`` the last."""
     target = loop.target
     names = {each.value for each in walk_for(target, cst.Name)}

@@ -14,6 +14,7 @@ from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import (
     comes_with,
     holds,
+    is_filled,
     is_used_after,
     kept_in_functions,
     made_before,
@@ -477,6 +478,7 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
     for made in made_before(source, wrapping):
         is_its = made.assign in optimizers or holds(source, made, text_of(first), "")
         is_its = is_its or comes_with(made, text_of(first))
+        is_its = is_its or is_filled(source, made, wrapping, [text_of(first)])
         if is_its and made.name not in told and is_used_after(source, made, wrapping):
             yield made.assign
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.kept_in_classes import kept_in_doubt
 from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
@@ -123,6 +124,12 @@ def may_find(text: str) -> bool:
     return False
 
 
+_KEPT = (
+    "another method shards this model: where this runs before it, it holds parameters in whose place FSDP2 "
+    "puts new ones. Make it of the sharded model."
+)
+
+
 def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     """Find what the other rules have said nothing of, in files that a sharded model may come to."""
     if not source.links.is_near:
@@ -133,7 +140,11 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
     both = () if is_foreach_said else of_foreach(source)
-    lists = [*((each, None, _LIST) for each in _clipped_lists(source)), *((e, None, _FOREACH) for e in both)]
+    lists: list[tuple[cst.CSTNode, None, str]] = [
+        *((each, None, _LIST) for each in _clipped_lists(source)),
+        *((each, None, _FOREACH) for each in both),
+        *((each, None, _KEPT) for each in kept_in_doubt(source)),
+    ]
     for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
         is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))

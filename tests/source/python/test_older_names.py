@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import rewrite_source
+from fsdp_migrate.source import rewrite_source, scan_paths
 from tests.source.samples import codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -170,3 +176,52 @@ def test_fabrics_model_has_a_module_and_the_inner_one_has_not() -> None:
     for name, asked in (("net", "model.module"), ("model", "model")):
         code = f"{MADE['fabric']}def main(model):\n{lines.format(name)}"
         assert f"get_model_state_dict({asked}," in " ".join(rewrite_source(code).replace("#", "").split())
+
+
+_PENALTY = (
+    "import torch\n\n\ndef penalty(net, weight):\n    loss = torch.tensor(0.0)\n"
+    "    for name, p in net.named_parameters():\n        loss = loss + weight * torch.norm(p)\n"
+    "    return loss\n"
+)
+_NET = (
+    "import torch\nfrom penalty import penalty\n\n\nclass Net(torch.nn.Module):\n"
+    "    def train_loss(self, y):\n        return y.sum() + penalty(self, 0.1)\n"
+)
+_STRATEGY = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n\n\n"
+    "class Strategy:\n    def prepare(self, model, optimizer):\n"
+    "        return accelerator.prepare(model, optimizer)\n"
+)
+_TRAINS = (
+    "from net import Net\nfrom strategy import Strategy\n\n\nclass Loop:\n"
+    "    def __init__(self, model, optimizer, strategy: Strategy):\n        self.model = model\n"
+    "        self.sharded, self.optimizer = strategy.prepare({}, optimizer)\n"
+    "    def step(self, x):\n        {}\n\n\nLoop(Net(), None, Strategy()).step(1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "asks", "is_said"),
+    [
+        ("model", "self.model.train_loss(self.sharded(x)).backward()", True),
+        ("self.model", "self.model.train_loss(self.sharded(x)).backward()", True),
+        ("model", "self.sharded(x).sum().backward()", False),
+        ("other", "self.model.train_loss(self.sharded(x)).backward()", False),
+    ],
+)
+def test_a_penalty_by_a_method_of_the_inner_model(
+    tmp_path: Path, given: str, asks: str, *, is_said: bool
+) -> None:
+    trains = _TRAINS.format(given, asks)
+    files = {"penalty.py": _PENALTY, "net.py": _NET, "strategy.py": _STRATEGY, "train.py": trains}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("penalty.py")}
+    assert ("FM423" in found) is is_said
+    one = "".join(text for name, text in files.items() if name != "train.py") + trains
+    (tmp_path / "all").mkdir()
+    for name in files:
+        one = one.replace(f"from {name[:-3]} import {name[:-3].title()}\n", "")
+    (tmp_path / "all" / "one.py").write_text(one.replace("from penalty import penalty\n", ""))
+    assert ("FM423" in {use.code for use in scan_paths([tmp_path / "all"]).uses}) is is_said

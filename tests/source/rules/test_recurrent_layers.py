@@ -23,6 +23,8 @@ TRAIN = (
 
 
 NET = "from {} import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        self.x = nn.{}(2, 2)\n"
+KINDS = "from torch.nn import GRU, LSTM\n\ncells = {'gru': GRU, 'lstm': LSTM}\n"
+PICKED = "\n\nclass Net:\n    def __init__(self, cell):\n        self.x = {}(2, 2)\n"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,18 @@ NET = "from {} import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n  
         ("import torch\n\n\nclass Net(torch.nn.GRU):\n    pass\n", True),
         (NET.format("torch", "LSTMCell"), False),
         (NET.format("mine", "LSTM"), False),
+        (f"{KINDS}{PICKED.format('cells[cell]')}", True),
+        ("from torch import nn\n" + PICKED.format("(nn.GRU if cell else nn.LSTM)"), True),
+        ("from torch import nn\n" + PICKED.format("getattr(nn, cell)") + "\n\nNet('LSTM')\n", True),
+        ("from torch import nn\n" + PICKED.format("getattr(nn, cell)") + "\n\nNet('Linear')\n", False),
+        ("from torch import nn\n" + PICKED.format("getattr(nn, 'Linear')") + "\n\nNet('LSTM')\n", False),
+        ("from torch import nn\n" + PICKED.format("getattr(nn, conv)") + "\n\nNet('LSTM')\n", False),
+        ("from torch.nn import LSTM\n\ncell = LSTM\n\n\ndef f():\n    return cell(2, 2)\n", True),
+        ("from torch.nn import LSTM\n\n\ndef is_one(x: LSTM):\n    return isinstance(x, LSTM)\n", False),
+        (
+            "from torch.nn import GRU, LSTM\n\n\ndef is_one(x):\n    return isinstance(x, (GRU, LSTM))\n",
+            False,
+        ),
     ],
 )
 def test_recurrent_layers_under_accelerate(tmp_path: Path, made: str, *, is_one: bool) -> None:

@@ -1,0 +1,147 @@
+"""Functions and classes of other files that give a model's parameters, or keep some of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+HEADERS = {
+    "accelerate": (
+        "import torch\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+        "from parts import {}\n"
+        "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    ),
+    "torch": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom parts import {}\n",
+}
+SHARDS = {
+    "accelerate": "    net, opt = accelerator.prepare(net, opt)\n",
+    "torch": "    net = FSDP(net)\n",
+}
+LOOP = (
+    "def pick(model):\n    found = []\n    base = getattr(model, 'base', model)\n"
+    "    for name, p in base.named_parameters():\n        if 'head' in name:\n            found.append(p)\n"
+    "    return found\n"
+)
+TWO = (
+    "def pick(cfg, model):\n    decay, rest = [], []\n    for n, p in model.named_parameters():\n"
+    "        (decay if p.ndim > 1 else rest).append(p)\n    return decay, rest\n"
+)
+OF_ITSELF = "class pick:\n    def parts(self):\n        return {n: p for n, p in self.named_parameters()}\n"
+BUILDS = "def pick(cfg):\n    net = make()\n    kept = list(net.parameters())\n    return net, kept\n"
+KEEPS = (
+    "class Pick:\n    def __init__(self, decay, model):\n"
+    "        self.named = dict(model.named_parameters())\n"
+    "    def log(self):\n        return [p.grad for p in self.named.values()]\n"
+)
+CLIPS = "    clip_grad_norm_(kept, 1.0)\n"
+
+
+def is_said(folder: Path, parts: str, made: str, used: str, by: str) -> bool:
+    name = "Pick" if "class Pick" in parts else "pick"
+    (folder / "parts.py").write_text(parts)
+    main = f"def main(net, opt):\n{made}{SHARDS[by]}{used}"
+    (folder / "run.py").write_text(HEADERS[by].format(name) + main)
+    found = {use.code for use in scan_paths([folder]).uses if use.path.endswith("run.py")}
+    return "FM446" in found
+
+
+@pytest.mark.parametrize("by", ["accelerate", "torch"])
+@pytest.mark.parametrize(
+    ("parts", "made", "used", "expected"),
+    [
+        (LOOP, "    kept = pick(net)\n", CLIPS, True),
+        (LOOP, "    kept = list(pick(net.tower))\n", CLIPS, True),
+        (f"{LOOP}def more(m):\n    return pick(m)\n", "    kept = pick(net)\n", CLIPS, True),
+        (LOOP, "    kept = pick(other)\n", CLIPS, False),
+        (LOOP, "    kept = pick(net)\n", "", False),
+        (LOOP.replace("append(p)", "append(p.numel())"), "    kept = pick(net)\n", CLIPS, False),
+        (TWO, "    kept, rest = pick(1, net)\n", CLIPS, True),
+        (TWO, "    kept, rest = pick(cfg=1, model=net)\n", CLIPS, True),
+        (
+            OF_ITSELF,
+            "    net = pick()\n    kept = net.parts()\n",
+            "    clip_grad_norm_(kept.values())\n",
+            True,
+        ),
+        (BUILDS, "    net, kept = pick(1)\n", CLIPS, True),
+        (BUILDS.replace("net.parameters()", "net.buffers()"), "    net, kept = pick(1)\n", CLIPS, False),
+        (KEEPS, "    log = Pick(0.9, net)\n", "    log.log()\n", True),
+        (KEEPS, "    log = Pick(model=other, decay=net)\n", "    log.log()\n", False),
+        # Copies by name, and a model that is asked again each time.
+        (
+            KEEPS.replace("dict(model.named_parameters())", "model"),
+            "    log = Pick(0, net)\n",
+            "    log.log()\n",
+            False,
+        ),
+        (
+            KEEPS.replace(
+                "dict(model.named_parameters())", "{n: p.clone() for n, p in model.named_parameters()}"
+            ),
+            "    log = Pick(0, net)\n",
+            "    log.log()\n",
+            False,
+        ),
+    ],
+)
+def test_what_other_files_give_and_keep(
+    tmp_path: Path, parts: str, made: str, used: str, by: str, *, expected: bool
+) -> None:
+    assert is_said(tmp_path, parts, made, used, by) is expected
+
+
+def test_a_list_of_another_file_where_fsdp1s_functions_show_the_model(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(LOOP)
+    run = (
+        "from accelerate import Accelerator\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        "from parts import pick\n\n\nclass Run:\n    def setup(self, make):\n"
+        "        self.accelerator = Accelerator()\n        self.net = make()\n"
+        "        self.kept = pick(self.net)\n"
+        "        self.net, self.o = self.accelerator.prepare(self.net, AdamW(self.kept))\n"
+        "    def step(self):\n        self.accelerator.clip_grad_norm_(self.kept, 1.0)\n    def save(self):\n"
+        "        with FSDP.state_dict_type(self.net, 1):\n            return self.net.state_dict()\n"
+    )
+    (tmp_path / "run.py").write_text(run)
+    assert "FM446" in {use.code for use in scan_paths([tmp_path]).uses}
+    (tmp_path / "run.py").write_text(run.replace("pick(self.net)", "pick(self.other)"))
+    assert "FM446" not in {use.code for use in scan_paths([tmp_path]).uses}
+
+
+LISTS = (
+    "class Pick:\n    def __init__(self, net, opt, params):\n        self.net, self.opt = net, opt\n"
+    "        self.net = net\n        self.params = list(params)\n        self.shard()\n"
+    "    def shard(self):\n        self.net, self.opt = accelerator.prepare(self.net, self.opt)\n"
+    "    def step(self):\n        {}\n"
+)
+TAKES = "accelerator.clip_grad_norm_(self.params, 1.0)"
+ASKED = "    params = [p for p in net.parameters() if p.requires_grad]\n"
+
+
+@pytest.mark.parametrize(
+    ("takes", "made", "expected"),
+    [
+        (TAKES, f"{ASKED}    loop = Pick(net, 1, params)\n", True),
+        (TAKES, "    loop = Pick(net, 1, params=list(net.parameters()))\n", True),
+        (TAKES, f"{ASKED}    loop = Pick(other, 1, params)\n", False),
+        ("print(len(self.params))", f"{ASKED}    loop = Pick(net, 1, params)\n", False),
+    ],
+)
+def test_a_list_that_is_handed_to_what_shards(
+    tmp_path: Path, takes: str, made: str, *, expected: bool
+) -> None:
+    trainer = HEADERS["accelerate"].replace("from parts import {}\n", "") + LISTS.format(takes)
+    (tmp_path / "parts.py").write_text(trainer)
+    (tmp_path / "run.py").write_text(f"from parts import Pick\n\n\ndef main(net):\n{made}    loop.step()\n")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("run.py")}
+    assert ("FM446" in found) is expected
