@@ -45,7 +45,8 @@ def homes_of_modules(project: Project) -> set[Path]:
     trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
     found = _Hooks(project, {}, trainers)
     modules = filter(None, map(project.module, trainers))
-    return {owner.module.path for module in modules for _, owner in found.modules(module)}
+    owners = [owner for module in modules for _, owner in found.modules(module)]
+    return {each.module.path for owner in owners for each in found.with_bases(owner)}
 
 
 def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
@@ -105,6 +106,12 @@ class _Hooks:
             found = self.project.named(text, place)
             is_own = found is not None and found is not owner and isinstance(found.node, ast.ClassDef)
             yield self.project.qualified(text, place), found if is_own else None
+
+    def with_bases(self, owner: Definition, depth: int = 0) -> Iterator[Definition]:
+        """Yield a class, and those of the project that it derives from."""
+        yield owner
+        for _, base in self._bases(owner) if depth < _DEEPEST else ():
+            yield from self.with_bases(base, depth + 1) if base is not None else ()
 
     def _is_module(self, owner: Definition, depth: int = 0) -> bool:
         return depth < _DEEPEST and any(

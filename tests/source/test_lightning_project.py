@@ -256,3 +256,46 @@ def test_a_strategy_by_another_key(tmp_path: Path, given: str, config: str, *, i
     )
     train = f"import lightning as L\ntrainer = L.Trainer(devices=2, strategy={given})\n"
     assert (said(tmp_path, own, train).get("own.py") == {"FM333"}) is is_asked
+
+
+OF_MODULE = OWN.format("L.LightningModule", "on_train_end(self)", "torch.save(self.model.state_dict(), p)")
+FITS = "import torch\nfrom own import Own\nown = Own()\n{}trainer.fit(own)\ntorch.save(own.state_dict(), p)\n"
+MAKES = "import lightning as L\n\n\ndef build(args):\n    return L.Trainer({})\n"
+BUILDS = "from train import build\ntrainer = build(args)\n"
+HYDRAS = "import hydra\ntrainer = hydra.utils.instantiate(cfg.trainer)\n"
+CHOSEN = "import lightning as L\n\n\nclass Kind(str, Enum):\n    fsdp = 'fsdp'\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "makes", "more", "is_asked"),
+    [
+        (MAKES.format("strategy='fsdp', devices=2"), BUILDS, {}, True),
+        (MAKES.format("**kwargs") + "kwargs = {'strategy': 'fsdp'}\n", BUILDS, {}, True),
+        (CHOSEN + MAKES.format("strategy=kind.value"), BUILDS, {}, True),
+        (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'fsdp'\n"}, True),
+        ("", HYDRAS, {"c.yaml": STRATEGY}, True),
+        (MAKES.format("strategy='ddp', devices=2"), BUILDS, {}, False),
+        (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'ddp'\n"}, False),
+        ("", HYDRAS, {"c.yaml": STRATEGY.replace("FSDPStrategy", "DDPStrategy")}, False),
+        (MAKES.format("strategy='fsdp', devices=2"), "import composer\n" + BUILDS, {}, None),
+        (MAKES.format("strategy='fsdp', devices=2"), "trainer = L.Trainer()\n" + BUILDS, {}, None),
+    ],
+)
+def test_a_file_that_fits_what_another_one_makes(
+    tmp_path: Path, train: str, makes: str, more: dict[str, str], *, is_asked: bool | None
+) -> None:
+    """None: the modules are asked about, and not what fits one by a Trainer that is another's."""
+    for name, text in {"main.py": FITS.format(makes), **more}.items():
+        (tmp_path / name).write_text(text)
+    found = said(tmp_path, OF_MODULE, train)
+    found.pop("c.py", None)
+    modules = {"own.py": {"FM333"}} if is_asked is not False else {}
+    assert found == modules | ({"main.py": {"FM333"}} if is_asked else {})
+
+
+def test_the_class_above_a_module_in_another_file(tmp_path: Path) -> None:
+    below = "from own import Own\n\n\nclass Below(Own):\n    pass\n"
+    (tmp_path / "below.py").write_text(below)
+    train = "import lightning as L\nfrom below import Below\n"
+    train += "L.Trainer(strategy='fsdp', devices=2).fit(Below())\n"
+    assert said(tmp_path, OF_MODULE, train) == {"own.py": {"FM333"}, "below.py": {"FM429"}}

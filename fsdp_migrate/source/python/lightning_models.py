@@ -42,7 +42,12 @@ _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
 _IMPORTS = re.compile(r"^\s*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
-_ASKS = re.compile(r"\bFSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp")
+_ASKS = re.compile(
+    r"\bFSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
+    r"|['\"]fsdp(?:_native|_cpu_offload|_native_full_shard_offload)?['\"]"
+)
+_OPTION = re.compile(r"['\"]--strategy['\"]")
+_BY_NAME = re.compile(r"\bstrategy['\"]?\]?\s*(?::\s*[\w\[\], .|]+?)?[=:]\s*['\"]fsdp")
 _READS = re.compile(r"\b(trainer|strategy)\.(model|lightning_module)\b")
 
 
@@ -138,14 +143,14 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
 
     What it imports of the project may be a class that derives from Lightning's Trainer.
     """
+    if is_told:
+        return True
     bindings = (each for found in index.scope.bindings.values() for each in found)
     names = {each.qualified for each in bindings if each.qualified is not None}
     above = (name for each in index.heirs.values() for name in each)
     if not any(name.split(".")[0] in _PACKAGES for name in names) and not any(map(LIGHTNINGS.match, above)):
         return False
-    if is_told or any(
-        name.endswith("FSDPStrategy") or catalog.fsdp1_name(name) == catalog.FSDP for name in names
-    ):
+    if any(name.endswith("FSDPStrategy") or catalog.fsdp1_name(name) == catalog.FSDP for name in names):
         return True
     texts = index.by_kind.get(cst.SimpleString, ())
     return any(_WORD.match(cst.ensure_type(each, cst.SimpleString).value) for each in texts)
@@ -160,6 +165,16 @@ def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
 def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files that ask Lightning for its FSDP1 strategy."""
     return [path for path in using_lightning(texts) if _ASKS.search(texts[path])]
+
+
+def has_option(text: str) -> bool:
+    """Tell whether a text has an option, or a setting, by which Lightning's FSDP1 strategy may be chosen.
+
+    Example:
+        >>> has_option('add("--strategy", choices=["fsdp"])'), has_option('strategy: str = "fsdp"')
+        (True, True)
+    """
+    return "fsdp" in text and (_OPTION.search(text) is not None or _BY_NAME.search(text) is not None)
 
 
 def trained_elsewhere(texts: Mapping[Path, str]) -> set[Path]:
