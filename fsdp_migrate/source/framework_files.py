@@ -6,7 +6,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
+from fsdp_migrate.source.asked_around import (
+    ASKS_ACCELERATE,
+    ASKS_BY_WORD,
+    ASKS_FABRIC,
+    ASKS_HF,
+    asked_around,
+    asks,
+)
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs
@@ -16,7 +23,7 @@ from fsdp_migrate.source.lightning_project import LightningProject, run_by_light
 from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
-from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
+from fsdp_migrate.source.python.lightning_models import has_option, trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
 
@@ -53,7 +60,9 @@ _TELLING = {
 }
 _OF_TRAINERS = ("Trainer", "Callback")
 _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
-_OPTION = re.compile(r"['\"]--strategy['\"]")
+# A Fabric whose strategy is chosen elsewhere: `Fabric(strategy=args.strategy)`, `Fabric(**cfg.fabric)`.
+_HANDED = re.compile(r"\bFabric\([^()]*(?:\bstrategy\s*=\s*(?!None\b)[A-Za-z_]|\*\*)")
+_WORD = re.compile(r"['\"]fsdp(?:_cpu_offload)?['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\(")
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
@@ -108,7 +117,7 @@ def _with_options(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files with an option by which Lightning's FSDP may be chosen, which another file reads."""
     if not using_lightning(texts) or any(map(_WRAPS.search, texts.values())):
         return []
-    return [path for path, text in texts.items() if _OPTION.search(text) and "fsdp" in text]
+    return [path for path, text in texts.items() if has_option(text)]
 
 
 def framework_models(project: Project, around: Iterable[str | os.PathLike[str]]) -> FrameworkModels:
@@ -129,6 +138,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     told = {name: set(_given(texts, name, given[name])) for name in _WORDS}
     for name, pattern in (("accelerate", ASKS_ACCELERATE), ("fabric", ASKS_FABRIC)):
         told[name] |= _asked_by_configs(texts, name, around, pattern, given[name])
+    told["fabric"] |= _asked_by_options(texts, around, given["fabric"])
     for name, (_, _, _, is_new) in _WORDS.items():
         own = {
             path
@@ -150,6 +160,20 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         classes,
         told,
     )
+
+
+def _asked_by_options(
+    texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]], given: Collection[Path]
+) -> set[Path]:
+    """Return the files that give Fabric models, where it is handed a strategy that may be FSDP1's."""
+    is_new = _WORDS["fabric"][3]
+    handed = any(_HANDED.search(text) for text in texts.values() if "Fabric" in text)
+    if not given or not handed or any(map(is_new.search, texts.values())):
+        return set()
+    is_asked = any(map(has_option, texts.values())) or any(
+        _WORD.search(text) for text in texts.values() if "Fabric" in text
+    )
+    return set(given) if is_asked or asked_around(around, ASKS_BY_WORD) else set()
 
 
 def _asked_by_configs(

@@ -123,6 +123,11 @@ def given(source: Source, model: cst.BaseExpression) -> str:
     return _ASKED.get(source.models.sharded_by(model), _WHOLE.format(_itself(source, model)))
 
 
+def given_part(part: cst.BaseExpression) -> str:
+    """Return what gives the whole state of a part of a sharded model, by the part's own names."""
+    return _WHOLE.format(short(part, 40))
+
+
 def _itself(source: Source, model: cst.BaseExpression) -> str:
     """Return what a sharded model is called that FSDP1's wrapper held: FSDP2's has no ``.module``.
 

@@ -60,8 +60,9 @@ _PLACE_OF_MODULE = 2
 def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files with callbacks or LightningModules that a Trainer may run which shards by FSDP1.
 
-    Modules, and what fits them, only where the strategy and ``fit`` are not seen in one file: where a config
-    chooses them, as ``LightningCLI`` has it, or a function makes the Trainer. Others are followed from ``fit``.
+    Modules, and what fits them, only where the strategy and ``fit`` are not seen in one file: a config
+    chooses them, as ``LightningCLI`` has it, or a function makes the Trainer. Others are followed from
+    ``fit``.
     ``around``: where those configs are.
     """
     texts = project.texts

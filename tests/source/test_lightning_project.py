@@ -52,6 +52,7 @@ def said(folder: Path, own: str, train: str = TRAINS) -> dict[str, set[str]]:
             "torch.nn.utils.clip_grad_norm_(m.model.parameters(), 1.0)",
             "FM326",
         ),
+        ("on_load_checkpoint(self, t, m, checkpoint)", "m.load_state_dict(checkpoint['x'])", "FM333"),
         (
             "on_train_start(self, t, m)",
             "x = [p for n, p in m.named_parameters() if n.startswith('head')]",
@@ -299,3 +300,28 @@ def test_the_class_above_a_module_in_another_file(tmp_path: Path) -> None:
     train = "import lightning as L\nfrom below import Below\n"
     train += "L.Trainer(strategy='fsdp', devices=2).fit(Below())\n"
     assert said(tmp_path, OF_MODULE, train) == {"own.py": {"FM333"}, "below.py": {"FM429"}}
+
+
+ABOVE = "class Base(L.LightningModule):\n    pass\n\n\nclass Own(Base):\n    def {}:\n        {}\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("on_train_end(self)", "print(sum(p.norm() for p in self.net.parameters()))"),
+        ("on_load_checkpoint(self, checkpoint)", "self.net.load_state_dict(checkpoint['net'])"),
+    ],
+)
+def test_a_module_by_the_class_above_it(tmp_path: Path, method: str, body: str) -> None:
+    own = "import lightning as L\n\n\n" + ABOVE.format(method, body)
+    assert said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))["own.py"]
+    assert said(tmp_path, own, MAKES.format("strategy='ddp', devices=2")) == {}
+
+
+@pytest.mark.parametrize(("branch", "is_said"), [("if", True), ("if not", False)])
+def test_a_branch_for_other_strategies(tmp_path: Path, branch: str, *, is_said: bool) -> None:
+    check = f"{branch} isinstance(trainer.strategy, FSDPStrategy):\n    torch.save(own.state_dict(), p)\n"
+    fits = FITS.format(BUILDS).replace("torch.save(own.state_dict(), p)\n", check)
+    (tmp_path / "main.py").write_text("from lightning.pytorch.strategies import FSDPStrategy\n" + fits)
+    found = said(tmp_path, OF_MODULE, MAKES.format("strategy='fsdp', devices=2"))
+    assert ("FM333" in found["main.py"]) is is_said

@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.fabric_models import FABRIC, is_of_other_strategy, set_up, shards_by_fabric
 from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
+    LIGHTNING,
     SHARDED,
     fitted,
     is_trainers_model,
@@ -130,7 +131,7 @@ class Frameworks:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
-                return {"fsdp", "other", f"{BY}lightning"}
+                return set(SHARDED)
             if self._fits.is_sharded(node):
                 return set(SHARDED)
         if self._composed.is_sharded(node):
@@ -175,7 +176,7 @@ class Frameworks:
         if f"{BY}transformers" in kinds:
             facts = self.guards.facts(node)
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
-        if FABRIC in kinds:
+        if FABRIC in kinds or LIGHTNING in kinds:
             return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 
 _MODEL = re.compile(r"(^|\.)(trainer|strategy)\.(model|lightning_module)$")
-SHARDED: Final = frozenset({"fsdp", "other", f"{BY}lightning"})
+LIGHTNING: Final = f"{BY}lightning"
+SHARDED: Final = frozenset({"fsdp", "other", LIGHTNING})
 """What a LightningModule, or a model that is a part of it, may be in these hooks."""
 MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
 # They run once the strategy has sharded the module; in a step the root's parameters are whole.
 _HOOKS = re.compile(
     r"^(configure_(optimizers|gradient_clipping)|optimizer_(step|zero_grad)|on_(before|after)_(backward|\w+_step"
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
-    r"|on_(fit_end|fit_start|save_checkpoint))$"
+    r"|on_(fit_end|fit_start|load_checkpoint|save_checkpoint))$"
 )
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 """What Lightning's Trainer is called."""
@@ -91,7 +92,7 @@ def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     function, owner = index.function(node), index.class_of(node)
     if function is None or owner is None or index.class_of(function) is not owner:
         return False
-    bases = (name for base in owner.bases for name in index.qualified(base.value))
+    bases = (name for base in owner.bases for name in led_to(index, base.value))
     if not any(map(MODULE.match, bases)):
         return False
     name = function.name.value

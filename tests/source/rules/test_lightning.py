@@ -182,7 +182,7 @@ def test_a_trainer_with_its_own_constructor_stays_and_so_does_the_module(strateg
     both = code + TRAINER.format(8, strategy).replace("L.Trainer", "Own") + TRAINER.format(8, "'fsdp'")
     found = turned(both, header="")
     # Under the Trainer that keeps its strategy the hook finds no mesh.
-    assert "fit" in found and f"Own(devices=8, strategy={strategy})" in found
+    assert f"Own(devices=8, strategy={strategy})" in found
     assert any(line.startswith("  def configure_model") for line in found.splitlines())
 
 
@@ -375,3 +375,27 @@ def test_a_constant_of_a_module_is_no_class_to_checkpoint(name: str, *, is_class
         "trainer = L.Trainer(devices=8, strategy=strategy)\n"
     )
     assert (f"activation_checkpointing='{name.rpartition('.')[2]}'" in rewrite_source(code)) is is_class
+
+
+CHOICES = [
+    ("class Kind(str, Enum):\n    ddp = 'ddp'\n    fsdp = 'fsdp'\n", True),
+    ("class Kind(str, Enum):\n    megatron = 'megatron'\n    fsdp = 'fsdp'\n", False),
+    ("class Kind:\n    ddp = 'ddp'\n    fsdp = 'fsdp'\n", False),
+    ("def main(strategy: Literal['auto', 'fsdp'] = 'auto'):\n    pass\n", True),
+    ("class Config:\n    strategy: Literal['auto', 'fsdp'] = 'auto'\n", True),
+    ("def main(backend: Literal['auto', 'fsdp'] = 'auto'):\n    pass\n", False),
+    ("def get_strategy(ranks):\n    return 'fsdp' if ranks > 1 else 'auto'\n", True),
+    ("def get_name(ranks):\n    return 'fsdp'\n", False),
+    ("parser.set_defaults({'trainer.strategy': 'fsdp'})\n", True),
+    ("parser.set_defaults({'trainer.name': 'fsdp'})\n", False),
+]
+
+
+@pytest.mark.parametrize(("code", "is_said"), CHOICES)
+def test_a_word_that_may_be_chosen(code: str, *, is_said: bool) -> None:
+    found = turned(f"import lightning as L\n{code}", header="")
+    assert ("FM319" in found) is is_said
+    assert ("the module's configure_model" in found) is is_said
+    of_fabric = turned(f"from lightning.fabric import Fabric\n{code}", header="")
+    assert ("give Fabric ModelParallelStrategy(parallelize_fn=...)" in of_fabric) is is_said
+    assert "FM319" not in turned(code, header="")
