@@ -90,7 +90,8 @@ def with_frameworks(
     # What names the Trainer's optimizer may stand in another file than the Trainer.
     of_arguments = (path for path, text in texts.items() if models.trainers and _ARGUMENTS.search(text))
     told |= {path: {"transformers"} for path in of_arguments}
-    for name, paths in models.told.items():
+    composed = models.composer.files if models.composer is not None else ()
+    for name, paths in {**models.told, "composer": composed}.items():
         for path in paths:
             told.setdefault(path, set()).add(name)
     trained = models.lightning.files if models.lightning is not None else frozenset()

@@ -29,12 +29,20 @@ from fsdp_migrate.source.python.lightning_models import (
     LIGHTNING,
     SHARDED,
     fitted,
+    is_part_within,
     is_trainers_model,
     is_within_a_module,
     trains_by_fsdp1,
 )
 from fsdp_migrate.source.python.nodes import text_of
-from fsdp_migrate.source.python.trainer_models import COMPOSED, HFTrainers, given_to_composer
+from fsdp_migrate.source.python.trainer_models import (
+    COMPOSED,
+    COMPOSERS_MODEL,
+    OF_COMPOSERS_MODEL,
+    HFTrainers,
+    given_to_composer,
+    is_composers_model,
+)
 
 
 if TYPE_CHECKING:
@@ -134,7 +142,7 @@ class Frameworks:
                 return set(SHARDED)
             if self._fits.is_sharded(node):
                 return set(SHARDED)
-        if self._composed.is_sharded(node):
+        if self._composed.is_sharded(node) or self._is_composers(node):
             return set(COMPOSED)
         return self.trainers.of_name(node)
 
@@ -155,7 +163,15 @@ class Frameworks:
 
     @functools.cached_property
     def _composed(self) -> TrainedNames:
-        return given_to_composer(self.index)
+        return given_to_composer(self.index, is_told="composer" in self.links.frameworks)
+
+    def _is_composers(self, node: cst.Name | cst.Attribute) -> bool:
+        """Tell whether it is the model of Composer's Trainer, or a part of a ComposerModel in its methods."""
+        if "composer" not in self.links.frameworks:
+            return False
+        if isinstance(node, cst.Attribute) and is_composers_model(text_of(node)):
+            return True
+        return is_part_within(self.index, node, COMPOSERS_MODEL, OF_COMPOSERS_MODEL)
 
     def is_trained(self, node: cst.BaseExpression) -> bool:
         """Tell whether it is what a framework's Trainer was given, below where that shards it."""

@@ -36,6 +36,7 @@ _HOOKS = re.compile(
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|load_checkpoint|save_checkpoint))$"
 )
+_TRAINING_STEP = re.compile(r"^training_step$")
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 """What Lightning's Trainer is called."""
 _OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
@@ -85,6 +86,18 @@ def is_run_sharded(hook: str) -> bool:
 
 def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
+    if is_part_within(index, node, MODULE, _HOOKS):
+        return True
+    owner = index.class_of(node)
+    return (
+        owner is not None and _optimizes_itself(owner) and is_part_within(index, node, MODULE, _TRAINING_STEP)
+    )
+
+
+def is_part_within(
+    index: Index, node: cst.Name | cst.Attribute, above: re.Pattern[str], methods: re.Pattern[str]
+) -> bool:
+    """Tell whether it is ``self``, or a model that is a part of it, in some methods of some classes."""
     if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
         return False
     if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
@@ -92,11 +105,9 @@ def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     function, owner = index.function(node), index.class_of(node)
     if function is None or owner is None or index.class_of(function) is not owner:
         return False
-    bases = (name for base in owner.bases for name in led_to(index, base.value))
-    if not any(map(MODULE.match, bases)):
+    if methods.search(function.name.value) is None:
         return False
-    name = function.name.value
-    return is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner))
+    return any(above.match(name) for base in owner.bases for name in led_to(index, base.value))
 
 
 def _optimizes_itself(owner: cst.ClassDef) -> bool:
