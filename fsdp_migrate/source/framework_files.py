@@ -19,7 +19,7 @@ from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
-from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
+from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
@@ -95,7 +95,10 @@ def with_frameworks(
         for path in paths:
             told.setdefault(path, set()).add(name)
     trained = models.lightning.files if models.lightning is not None else frozenset()
-    links = links | {path: replace(links.get(path, NOTHING), is_trained=True) for path in trained}
+    has_units = models.lightning is not None and models.lightning.has_units
+    links = links | {
+        path: replace(links.get(path, NOTHING), is_trained=True, has_units=has_units) for path in trained
+    }
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
@@ -152,10 +155,11 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         found = own | told[name]
         users |= {name: found} if found else {}
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
+    lightning_files = frozenset(lightnings | trained_elsewhere(texts))
     return FrameworkModels(
         users,
         with_heirs(project, _running_trainers(texts, around), classes),
-        LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+        LightningProject(project, lightning_files, has_units=bool(lightning_files) and wraps(texts, around)),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
         classes,

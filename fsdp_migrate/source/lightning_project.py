@@ -42,6 +42,7 @@ _FITS = re.compile(r"\btrainer\.fit\(\s*[\w.]")
 # Their Trainers fit as well, in names that are the same.
 _IS_ANOTHERS = re.compile(r"^\s*(?:from|import)\s+(?:composer|keras)\b", re.MULTILINE)
 _TRAINER = re.compile(r"\bTrainer\(")
+_POLICY = re.compile(r"\bauto_wrap_policy['\"]?\s*[:=](?!\s*(?:None|null)\b)|\bconfigure_sharded_model\b")
 # What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
 _HANDS_ON = re.compile(
     r"\bstrategy\s*=\s*(?!(?:None|True|False)\b)[A-Za-z_][\w.]*(?:\[[^\]\n]*\]|\.get\([^)\n]*\))*\s*[,)]"
@@ -81,6 +82,11 @@ def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]])
     return found | fits | {path for path, text in users.items() if _MODULES.search(text)}
 
 
+def wraps(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a project may have Lightning's FSDP1 wrap parts of a module, which are units then."""
+    return any(map(_POLICY.search, texts.values())) or asked_around(around, _POLICY)
+
+
 def _is_asked(
     texts: Mapping[Path, str], users: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]
 ) -> bool:
@@ -107,6 +113,8 @@ class LightningProject:
 
     project: Project
     files: frozenset[Path]
+    has_units: bool = False
+    """Whether a policy wraps parts of modules, too."""
     _classes: dict[Path, dict[str, re.Pattern[str]]] = field(default_factory=dict)
 
     @functools.cached_property

@@ -325,3 +325,39 @@ def test_a_branch_for_other_strategies(tmp_path: Path, branch: str, *, is_said: 
     (tmp_path / "main.py").write_text("from lightning.pytorch.strategies import FSDPStrategy\n" + fits)
     found = said(tmp_path, OF_MODULE, MAKES.format("strategy='fsdp', devices=2"))
     assert ("FM333" in found["main.py"]) is is_said
+
+
+PENALTY = OWN.format(
+    "L.LightningModule",
+    "training_step(self, batch, i)",
+    "return self.net(batch) + sum(p.abs().sum() for p in {}.parameters())",
+)
+WITH_POLICY = MAKES.format("strategy=FSDPStrategy(auto_wrap_policy={}), devices=2")
+
+
+@pytest.mark.parametrize(
+    ("of", "policy", "is_said"),
+    [
+        ("self", "policy", True),
+        ("self.net", "{Block}", True),
+        ("self.net.encoder", "{Block}", True),
+        ("self.net", "None", False),
+        ("other", "policy", False),
+    ],
+)
+def test_a_penalty_in_a_step_over_parameters_of_units(
+    tmp_path: Path, of: str, policy: str, *, is_said: bool
+) -> None:
+    own = PENALTY.format(of)
+    train = WITH_POLICY.format(policy)
+    assert said(tmp_path, own, train) == ({"own.py": {"FM423"}} if is_said else {})
+    # Parameters of the module itself are whole in its step.
+    of_root = own.replace(f"sum(p.abs().sum() for p in {of}.parameters())", "self.net.weight.norm()")
+    assert said(tmp_path, of_root, train) == {}
+
+
+def test_a_policy_in_a_config(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(f"{STRATEGY}    init_args:\n      auto_wrap_policy: [own.Block]\n")
+    assert said(tmp_path, PENALTY.format("self"), CLI) == {"own.py": {"FM423"}}
+    (tmp_path / "fsdp.yaml").write_text(STRATEGY)
+    assert said(tmp_path, PENALTY.format("self"), CLI) == {}

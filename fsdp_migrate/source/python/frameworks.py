@@ -29,6 +29,7 @@ from fsdp_migrate.source.python.lightning_models import (
     LIGHTNING,
     SHARDED,
     fitted,
+    is_in_a_step,
     is_part_within,
     is_trainers_model,
     is_within_a_module,
@@ -139,6 +140,8 @@ class Frameworks:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node):
+                return set(SHARDED)
+            if self.links.has_units and is_in_a_step(self.index, node):
                 return set(SHARDED)
             if self._fits.is_sharded(node):
                 return set(SHARDED)

@@ -37,6 +37,7 @@ _HOOKS = re.compile(
     r"|on_(fit_end|fit_start|load_checkpoint|save_checkpoint))$"
 )
 _TRAINING_STEP = re.compile(r"^training_step$")
+_STEPS = re.compile(r"_step$|^forward$|loss|penalt|regulari[sz]")
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 """What Lightning's Trainer is called."""
 _OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
@@ -92,6 +93,15 @@ def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
     return (
         owner is not None and _optimizes_itself(owner) and is_part_within(index, node, MODULE, _TRAINING_STEP)
     )
+
+
+def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
+    """Tell whether a step goes through parameters of a LightningModule: those of units are sharded there."""
+    above: cst.CSTNode = node
+    while isinstance(index.parents[above], cst.Attribute):
+        above = index.parents[above]
+    is_list = isinstance(above, cst.Attribute) and above.attr.value in {"parameters", "named_parameters"}
+    return is_list and is_part_within(index, node, MODULE, _STEPS)
 
 
 def is_part_within(
