@@ -46,6 +46,8 @@ HOOK = "    def configure_model(self) -> None:\n"
     [
         ("from model import Lit", "Lit()"),
         ("from model import Lit", "Lit.load_from_checkpoint(path)"),
+        ("from model import Lit", "Lit() if new else Lit.load_from_checkpoint(path)"),
+        ("from model import Lit", "Lit()\nif path:\n    model = Lit.load_from_checkpoint(path)"),
         ("from model import Lit as Net", "Net()"),
         ("import model as models", "models.Lit()"),
         ("from model import *", "Lit()"),
@@ -88,6 +90,10 @@ OF_OWN = "from model import Lit\nfrom own import Own\n\nOwn(devices=2).fit(Lit()
             "cannot be given a hook",
         ),
         ({}, "is not seen in these files"),
+        (
+            {"model.py": MODEL, "train.py": TRAIN.replace("Lit()", "Lit() if new else make()")},
+            "is not seen in these files",
+        ),
     ],
 )
 def test_neither_is_written_where_one_cannot_be(tmp_path: Path, files: dict[str, str], said: str) -> None:
