@@ -47,6 +47,8 @@ _IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
 # Composer shards behind these events: algorithms change the model in the first.
 _BEFORE = frozenset({"__init__", "before_load", "init", "match"})
 _IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")
+_BY_NAME = re.compile(r"\bparallelism_config['\"]?\]?\s*[:=]\s*[A-Za-z_]")
+_OF_FSDP1 = re.compile(r"['\"]fsdp['\"]\s*:|\bFSDPConfig\(|\bfsdp\s*=\s*(?!None\b)\w")
 _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -65,13 +67,18 @@ def run_by_composer(project: Project, around: Iterable[str | os.PathLike[str]]) 
     trains |= {path for path, text in texts.items() if users and _BY_HYDRA.search(text)}
     if not (found or trains) or any(_IS_NEW.search(texts[path]) for path in users):
         return set()
-    is_asked = any(asks(texts[path], ASKS_COMPOSER) for path in users)
+    is_asked = any(asks(texts[path], ASKS_COMPOSER) or _asks_by_name(texts[path]) for path in users)
     if not is_asked and not asked_around(around, ASKS_COMPOSER):
         return set()
     names = {name for path in found for name in _CLASS.findall(texts[path])}
     heirs = {name for path in users for name in _TRAINERS.findall(texts[path])}
     known = names | heirs
     return found | trains | set(project.importing(known) if known else ())
+
+
+def _asks_by_name(text: str) -> bool:
+    """Tell whether a source gives the Trainer settings by a name, and has those of FSDP1 for it."""
+    return _BY_NAME.search(text) is not None and _OF_FSDP1.search(text) is not None
 
 
 def shards(project: Project, call: ast.Call, place: Place) -> bool:

@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.lightning_models import (
     is_trainers_model,
     using_lightning,
 )
+from fsdp_migrate.source.python.optimizers import PARAMETERS, of_optimizer
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -56,6 +57,7 @@ _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # `self`, the Trainer, and the LightningModule.
 _PLACE_OF_MODULE = 2
+_OPTIMIZER = "optimizer"
 
 
 def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
@@ -123,13 +125,17 @@ class LightningProject:
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""
+        held = of_optimizer("Optimizer", [{PARAMETERS}])
         for module in filter(None, map(self.project.module, sorted(self.files))):
             for each in module.definitions.values():
                 owner, _, method = each.name.rpartition(".")
-                if self._is(module, owner, _CALLBACK) and is_run_sharded(method):
-                    names = _names(each)
-                    if len(names) > _PLACE_OF_MODULE:
-                        yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+                if not owner or not is_run_sharded(method):
+                    continue
+                names, is_callback = _names(each), self._is(module, owner, _CALLBACK)
+                if is_callback and len(names) > _PLACE_OF_MODULE:
+                    yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+                if _OPTIMIZER in names and (is_callback or self._is(module, owner, MODULE)):
+                    yield each.key, _OPTIMIZER, held
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what the Trainer's model is, and ``self`` of a LightningModule where it is sharded."""

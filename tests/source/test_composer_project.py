@@ -158,3 +158,18 @@ def test_settings_that_reach_the_trainer_another_way(
     assert ("FM333" in said(tmp_path, saves, **files)) is is_one
     of_trainer = saves.replace("model.state_dict", "trainer.state.model.state_dict")
     assert not is_one or "FM333" in said(tmp_path, of_trainer, **files)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_asked"),
+    [
+        ("{'fsdp': {'verbose': True}}", True),
+        ("ParallelismConfig(fsdp=FSDPConfig())", True),
+        ("{'tp': {'degree': 2}}", False),
+        ("ParallelismConfig(fsdp=None)", False),
+    ],
+)
+def test_settings_by_a_name(tmp_path: Path, settings: str, *, is_asked: bool) -> None:
+    code = f"from composer import Trainer\npc = {settings}\nt = Trainer(m, seed=1, parallelism_config=pc)\n"
+    found = said(tmp_path, OWN.format("Callback", END, SAVES), train_py=code)
+    assert found == ({"FM333"} if is_asked else set())

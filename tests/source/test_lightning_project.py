@@ -361,3 +361,27 @@ def test_a_policy_in_a_config(tmp_path: Path) -> None:
     assert said(tmp_path, PENALTY.format("self"), CLI) == {"own.py": {"FM423"}}
     (tmp_path / "fsdp.yaml").write_text(STRATEGY)
     assert said(tmp_path, PENALTY.format("self"), CLI) == {}
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "is_said"),
+    [
+        ("L.LightningModule", "on_before_zero_grad(self, optimizer)", True),
+        ("L.LightningModule", "optimizer_step(self, epoch, i, optimizer, closure)", True),
+        ("L.Callback", "on_before_optimizer_step(self, trainer, module, optimizer)", True),
+        ("L.LightningModule", "own(self, optimizer)", False),
+        ("Other", "on_before_zero_grad(self, optimizer)", False),
+    ],
+)
+def test_the_optimizer_that_a_hook_is_given(tmp_path: Path, base: str, method: str, *, is_said: bool) -> None:
+    own = OWN.format(base, method, "x = [p.grad.norm() for g in optimizer.param_groups for p in g['params']]")
+    found = said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))
+    assert found == ({"own.py": {"FM423"}} if is_said else {})
+
+
+def test_a_penalty_in_a_method_that_a_step_calls(tmp_path: Path) -> None:
+    own = OWN.format("L.LightningModule", "{}(self, batch, i)", "return self.net(batch) + self._of_weights()")
+    own += "\n    def _of_weights(self):\n        return sum((p**2).sum() for p in self.parameters())\n"
+    train = WITH_POLICY.format("policy")
+    assert said(tmp_path, own.format("training_step"), train) == {"own.py": {"FM423"}}
+    assert said(tmp_path, own.format("other"), train) == {}

@@ -101,7 +101,16 @@ def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
     while isinstance(index.parents[above], cst.Attribute):
         above = index.parents[above]
     is_list = isinstance(above, cst.Attribute) and above.attr.value in {"parameters", "named_parameters"}
-    return is_list and is_part_within(index, node, MODULE, _STEPS)
+    owner = index.class_of(node) if is_list else None
+    return owner is not None and is_part_within(index, node, MODULE, _run_in_steps(owner))
+
+
+def _run_in_steps(owner: cst.ClassDef) -> re.Pattern[str]:
+    """Return the methods of a LightningModule that are its steps, or that these call."""
+    steps = (each for each in walk_for(owner, cst.FunctionDef) if _STEPS.search(each.name.value))
+    called = {text_of(call.func) for step in steps for call in walk_for(step, cst.Call)}
+    names = {each.removeprefix("self.") for each in called if each.startswith("self.")}
+    return re.compile("|".join((_STEPS.pattern, *(f"^{re.escape(each)}$" for each in sorted(names)))))
 
 
 def is_part_within(
