@@ -163,9 +163,10 @@ def clips(source: Source, model: cst.BaseExpression | None) -> str:
 def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether FSDP1's wrapper is not seen: what has `.module`, and a forward that gathers, is another's.
 
-    Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped.
+    Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped. Below
+    ``isinstance(model, FSDP)`` it is the wrapper.
     """
-    return source.models.sharded_by(model) in _OTHERS
+    return source.models.sharded_by(model) in _OTHERS and not source.models.is_guarded(model)
 
 
 def is_norm_used(source: Source, call: cst.Call) -> bool:

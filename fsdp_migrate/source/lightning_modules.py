@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.values import definition
 
 
@@ -128,6 +129,8 @@ class LightningModules:
         if made is model and isinstance(model, cst.Name) and model in self.source.index.scopes:
             bound = self.source.index.bindings_of(model)
             values = [each.value if each.index is None else None for each in bound]
+        if isinstance(model, cst.Attribute):
+            values = list(values_set(self.source.index, model))
         branches = [each for value in values for each in _branches(value)]
         calls = [each for each in branches if isinstance(each, cst.Call)]
         return calls if len(calls) == len(branches) else []

@@ -173,3 +173,17 @@ def test_settings_by_a_name(tmp_path: Path, settings: str, *, is_asked: bool) ->
     code = f"from composer import Trainer\npc = {settings}\nt = Trainer(m, seed=1, parallelism_config=pc)\n"
     found = said(tmp_path, OWN.format("Callback", END, SAVES), train_py=code)
     assert found == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("state.fsdp_enabled", True),
+        ("state.is_model_ddp", False),
+        ("not state.fsdp_enabled", False),
+        ("not state.is_model_ddp", True),
+    ],
+)
+def test_a_branch_for_what_composer_does_not_shard(tmp_path: Path, test: str, *, is_said: bool) -> None:
+    own = OWN.format("Callback", END, f"if {test}:\n            {SAVES}")
+    assert said(tmp_path, own, train_py=CODE) == ({"FM333"} if is_said else set())

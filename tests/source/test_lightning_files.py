@@ -62,6 +62,19 @@ def test_the_strategy_and_the_hook_are_written_in_their_files(tmp_path: Path, li
     assert found.startswith(f"{MODEL}\n{HOOK}")
 
 
+OF_OBJECT = (
+    "import lightning as L\nfrom model import Lit\n\n\nclass Run:\n    def __init__(self):\n"
+    "        self.lit = Lit()\n        self.trainer = L.Trainer(devices=8, strategy='fsdp')\n\n"
+    "    def run(self):\n        self.trainer.fit(self.lit)\n"
+)
+
+
+def test_a_module_that_an_object_keeps(tmp_path: Path) -> None:
+    files = {"model.py": MODEL, "train.py": OF_OBJECT}
+    assert STRATEGY in after(tmp_path, files, "train.py")
+    assert (tmp_path / "model.py").read_text().startswith(f"{MODEL}\n{HOOK}")
+
+
 OTHER = TRAIN.replace('"fsdp"', '"ddp"')
 OWN = "import lightning as L\n\n\nclass Own(L.Trainer):\n    pass\n"
 IMPORTS = "from lightning.pytorch.strategies import FSDPStrategy\n"

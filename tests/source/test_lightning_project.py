@@ -275,6 +275,12 @@ CHOSEN = "import lightning as L\n\n\nclass Kind(str, Enum):\n    fsdp = 'fsdp'\n
         (CHOSEN + MAKES.format("strategy=kind.value"), BUILDS, {}, True),
         (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'fsdp'\n"}, True),
         ("", HYDRAS, {"c.yaml": STRATEGY}, True),
+        (
+            "import ray.train.lightning as rl\n" + MAKES.format("strategy=rl.RayFSDPStrategy()"),
+            BUILDS,
+            {},
+            True,
+        ),
         (MAKES.format("strategy='ddp', devices=2"), BUILDS, {}, False),
         (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'ddp'\n"}, False),
         ("", HYDRAS, {"c.yaml": STRATEGY.replace("FSDPStrategy", "DDPStrategy")}, False),

@@ -42,6 +42,7 @@ from fsdp_migrate.source.python.trainer_models import (
     OF_COMPOSERS_MODEL,
     HFTrainers,
     given_to_composer,
+    is_composers_ddp,
     is_composers_model,
 )
 
@@ -195,6 +196,8 @@ class Frameworks:
         if f"{BY}transformers" in kinds:
             facts = self.guards.facts(node)
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
+        if kinds >= COMPOSED and any(is_composers_ddp(*each) for each in self.guards.facts(node)):
+            return True
         if FABRIC in kinds or LIGHTNING in kinds:
             return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:

@@ -46,7 +46,7 @@ _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)
 
 _IMPORTS = re.compile(r"^\s*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _ASKS = re.compile(
-    r"\bFSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
+    r"\b\w*FSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
     r"|['\"]fsdp(?:_native|_cpu_offload|_native_full_shard_offload)?['\"]"
 )
 _OPTION = re.compile(r"['\"]--strategy['\"]")

@@ -312,3 +312,9 @@ def is_composers_model(text: str) -> bool:
         (True, False)
     """
     return text.endswith("trainer.state.model")
+
+
+def is_composers_ddp(test: cst.BaseExpression, truth: bool) -> bool:
+    """Tell whether what is known of a test shows that Composer shards nothing: ``state.is_model_ddp``."""
+    last = (dotted(test) or "").rpartition(".")[2]
+    return last in {"deepspeed_enabled", "is_model_ddp"} if truth else last == "fsdp_enabled"

@@ -40,6 +40,8 @@ DDP = frozenset(
 WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")
 """How classes are called that wrap a model, a project's own among them: ``ManualFSDP``."""
 # What gives back the model that it is called on, or with.
+INNERS = {"_forward_module": frozenset({"by:fabric"}), "_orig_mod": frozenset[str]()}
+"""Attributes with the model that `torch.compile` or Fabric holds, and what that is no more."""
 SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
 MAKES = "makes:fsdp"
 """What the class, a partial of it, and what returns one of them are: calling them makes a model."""
