@@ -94,11 +94,7 @@ def with_frameworks(
     for name, paths in {**models.told, "composer": composed}.items():
         for path in paths:
             told.setdefault(path, set()).add(name)
-    trained = models.lightning.files if models.lightning is not None else frozenset()
-    has_units = models.lightning is not None and models.lightning.has_units
-    links = links | {
-        path: replace(links.get(path, NOTHING), is_trained=True, has_units=has_units) for path in trained
-    }
+    links = links | (_of_lightning(models.lightning, links) if models.lightning is not None else {})
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
@@ -115,6 +111,16 @@ def with_frameworks(
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
         for path, each in known.items()
     }
+
+
+def _of_lightning(lightning: LightningProject, links: Mapping[Path, Links]) -> dict[Path, Links]:
+    """Return what the files are told of that Lightning's FSDP1 may train."""
+    told = {
+        path: replace(links.get(path, NOTHING), is_trained=True, has_units=lightning.has_units)
+        for path in lightning.files
+    }
+    mixins = lightning.mixins
+    return {path: replace(each, mixins=mixins.get(path, frozenset())) for path, each in told.items()}
 
 
 def _with_options(texts: Mapping[Path, str]) -> list[Path]:
@@ -156,10 +162,13 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         users |= {name: found} if found else {}
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
     lightning_files = frozenset(lightnings | trained_elsewhere(texts))
+    has_units = bool(lightning_files) and wraps(texts, around)
+    lightning = LightningProject(project, lightning_files, has_units=has_units)
+    lightning = replace(lightning, files=lightning_files.union(lightning.mixins))
     return FrameworkModels(
         users,
         with_heirs(project, _running_trainers(texts, around), classes),
-        LightningProject(project, lightning_files, has_units=bool(lightning_files) and wraps(texts, around)),
+        lightning,
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
         classes,

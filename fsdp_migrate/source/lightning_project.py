@@ -123,6 +123,19 @@ class LightningProject:
     def _names(self) -> TrainedNames:
         return TrainedNames(self.project, _fitted)
 
+    @functools.cached_property
+    def mixins(self) -> Mapping[Path, frozenset[str]]:
+        """By file the classes that stand above LightningModules, and derive from none themselves."""
+        found: dict[Path, frozenset[str]] = {}
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for each in module.definitions.values():
+                is_module = isinstance(each.node, ast.ClassDef) and self._is(module, each.name, MODULE)
+                for base in self.project.bases(each) if is_module else ():
+                    home = base.module
+                    if not self._is(home, base.name, MODULE):
+                        found[home.path] = found.get(home.path, frozenset()) | {base.name}
+        return found
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""
         held = of_optimizer("Optimizer", [{PARAMETERS}])
@@ -134,7 +147,7 @@ class LightningProject:
                 names, is_callback = _names(each), self._is(module, owner, _CALLBACK)
                 if is_callback and len(names) > _PLACE_OF_MODULE:
                     yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
-                if _OPTIMIZER in names and (is_callback or self._is(module, owner, MODULE)):
+                if _OPTIMIZER in names and (is_callback or self._is_module(module, owner)):
                     yield each.key, _OPTIMIZER, held
 
     def of_name(self, text: str, place: Place) -> set[str]:
@@ -150,7 +163,11 @@ class LightningProject:
             text, asked_in(place.module.tree, or_called=False)
         ):
             return set()
-        return set(SHARDED) if self._is(place.module, owner, MODULE) else set()
+        return set(SHARDED) if self._is_module(place.module, owner) else set()
+
+    def _is_module(self, module: Module, name: str) -> bool:
+        """Tell whether a class is a LightningModule's, or one that such a class derives from as well."""
+        return self._is(module, name, MODULE) or name in self.mixins.get(module.path, ())
 
     def _is(self, module: Module, name: str, base: re.Pattern[str]) -> bool:
         if not name:

@@ -391,3 +391,18 @@ def test_a_penalty_in_a_method_that_a_step_calls(tmp_path: Path) -> None:
     train = WITH_POLICY.format("policy")
     assert said(tmp_path, own.format("training_step"), train) == {"own.py": {"FM423"}}
     assert said(tmp_path, own.format("other"), train) == {}
+
+
+MIXIN = "import torch\n\n\nclass Saves:\n    def {}:\n        torch.save(self.net.state_dict(), p)\n"
+
+
+@pytest.mark.parametrize(
+    "method", ["on_train_end(self)", "on_before_optimizer_step(self, optimizer)", "own(self)"]
+)
+@pytest.mark.parametrize("bases", ["Saves, L.LightningModule", "Saves"])
+def test_a_class_that_modules_derive_from_as_well(tmp_path: Path, method: str, bases: str) -> None:
+    (tmp_path / "saves.py").write_text(MIXIN.format(method))
+    own = f"import lightning as L\nfrom saves import Saves\n\n\nclass Own({bases}):\n    pass\n"
+    found = said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))
+    is_said = "L." in bases and not method.startswith("own")
+    assert found == ({"saves.py": {"FM333"}} if is_said else {})

@@ -140,7 +140,7 @@ class Frameworks:
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
-            if is_within_a_module(self.index, node):
+            if is_within_a_module(self.index, node, self.links.mixins):
                 return set(SHARDED)
             if self.links.has_units and is_in_a_step(self.index, node):
                 return set(SHARDED)

@@ -85,9 +85,9 @@ def is_run_sharded(hook: str) -> bool:
     return _HOOKS.match(hook) is not None
 
 
-def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
+def is_within_a_module(index: Index, node: cst.Name | cst.Attribute, mixins: Collection[str] = ()) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
-    if is_part_within(index, node, MODULE, _HOOKS):
+    if is_part_within(index, node, MODULE, _HOOKS, mixins):
         return True
     owner = index.class_of(node)
     return (
@@ -114,9 +114,16 @@ def _run_in_steps(owner: cst.ClassDef) -> re.Pattern[str]:
 
 
 def is_part_within(
-    index: Index, node: cst.Name | cst.Attribute, above: re.Pattern[str], methods: re.Pattern[str]
+    index: Index,
+    node: cst.Name | cst.Attribute,
+    above: re.Pattern[str],
+    methods: re.Pattern[str],
+    mixins: Collection[str] = (),
 ) -> bool:
-    """Tell whether it is ``self``, or a model that is a part of it, in some methods of some classes."""
+    """Tell whether it is ``self``, or a model that is a part of it, in some methods of some classes.
+
+    ``mixins``: classes that such ones derive from.
+    """
     if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
         return False
     if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
@@ -126,6 +133,8 @@ def is_part_within(
         return False
     if methods.search(function.name.value) is None:
         return False
+    if owner.name.value in mixins:
+        return True
     return any(above.match(name) for base in owner.bases for name in led_to(index, base.value))
 
 
