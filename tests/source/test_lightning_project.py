@@ -271,6 +271,7 @@ CHOSEN = "import lightning as L\n\n\nclass Kind(str, Enum):\n    fsdp = 'fsdp'\n
     ("train", "makes", "more", "is_asked"),
     [
         (MAKES.format("strategy='fsdp', devices=2"), BUILDS, {}, True),
+        (MAKES.format("strategy=DDPFullyShardedNativeStrategy()"), BUILDS, {}, True),
         (MAKES.format("**kwargs") + "kwargs = {'strategy': 'fsdp'}\n", BUILDS, {}, True),
         (CHOSEN + MAKES.format("strategy=kind.value"), BUILDS, {}, True),
         (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'fsdp'\n"}, True),

@@ -44,9 +44,10 @@ _OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
+_STRATEGIES = ("FSDPStrategy", "DDPFullyShardedNativeStrategy")
 _IMPORTS = re.compile(r"^\s*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _ASKS = re.compile(
-    r"\b\w*FSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
+    r"\b\w*FSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
     r"|['\"]fsdp(?:_native|_cpu_offload|_native_full_shard_offload)?['\"]"
 )
 _OPTION = re.compile(r"['\"]--strategy['\"]")
@@ -190,7 +191,7 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
     above = (name for each in index.heirs.values() for name in each)
     if not any(name.split(".")[0] in _PACKAGES for name in names) and not any(map(LIGHTNINGS.match, above)):
         return False
-    if any(name.endswith("FSDPStrategy") or catalog.fsdp1_name(name) == catalog.FSDP for name in names):
+    if any(name.endswith(_STRATEGIES) or catalog.fsdp1_name(name) == catalog.FSDP for name in names):
         return True
     texts = index.by_kind.get(cst.SimpleString, ())
     return any(_WORD.match(cst.ensure_type(each, cst.SimpleString).value) for each in texts)
