@@ -407,3 +407,17 @@ def test_a_class_that_modules_derive_from_as_well(tmp_path: Path, method: str, b
     found = said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))
     is_said = "L." in bases and not method.startswith("own")
     assert found == ({"saves.py": {"FM333"}} if is_said else {})
+
+
+@pytest.mark.parametrize(
+    ("method", "is_named"), [("setup(self, trainer, module, stage)", False), ("own(self, module)", True)]
+)
+@pytest.mark.parametrize("base", ["L.Callback", "Other"])
+def test_what_a_callback_copies_before_anything_is_sharded(
+    tmp_path: Path, base: str, method: str, *, is_named: bool
+) -> None:
+    train = "from own import Own\n" + MAKES.format("strategy='fsdp', devices=2, callbacks=[Own()]")
+    own = OWN.format(base, method, "self.ema = copy.deepcopy(module.model)")
+    said(tmp_path, own, train)
+    unclear = [use.code for use in scan_paths([tmp_path]).uses if use.action == "unclear"]
+    assert unclear == ["FM450"] * (is_named or base == "Other")

@@ -36,6 +36,10 @@ _HOOKS = re.compile(
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|load_checkpoint|save_checkpoint))$"
 )
+_BEFORE = frozenset({"__init__", "configure_callbacks", "prepare_data", "setup"})
+_RUN_BY_IT = re.compile(
+    r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.(?:\w*Callback|\w*Checkpoint|LightningModule)$"
+)
 _TRAINING_STEP = re.compile(r"^training_step$")
 _STEPS = re.compile(r"_step$|^forward$|loss|penalt|regulari[sz]")
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
@@ -112,6 +116,16 @@ def _run_in_steps(owner: cst.ClassDef) -> re.Pattern[str]:
     called = {text_of(call.func) for step in steps for call in walk_for(step, cst.Call)}
     names = {each.removeprefix("self.") for each in called if each.startswith("self.")}
     return re.compile("|".join((_STEPS.pattern, *(f"^{re.escape(each)}$" for each in sorted(names)))))
+
+
+def is_before_sharding(index: Index, node: cst.CSTNode) -> bool:
+    """Tell whether it stands in a method that Lightning runs before its strategy shards the module."""
+    function, owner = index.function(node), index.class_of(node)
+    if function is None or owner is None or index.class_of(function) is not owner:
+        return False
+    if function.name.value not in _BEFORE:
+        return False
+    return any(_RUN_BY_IT.match(name) for base in owner.bases for name in led_to(index, base.value))
 
 
 def is_part_within(
