@@ -127,6 +127,13 @@ def test_what_a_composer_models_methods_see(tmp_path: Path, method: str, body: s
     assert said(tmp_path, own, train_py="from composer import Trainer\nt = Trainer(model)\n") == set()
 
 
+def test_what_a_method_sees_that_the_loss_calls(tmp_path: Path) -> None:
+    own = MODEL.format("{}(self, outputs, batch)", "outputs.mean() + self._of_weights()")
+    own += f"\n    def _of_weights(self):\n        return {SUMS}\n"
+    assert said(tmp_path, own.format("loss"), train_py=CODE) == {"FM423"}
+    assert said(tmp_path, own.format("other"), train_py=CODE) == set()
+
+
 ITEM = "kw = {}\nkw['parallelism_config'] = {'fsdp': settings}\n"
 CLASS = "from composer import Trainer\n\n\nclass Mine(Trainer):\n    def __init__(self, **kw):\n"
 CLASS += "        kw['fsdp_config'] = {'sharding_strategy': 'FULL_SHARD'}\n        super().__init__(**kw)\n"

@@ -33,6 +33,7 @@ from fsdp_migrate.source.python.lightning_models import (
     is_part_within,
     is_trainers_model,
     is_within_a_module,
+    run_in,
     trains_by_fsdp1,
 )
 from fsdp_migrate.source.python.nodes import text_of
@@ -175,7 +176,10 @@ class Frameworks:
             return False
         if isinstance(node, cst.Attribute) and is_composers_model(text_of(node)):
             return True
-        return is_part_within(self.index, node, COMPOSERS_MODEL, OF_COMPOSERS_MODEL)
+        owner = self.index.class_of(node)
+        if owner is None:
+            return False
+        return is_part_within(self.index, node, COMPOSERS_MODEL, run_in(owner, OF_COMPOSERS_MODEL))
 
     def is_trained(self, node: cst.BaseExpression) -> bool:
         """Tell whether it is what a framework's Trainer was given, below where that shards it."""

@@ -5,6 +5,7 @@ Under ``FSDPStrategy`` these are FSDP1's; under another strategy they are not, w
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -107,15 +108,16 @@ def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
         above = index.parents[above]
     is_list = isinstance(above, cst.Attribute) and above.attr.value in {"parameters", "named_parameters"}
     owner = index.class_of(node) if is_list else None
-    return owner is not None and is_part_within(index, node, MODULE, _run_in_steps(owner))
+    return owner is not None and is_part_within(index, node, MODULE, run_in(owner, _STEPS))
 
 
-def _run_in_steps(owner: cst.ClassDef) -> re.Pattern[str]:
-    """Return the methods of a LightningModule that are its steps, or that these call."""
-    steps = (each for each in walk_for(owner, cst.FunctionDef) if _STEPS.search(each.name.value))
-    called = {text_of(call.func) for step in steps for call in walk_for(step, cst.Call)}
+@functools.lru_cache(maxsize=64)
+def run_in(owner: cst.ClassDef, methods: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the methods of a class that have such names, or that those call."""
+    known = (each for each in walk_for(owner, cst.FunctionDef) if methods.search(each.name.value))
+    called = {text_of(call.func) for each in known for call in walk_for(each, cst.Call)}
     names = {each.removeprefix("self.") for each in called if each.startswith("self.")}
-    return re.compile("|".join((_STEPS.pattern, *(f"^{re.escape(each)}$" for each in sorted(names)))))
+    return re.compile("|".join((methods.pattern, *(f"^{re.escape(each)}$" for each in sorted(names)))))
 
 
 def is_before_sharding(index: Index, node: cst.CSTNode) -> bool:
