@@ -125,7 +125,7 @@ class LightningModules:
     def _makers(self, model: cst.BaseExpression) -> list[cst.Call]:
         """Return the calls that make a model, in each branch; nothing where one of them is not seen."""
         made = definition(self.source, model)
-        values = [made]
+        values: list[cst.BaseExpression | None] = [made]
         if made is model and isinstance(model, cst.Name) and model in self.source.index.scopes:
             bound = self.source.index.bindings_of(model)
             values = [each.value if each.index is None else None for each in bound]
