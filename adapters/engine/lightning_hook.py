@@ -23,7 +23,8 @@ def hook_code(
     """Return ``configure_model`` for FSDP1 arguments, given as words; ``mesh_shape`` is (replicas, shards).
 
     Lightning calls ``training_step`` and its kin, not ``forward``: they are registered, so that parameters
-    of the LightningModule itself are gathered for them too.
+    of the LightningModule itself are gathered for them too. Where there is no mesh, in
+    ``load_from_checkpoint`` and under a Trainer with another strategy, nothing is sharded.
 
     Example:
         >>> print(hook_code({"sharding_strategy": "FULL_SHARD"}).splitlines()[0])
@@ -41,7 +42,7 @@ def hook_code(
         "\n"
         "    from fsdp_migrate import prepare_fully_shard\n"
         "\n"
-        "    if not isinstance(self, FSDPModule):\n"
+        "    if self.device_mesh is not None and not isinstance(self, FSDPModule):\n"
         f"{convert}"
         f"        arguments = {{\n{given}        }}\n"
         f"        prepare_fully_shard(\n{call}        )\n"

@@ -47,9 +47,13 @@ ASKS_LIGHTNING: Final = re.compile(
     r"\bFSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp"
     r"|--(?:trainer\.)?strategy[= ]+['\"]?fsdp"
 )
+ASKS_BY_WORD: Final = re.compile(
+    r"\bstrategy['\"]?\s*[:=]\s*['\"]?fsdp(?:_cpu_offload)?\b|--(?:\w+\.)?strategy[= ]+['\"]?fsdp"
+)
+"""What asks for Lightning's strategy by its word, in a config or on a command line."""
 ASKS_COMPOSER: Final = re.compile(
-    r"\bfsdp_config['\"]?\s*[:=](?!\s*(?:None|null|Optional)\b)"
-    r"|\bparallelism_config['\"]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
+    r"\bfsdp_config['\"]?\]?\s*[:=](?!\s*(?:None|null|Optional)\b)"
+    r"|\bparallelism_config['\"]?\]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
 )
 """What asks Composer for FSDP, beside what else is Composer's."""
 _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)

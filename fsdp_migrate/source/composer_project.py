@@ -9,10 +9,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
+from fsdp_migrate.source.heirs import classes_above
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.heirs import COMPOSERS
 from fsdp_migrate.source.python.held import attribute, put
-from fsdp_migrate.source.python.trainer_models import COMPOSED, SETTINGS
+from fsdp_migrate.source.python.lightning_models import is_named_as_part
+from fsdp_migrate.source.python.trainer_models import (
+    COMPOSED,
+    COMPOSERS_MODEL,
+    INSTANTIATES,
+    OF_COMPOSERS_MODEL,
+    SETTINGS,
+    is_composers_model,
+)
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -26,12 +36,19 @@ if TYPE_CHECKING:
 
 _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
-_CLASSES = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Algorithm)\b")
+_CLASSES = re.compile(
+    r"\bclass \w+\([^)]{0,2000}?(?:Callback|Algorithm|Composer(?:Model|Classifier)|HuggingFaceModel)\b"
+)
+_TRAINER = re.compile(r"\bTrainer\([^()]*\*\*|\bclass \w+\([^)]{0,200}?\bTrainer\b")
+_TRAINERS = re.compile(r"^class (\w+)\([^)]{0,200}?\bTrainer\b", re.MULTILINE)
+_BY_HYDRA = re.compile(r"\btrainer\b[^\n=]*=[^\n=]*\binstantiate\([^()]*\bmodel\s*=")
 _CLASS = re.compile(r"^class (\w+)\([^)]{0,2000}?(?:Callback|Algorithm)\b", re.MULTILINE)
 _IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
 # Composer shards behind these events: algorithms change the model in the first.
 _BEFORE = frozenset({"__init__", "before_load", "init", "match"})
 _IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")
+_BY_NAME = re.compile(r"\bparallelism_config['\"]?\]?\s*[:=]\s*[A-Za-z_]")
+_OF_FSDP1 = re.compile(r"['\"]fsdp['\"]\s*:|\bFSDPConfig\(|\bfsdp\s*=\s*(?!None\b)\w")
 _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -45,21 +62,39 @@ def run_by_composer(project: Project, around: Iterable[str | os.PathLike[str]]) 
     users = {path for path, text in texts.items() if "composer" in text and _IMPORTS.search(text)}
     found = {path for path in users if _CLASSES.search(texts[path])}
     trains = {path for path in users if any(name in texts[path] for name in SETTINGS)}
+    # What has the settings in a dict, or a class of the project's own, and what hydra makes a Trainer of.
+    trains |= {path for path in users if _TRAINER.search(texts[path])}
+    trains |= {path for path, text in texts.items() if users and _BY_HYDRA.search(text)}
     if not (found or trains) or any(_IS_NEW.search(texts[path]) for path in users):
         return set()
-    is_asked = any(asks(texts[path], ASKS_COMPOSER) for path in users)
+    is_asked = any(asks(texts[path], ASKS_COMPOSER) or _asks_by_name(texts[path]) for path in users)
     if not is_asked and not asked_around(around, ASKS_COMPOSER):
         return set()
     names = {name for path in found for name in _CLASS.findall(texts[path])}
-    return found | trains | set(project.importing(names) if names else ())
+    heirs = {name for path in users for name in _TRAINERS.findall(texts[path])}
+    known = names | heirs
+    return found | trains | set(project.importing(known) if known else ())
+
+
+def _asks_by_name(text: str) -> bool:
+    """Tell whether a source gives the Trainer settings by a name, and has those of FSDP1 for it."""
+    return _BY_NAME.search(text) is not None and _OF_FSDP1.search(text) is not None
 
 
 def shards(project: Project, call: ast.Call, place: Place) -> bool:
-    """Tell whether a call makes a Trainer of Composer's that is given FSDP's settings."""
-    settings = (each.value for each in call.keywords if each.arg in SETTINGS)
-    if all(isinstance(each, ast.Constant) and each.value is None for each in settings):
-        return False
-    return COMPOSERS.match(project.qualified(dotted(call.func) or "?", place) or "") is not None
+    """Tell whether a call makes a Trainer of Composer's that is given FSDP's settings, or may be."""
+    func = dotted(call.func) or "?"
+    settings = [each.value for each in call.keywords if each.arg in SETTINGS]
+    if settings:
+        is_none = all(isinstance(each, ast.Constant) and each.value is None for each in settings)
+        return not is_none and COMPOSERS.match(project.qualified(func, place) or "") is not None
+    if INSTANTIATES.search(func) and any(each.arg == "model" for each in call.keywords):
+        return any("trainer" in ast.unparse(each).lower() for each in call.args[:1])
+    named = project.named(func, place)
+    above = {func} if named is None else set(classes_above(project, named))
+    is_open = named is not None or any(each.arg is None for each in call.keywords)
+    is_its = any(COMPOSERS.match(project.qualified(each, place) or each) for each in above)
+    return is_open and is_its
 
 
 @dataclass(eq=False)
@@ -76,8 +111,20 @@ class ComposerProject:
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what a name is that a Trainer was given, below that line."""
-        is_one = place.module.path in self.files and self._names.is_one(text, place)
-        return set(COMPOSED) if is_one else set()
+        if place.module.path not in self.files:
+            return set()
+        is_one = is_composers_model(text) or self._names.is_one(text, place)
+        return set(COMPOSED) if is_one or self._is_part(text, place) else set()
+
+    def _is_part(self, text: str, place: Place) -> bool:
+        """Tell whether it is ``self`` of a ComposerModel, or a part of it, where the parts are sharded."""
+        owner, _, method = place.scope.rpartition(".")
+        if OF_COMPOSERS_MODEL.search(method) is None or not owner:
+            return False
+        if not is_named_as_part(text, asked_in(place.module.tree, or_called=False)):
+            return False
+        named = place.module.definitions.get(owner)
+        return named is not None and any(map(COMPOSERS_MODEL.match, classes_above(self.project, named)))
 
     def _composed(self, call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
         """Return the name of the model that Composer's Trainer shards."""

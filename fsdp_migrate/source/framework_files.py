@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH
 from fsdp_migrate.source.asked_around import (
     ASKS_ACCELERATE,
+    ASKS_BY_WORD,
     ASKS_FABRIC,
     ASKS_HF,
     SWITCHED,
@@ -20,11 +21,11 @@ from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
-from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
+from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
-from fsdp_migrate.source.python.lightning_models import has_units, trained_elsewhere, using_lightning
+from fsdp_migrate.source.python.lightning_models import has_option, trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
 
@@ -61,7 +62,9 @@ _TELLING = {
 }
 _OF_TRAINERS = ("Trainer", "Callback")
 _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
-_OPTION = re.compile(r"['\"]--strategy['\"]")
+# A Fabric whose strategy is chosen elsewhere: `Fabric(strategy=args.strategy)`, `Fabric(**cfg.fabric)`.
+_HANDED = re.compile(r"\bFabric\([^()]*(?:\bstrategy\s*=\s*(?!None\b)[A-Za-z_]|\*\*)")
+_WORD = re.compile(r"['\"]fsdp(?:_cpu_offload)?['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\(")
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
@@ -95,14 +98,11 @@ def with_frameworks(
     # What names the Trainer's optimizer may stand in another file than the Trainer.
     of_arguments = (path for path, text in texts.items() if models.trainers and _ARGUMENTS.search(text))
     told |= {path: {"transformers"} for path in of_arguments}
-    for name, paths in models.told.items():
+    composed = models.composer.files if models.composer is not None else ()
+    for name, paths in {**models.told, "composer": composed}.items():
         for path in paths:
             told.setdefault(path, set()).add(name)
-    trained = models.lightning.files if models.lightning is not None else frozenset()
-    units = bool(trained) and any(has_units(text) for text in texts.values() if "wrap" in text)
-    links = links | {
-        path: replace(links.get(path, NOTHING), is_trained=True, units_by_lightning=units) for path in trained
-    }
+    links = links | (_of_lightning(models.lightning, links) if models.lightning is not None else {})
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}
@@ -123,11 +123,21 @@ def with_frameworks(
     }
 
 
+def _of_lightning(lightning: LightningProject, links: Mapping[Path, Links]) -> dict[Path, Links]:
+    """Return what the files are told of that Lightning's FSDP1 may train."""
+    told = {
+        path: replace(links.get(path, NOTHING), is_trained=True, has_units=lightning.has_units)
+        for path in lightning.files
+    }
+    mixins = lightning.mixins
+    return {path: replace(each, mixins=mixins.get(path, frozenset())) for path, each in told.items()}
+
+
 def _with_options(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files with an option by which Lightning's FSDP may be chosen, which another file reads."""
     if not using_lightning(texts) or any(map(_WRAPS.search, texts.values())):
         return []
-    return [path for path, text in texts.items() if _OPTION.search(text) and "fsdp" in text]
+    return [path for path, text in texts.items() if has_option(text)]
 
 
 def framework_models(project: Project, around: Iterable[str | os.PathLike[str]]) -> FrameworkModels:
@@ -148,6 +158,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     told = {name: set(_given(texts, name, given[name])) for name in _WORDS}
     for name, pattern in (("accelerate", ASKS_ACCELERATE), ("fabric", ASKS_FABRIC)):
         told[name] |= _asked_by_configs(texts, name, around, pattern, given[name])
+    told["fabric"] |= _asked_by_options(texts, around, given["fabric"])
     for name, (_, _, _, is_new) in _WORDS.items():
         own = {
             path
@@ -160,15 +171,33 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         found = own | told[name]
         users |= {name: found} if found else {}
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
+    lightning_files = frozenset(lightnings | trained_elsewhere(texts))
+    has_units = bool(lightning_files) and wraps(texts, around)
+    lightning = LightningProject(project, lightning_files, has_units=has_units)
+    lightning = replace(lightning, files=lightning_files.union(lightning.mixins))
     return FrameworkModels(
         users,
         with_heirs(project, _running_trainers(texts, around), classes),
-        LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+        lightning,
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
         classes,
         told,
     )
+
+
+def _asked_by_options(
+    texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]], given: Collection[Path]
+) -> set[Path]:
+    """Return the files that give Fabric models, where it is handed a strategy that may be FSDP1's."""
+    is_new = _WORDS["fabric"][3]
+    handed = any(_HANDED.search(text) for text in texts.values() if "Fabric" in text)
+    if not given or not handed or any(map(is_new.search, texts.values())):
+        return set()
+    is_asked = any(map(has_option, texts.values())) or any(
+        _WORD.search(text) for text in texts.values() if "Fabric" in text
+    )
+    return set(given) if is_asked or asked_around(around, ASKS_BY_WORD) else set()
 
 
 def _asked_by_configs(

@@ -133,6 +133,11 @@ def of_own_class(source: Source) -> str:
     return _SAVES_ITSELF if source.links.saves_itself else ""
 
 
+def given_part(part: cst.BaseExpression) -> str:
+    """Return what gives the whole state of a part of a sharded model, by the part's own names."""
+    return _WHOLE.format(short(part, 40))
+
+
 def _itself(source: Source, model: cst.BaseExpression) -> str:
     """Return what a sharded model is called that FSDP1's wrapper held: FSDP2's has no ``.module``.
 
@@ -168,9 +173,10 @@ def clips(source: Source, model: cst.BaseExpression | None) -> str:
 def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether FSDP1's wrapper is not seen: what has `.module`, and a forward that gathers, is another's.
 
-    Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped.
+    Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped. Below
+    ``isinstance(model, FSDP)`` it is the wrapper.
     """
-    return source.models.sharded_by(model) in _OTHERS
+    return source.models.sharded_by(model) in _OTHERS and not source.models.is_guarded(model)
 
 
 def is_norm_used(source: Source, call: cst.Call) -> bool:

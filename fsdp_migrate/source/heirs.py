@@ -23,8 +23,8 @@ _PACKAGES: Final = ("transformers", "trl", "sentence_transformers", "lightning",
 # Text by text, as far as the class names lead: few files have a class of them, and only these are parsed.
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
 _CLASS: Final = re.compile(r"class (\w+)\(([^)]{0,2000})\)")
-_WORDS: Final = ("Trainer", "Fabric", "Accelerator")
-_BASE: Final = re.compile(r"(?:Trainer|Fabric|Accelerator)\b")
+_WORDS: Final = ("Trainer", "Fabric", "Accelerator", "LightningLite")
+_BASE: Final = re.compile(r"(?:Trainer|Fabric|Accelerator|LightningLite)\b")
 _DEEPEST: Final = 5
 
 

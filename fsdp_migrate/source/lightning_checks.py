@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -50,6 +50,12 @@ _KWARGS = (
     "Lightning's FSDP1 strategy alone has `_fsdp_kwargs`: where ModelParallelStrategy takes its place, "
     "ask isinstance(strategy, ModelParallelStrategy), or the other branch runs."
 )
+_BY_NAME = (
+    "ModelParallelStrategy, which takes the place of Lightning's FSDP1 strategy, has no strategy_name, so "
+    "that this raises: ask isinstance(strategy, ModelParallelStrategy)."
+)
+_NAME = "strategy_name"
+_WORD = re.compile(r"fsdp(?:_native|_cpu_offload)?$")
 _REFUSED = (
     "this refuses Lightning's FSDP1 strategy: see whether it has to refuse ModelParallelStrategy, which "
     "takes its place, as well."
@@ -75,6 +81,18 @@ def privates(source: Source) -> Iterator[Found]:
         )
         if isinstance(name, cst.SimpleString) and name.evaluated_value == _OF_FSDP1:
             yield Found("FM319", call, _KWARGS, "commented")
+    for node in source.attributes:
+        owner = dotted(node.value) or ""
+        if node.attr.value != _NAME or not owner.endswith("strategy"):
+            continue
+        if source.models.frameworks.trains_by_lightning or _is_beside_word(source.index.parents[node]):
+            yield Found("FM319", node, _BY_NAME, "commented")
+
+
+def _is_beside_word(above: cst.CSTNode) -> bool:
+    """Tell whether a test asks for FSDP1's word: ``strategy.strategy_name == "fsdp"``."""
+    words = walk_for(above, cst.SimpleString) if isinstance(above, cst.Comparison) else ()
+    return any(_WORD.match(str(each.evaluated_value)) for each in words)
 
 
 def _said_of_private(name: str) -> str:

@@ -1,14 +1,12 @@
 """LightningModules that a Trainer of another file trains: the strategy there, and the hook in their own file.
 
 Either without the other does not shard. So the files with the Trainers are looked at first, and a class is
-given a hook only where its strategy will be written, and no other Trainer of the project may train it.
+given a hook only where its strategy will be written. Under another strategy the hook does nothing.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +14,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import analyse
 from fsdp_migrate.source.lightning_modules import HARMLESS, HOOKS, MODULE, OLD_HOOK
 from fsdp_migrate.source.project import Definition, Place, dotted
-from fsdp_migrate.source.python.heirs import LIGHTNINGS
-from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1, using_lightning
+from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1
 from fsdp_migrate.source.python.links import NOTHING
 
 
@@ -38,10 +35,8 @@ _OLD_NAME = (
     "(Lightning stops where a class has both), and put the lines of the hook at its end; where it shards "
     "already, put their arguments and mesh into its call of prepare_fully_shard"
 )
-_SHARED = "`{}` of {} may be trained by the Trainer of {} as well, and its hook would run under that too"
 _TWO = "several Trainers would give `{}` of {} several hooks"
 _NOT_WRITTEN = "`{}` of {} cannot be given a hook"
-_TRAINERS = re.compile(r"Trainer\(")
 _DEEPEST = 5
 
 
@@ -50,17 +45,14 @@ def homes_of_modules(project: Project) -> set[Path]:
     trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
     found = _Hooks(project, {}, trainers)
     modules = filter(None, map(project.module, trainers))
-    return {owner.module.path for module in modules for _, owner in found.modules(module)}
+    owners = [owner for module in modules for _, owner in found.modules(module)]
+    return {each.module.path for owner in owners for each in found.with_bases(owner)}
 
 
 def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
     """Return what each file is told of by the others, with the LightningModules that one has for another."""
     trainers = [path for path in asking_for_fsdp1(project.texts) if ".fit(" in project.texts[path]]
     return _Hooks(project, dict(links), trainers).told() if trainers else links
-
-
-def _leads(links: Links) -> bool:
-    return any(LIGHTNINGS.match(name) for names in links.heirs.values() for name in names)
 
 
 @dataclass(eq=False)
@@ -77,7 +69,7 @@ class _Hooks:
             found = dict(self.modules(module)) if module is not None else {}
             if found:
                 self._owners.update({(path, written): owner for written, owner in found.items()})
-                self._tell(path, {written: self._reason(path, owner) for written, owner in found.items()})
+                self._tell(path, {written: self._reason(owner) for written, owner in found.items()})
         for home in {owner.module.path for owner in self._owners.values()}:
             self.links[home] = replace(self.links.get(home, NOTHING), is_trained=True)
         hooks: dict[str, set[str]] = {}
@@ -115,6 +107,12 @@ class _Hooks:
             is_own = found is not None and found is not owner and isinstance(found.node, ast.ClassDef)
             yield self.project.qualified(text, place), found if is_own else None
 
+    def with_bases(self, owner: Definition, depth: int = 0) -> Iterator[Definition]:
+        """Yield a class, and those of the project that it derives from."""
+        yield owner
+        for _, base in self._bases(owner) if depth < _DEEPEST else ():
+            yield from self.with_bases(base, depth + 1) if base is not None else ()
+
     def _is_module(self, owner: Definition, depth: int = 0) -> bool:
         return depth < _DEEPEST and any(
             MODULE.match(name) or (base is not None and self._is_module(base, depth + 1))
@@ -132,27 +130,14 @@ class _Hooks:
             for name, base in self._bases(owner)
         )
 
-    def _reason(self, path: Path, owner: Definition) -> str:
+    def _reason(self, owner: Definition) -> str:
         """Return why a class can be given no hook, or nothing."""
         name, home = owner.node.name, owner.module.path
         if f"{owner.name}.{OLD_HOOK}" in owner.module.definitions:
             return _OLD_NAME.format(name, home.name)
         if not self._is_whole(owner):
             return _NOT_WHOLE.format(name, home.name)
-        for other in self._with_trainers:
-            text = self.project.texts[other]
-            if other != path and re.search(rf"\b{re.escape(name)}\b", text):
-                if other in self.trainers and other != home:
-                    continue
-                return _SHARED.format(name, home.name, other.name)
         return ""
-
-    @functools.cached_property
-    def _with_trainers(self) -> list[Path]:
-        """The files that make a Trainer, of Lightning's or of a class of the project."""
-        users = using_lightning(self.project.texts)
-        heirs = [path for path, links in self.links.items() if _leads(links) and path not in users]
-        return [*(path for path in users if _TRAINERS.search(self.project.texts[path])), *heirs]
 
     def _wanted(self) -> Iterator[tuple[Path, str, str]]:
         """Yield the hooks that go with the strategies that will be written, and for which class."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.values import definition
 
 
@@ -117,11 +118,22 @@ class LightningModules:
                 arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"
             ]
             model = named[0] if named else call.args[0].value
-            made = definition(self.source, model)
-            if not isinstance(made, cst.Call):
-                continue
-            found.add(self._class_of(made.func))
+            made = self._makers(model)
+            found |= {self._class_of(each.func) for each in made}
         return found
+
+    def _makers(self, model: cst.BaseExpression) -> list[cst.Call]:
+        """Return the calls that make a model, in each branch; nothing where one of them is not seen."""
+        made = definition(self.source, model)
+        values: list[cst.BaseExpression | None] = [made]
+        if made is model and isinstance(model, cst.Name) and model in self.source.index.scopes:
+            bound = self.source.index.bindings_of(model)
+            values = [each.value if each.index is None else None for each in bound]
+        if isinstance(model, cst.Attribute):
+            values = list(values_set(self.source.index, model))
+        branches = [each for value in values for each in _branches(value)]
+        calls = [each for each in branches if isinstance(each, cst.Call)]
+        return calls if len(calls) == len(branches) else []
 
     def _class_of(self, func: cst.BaseExpression) -> str:
         """Return the name, as in :meth:`_fitted`, of a class that is called, or of which a method is."""
@@ -139,6 +151,11 @@ class LightningModules:
             binding.kind == "class" for binding in self.source.index.bindings_of(func)
         )
         return func.value if is_class and isinstance(func, cst.Name) else "?"
+
+
+def _branches(value: cst.CSTNode | None) -> list[cst.CSTNode | None]:
+    """Return what an expression may be: each side of ``a if on else b``."""
+    return [value.body, value.orelse] if isinstance(value, cst.IfExp) else [value]
 
 
 def with_hook(source: Source, node: cst.ClassDef, code: str) -> cst.ClassDef:

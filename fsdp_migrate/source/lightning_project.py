@@ -15,12 +15,15 @@ from fsdp_migrate.source.python.lightning_models import (
     MODULE,
     SHARDED,
     TRAINER,
+    UNITS,
     asking_for_fsdp1,
+    has_option,
     is_named_as_part,
     is_run_sharded,
     is_trainers_model,
     using_lightning,
 )
+from fsdp_migrate.source.python.optimizers import PARAMETERS, of_optimizer
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -36,7 +39,10 @@ _CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callb
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
 _CALLBACKS = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Checkpoint)\b")
 _MODULES = re.compile(r"\bclass \w+\([^)]{0,2000}?\bLightningModule\b")
-_READS_CONFIGS = re.compile(r"\bLightningCLI\(|\binstantiate\(")
+_READS_CONFIGS = re.compile(r"\bLightningCLI[()]|\binstantiate\(")
+_FITS = re.compile(r"\btrainer\.fit\(\s*[\w.]")
+# Their Trainers fit as well, in names that are the same.
+_IS_ANOTHERS = re.compile(r"^\s*(?:from|import)\s+(?:composer|keras)\b", re.MULTILINE)
 _TRAINER = re.compile(r"\bTrainer\(")
 # What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
 _HANDS_ON = re.compile(
@@ -51,28 +57,52 @@ _DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # `self`, the Trainer, and the LightningModule.
 _PLACE_OF_MODULE = 2
+_OPTIMIZER = "optimizer"
 
 
 def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files with callbacks or LightningModules that a Trainer may run which shards by FSDP1.
 
-    Modules only where a config chooses them, as ``LightningCLI`` has it, or their strategy, which a Trainer
-    is handed: others are followed from ``fit``.
+    Modules, and what fits them, only where the strategy and ``fit`` are not seen in one file: a config
+    chooses them, as ``LightningCLI`` has it, or a function makes the Trainer. Others are followed from
+    ``fit``.
     ``around``: where those configs are.
     """
-    users = {path: project.texts[path] for path in using_lightning(project.texts)}
-    reads = any(_READS_CONFIGS.search(text) or _hands_on(text) for text in users.values())
-    asks = bool(asking_for_fsdp1(users)) or (reads and asked_around(around, ASKS_LIGHTNING))
-    names = {name for text in users.values() for name in _KEY.findall(text)} - {"strategy"}
-    if not asks and reads and names:
-        asks = asked_around(around, asks_by_key(names))
-    if not asks:
+    texts = project.texts
+    users = {path: texts[path] for path in using_lightning(texts)}
+    asking = asking_for_fsdp1(users)
+    # What hydra reads may be run by a file that has Lightning by a config alone.
+    reads = bool(users) and any(map(_READS_CONFIGS.search, texts.values()))
+    reads = reads or any(map(_hands_on, users.values()))
+    if not asking and not (reads and _is_asked(texts, users, around)):
         return set()
-    return {
-        path
-        for path, text in users.items()
-        if _CALLBACKS.search(text) or (reads and _MODULES.search(text) is not None)
-    }
+    is_open = reads or not all(".fit(" in users[path] for path in asking)
+    found = {path for path, text in users.items() if _CALLBACKS.search(text)}
+    if not is_open:
+        return found
+    fits = {path for path, text in texts.items() if _FITS.search(text) and not _is_by_others(text)}
+    return found | fits | {path for path, text in users.items() if _MODULES.search(text)}
+
+
+def wraps(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a project may have Lightning's FSDP1 wrap parts of a module, which are units then."""
+    return any(map(UNITS.search, texts.values())) or asked_around(around, UNITS)
+
+
+def _is_asked(
+    texts: Mapping[Path, str], users: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]
+) -> bool:
+    """Tell whether a config asks for the strategy, or an option of the project that another file reads."""
+    if any(map(has_option, texts.values())) or asked_around(around, ASKS_LIGHTNING):
+        return True
+    names = {name for text in users.values() for name in _KEY.findall(text)} - {"strategy"}
+    return bool(names) and asked_around(around, asks_by_key(names))
+
+
+def _is_by_others(text: str) -> bool:
+    """Tell whether a file makes its Trainer itself, and gives it no strategy that comes from elsewhere."""
+    makes_it = _TRAINER.search(text) is not None and not _hands_on(text)
+    return makes_it or _IS_ANOTHERS.search(text) is not None
 
 
 def _hands_on(text: str) -> bool:
@@ -85,21 +115,40 @@ class LightningProject:
 
     project: Project
     files: frozenset[Path]
+    has_units: bool = False
+    """Whether a policy wraps parts of modules, too."""
     _classes: dict[Path, dict[str, re.Pattern[str]]] = field(default_factory=dict)
 
     @functools.cached_property
     def _names(self) -> TrainedNames:
         return TrainedNames(self.project, _fitted)
 
+    @functools.cached_property
+    def mixins(self) -> Mapping[Path, frozenset[str]]:
+        """By file the classes that stand above LightningModules, and derive from none themselves."""
+        found: dict[Path, frozenset[str]] = {}
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for each in module.definitions.values():
+                is_module = isinstance(each.node, ast.ClassDef) and self._is(module, each.name, MODULE)
+                for base in self.project.bases(each) if is_module else ():
+                    home = base.module
+                    if not self._is(home, base.name, MODULE):
+                        found[home.path] = found.get(home.path, frozenset()) | {base.name}
+        return found
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""
+        held = of_optimizer("Optimizer", [{PARAMETERS}])
         for module in filter(None, map(self.project.module, sorted(self.files))):
             for each in module.definitions.values():
                 owner, _, method = each.name.rpartition(".")
-                if self._is(module, owner, _CALLBACK) and is_run_sharded(method):
-                    names = _names(each)
-                    if len(names) > _PLACE_OF_MODULE:
-                        yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+                if not owner or not is_run_sharded(method):
+                    continue
+                names, is_callback = _names(each), self._is(module, owner, _CALLBACK)
+                if is_callback and len(names) > _PLACE_OF_MODULE:
+                    yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+                if _OPTIMIZER in names and (is_callback or self._is_module(module, owner)):
+                    yield each.key, _OPTIMIZER, held
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what the Trainer's model is, and ``self`` of a LightningModule where it is sharded."""
@@ -114,7 +163,11 @@ class LightningProject:
             text, asked_in(place.module.tree, or_called=False)
         ):
             return set()
-        return set(SHARDED) if self._is(place.module, owner, MODULE) else set()
+        return set(SHARDED) if self._is_module(place.module, owner) else set()
+
+    def _is_module(self, module: Module, name: str) -> bool:
+        """Tell whether a class is a LightningModule's, or one that such a class derives from as well."""
+        return self._is(module, name, MODULE) or name in self.mixins.get(module.path, ())
 
     def _is(self, module: Module, name: str, base: re.Pattern[str]) -> bool:
         if not name:

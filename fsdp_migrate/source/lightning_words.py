@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
 _TEXTS = frozenset({"dest", "help", "metavar"})
 _OPTION = re.compile(r"^--?[\w-]*strategy$")
-_CHOSEN = (
-    "this word may be given for Lightning's FSDP1 strategy: where it is chosen, give the Trainer "
-    "ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the module's "
-    "configure_model."
-)
+_CHOSEN = "this word may be given for Lightning's FSDP1 strategy: where it is chosen, {}"
 _IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
-_WRITTEN = (
-    "this names Lightning's FSDP1 strategy for a Trainer: give it ModelParallelStrategy() instead, and call "
-    "prepare_fully_shard(self, {...}) in the module's configure_model."
+_WRITTEN = "this names Lightning's FSDP1 strategy: {}"
+_TRAINERS = (
+    "give the Trainer ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the "
+    "module's configure_model."
 )
+_FABRICS = (
+    "give Fabric ModelParallelStrategy(parallelize_fn=...) instead, call prepare_fully_shard(model, {...}) "
+    "in that function, and make optimizers after `model = fabric.setup_module(model)`."
+)
+_MAKES_TRAINER = re.compile(r"\b(?:Trainer|LightningCLI|LightningModule)\b")
+_NAMED = re.compile(r"(?:^|[._])strategy$", re.IGNORECASE)
+_GIVES = re.compile(r"(?:^|_)strategy$")
+_ENUM = re.compile(r"(?:^|\.)\w*Enum$")
+# The words of Lightning's other strategies, beside which an item of a set of choices is one, too.
+_OTHERS = re.compile(r"^(?:auto|ddp(?:_\w+)?|deepspeed(?:_\w+)?)$")
 _WORD = re.compile(r"^fsdp(_native|_cpu_offload|_native_full_shard_offload)?$")
 _BLOCKS = (cst.ClassDef, cst.FunctionDef)
 _NEW = "ModelParallelStrategy"
@@ -53,8 +60,32 @@ def words_apart(source: Source, read: set[cst.CSTNode], done: set[cst.CSTNode]) 
         above = source.index.parents[node]
         while isinstance(above, cst.IfExp) and below is not above.test:
             below, above = above, source.index.parents[above]
-        if above not in read and _is_of_strategy(above) and not _is_settled(source, above, done):
-            yield Found("FM319", node, _WRITTEN, "commented")
+        if above not in read and _is_of_strategy(source, above) and not _is_settled(source, above, done):
+            yield Found("FM319", node, _WRITTEN.format(_instead(source)), "commented")
+        elif _is_a_choice(source, node):
+            yield Found("FM319", node, _CHOSEN.format(_instead(source)), "commented")
+
+
+def _instead(source: Source) -> str:
+    """Return what takes the strategy's place, by whom a file trains."""
+    is_fabrics = "Fabric" in source.code and _MAKES_TRAINER.search(source.code) is None
+    return _FABRICS if is_fabrics else _TRAINERS
+
+
+def _is_a_choice(source: Source, node: cst.SimpleString) -> bool:
+    """Tell whether a word is one that may be chosen: of an ``Enum``, or ``strategy: Literal["fsdp"]``."""
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Annotation):
+            owner = source.index.parents[above]
+            target = owner.name if isinstance(owner, cst.Param) else getattr(owner, "target", None)
+            return target is not None and _NAMED.search(text_of(target)) is not None
+        if isinstance(above, cst.FunctionDef):
+            return False
+        if isinstance(above, cst.ClassDef):
+            is_enum = any(_ENUM.search(text_of(base.value)) for base in above.bases)
+            words = (str(each.evaluated_value) for each in walk_for(above.body, cst.SimpleString))
+            return is_enum and any(map(_OTHERS.match, words))
+    return False
 
 
 def _is_settled(source: Source, above: cst.CSTNode, done: set[cst.CSTNode]) -> bool:
@@ -82,15 +113,21 @@ def chosen_words(source: Source) -> Iterator[Found]:
         given = (arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _TEXTS)
         words = (text for value in given for text in walk_for(value, cst.SimpleString))
         if any(_WORD.match(str(text.evaluated_value)) for text in words):
-            yield Found("FM319", call, _CHOSEN, "commented")
+            yield Found("FM319", call, _CHOSEN.format(_instead(source)), "commented")
 
 
-def _is_of_strategy(above: cst.CSTNode) -> bool:
-    """Tell whether what holds a value is called ``strategy``: an argument, an item, or a name."""
+def _is_of_strategy(source: Source, above: cst.CSTNode) -> bool:
+    """Tell whether what holds a value is called ``strategy``: an argument, an item, a name, a function."""
+    if isinstance(above, cst.Return):
+        function = source.index.function(above)
+        return function is not None and _GIVES.search(function.name.value) is not None
     if isinstance(above, cst.Arg):
         return above.keyword is not None and above.keyword.value == "strategy"
     if isinstance(above, cst.DictElement):
-        return isinstance(above.key, cst.SimpleString) and above.key.value.strip("'\"") == "strategy"
+        return (
+            isinstance(above.key, cst.SimpleString)
+            and _NAMED.search(str(above.key.evaluated_value)) is not None
+        )
     if not isinstance(above, (cst.AnnAssign, cst.Assign)):
         return False
     targets = [above.target] if isinstance(above, cst.AnnAssign) else [each.target for each in above.targets]

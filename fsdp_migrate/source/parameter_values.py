@@ -263,7 +263,7 @@ class ParameterValues:
         models = self.source.models
         is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
-        return is_fsdp1 or _is_itself(self.source, model) or models.frameworks.is_of_a_step(model)
+        return is_fsdp1 or _is_itself(self.source, model)
 
     def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""

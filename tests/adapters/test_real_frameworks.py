@@ -143,7 +143,7 @@ def test_training_arguments_take_what_was_written() -> None:
 
 
 LIGHTNING = """
-import json, logging, os, sys, warnings
+import json, logging, os, sys, tempfile, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch import nn
@@ -171,12 +171,17 @@ class Lit(pl.LightningModule):
     exec(code)
 
 model = Lit()
+path = tempfile.mkdtemp() + "/lit.ckpt"
+version = pl.__version__
+torch.save({"state_dict": model.state_dict(), "pytorch-lightning_version": version}, path)
+loaded = Lit.load_from_checkpoint(path)
 trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=2, logger=False, enable_checkpointing=False,
                      enable_progress_bar=False, enable_model_summary=False,
                      strategy=ModelParallelStrategy(**strategy))
 trainer.fit(model, torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=2))
 print(json.dumps({"units": [name for name, module in model.named_modules() if isinstance(module, FSDPModule)],
-                  "steps": trainer.global_step, "moved": bool((model.scale.full_tensor() != 1).all())}))
+                  "steps": trainer.global_step, "moved": bool((model.scale.full_tensor() != 1).all()),
+                  "loaded": [isinstance(module, FSDPModule) for module in loaded.modules()].count(True)}))
 """
 
 
@@ -189,7 +194,7 @@ def test_lightning_trains_with_what_was_written() -> None:
     strategy = YAML(typ="safe").load(done.text)
     assert strategy.pop("_target_").endswith(".ModelParallelStrategy")
     found = run(LIGHTNING, json.dumps([strategy, done.blocks[0].code]))
-    assert found == {"units": ["", "blocks.0", "blocks.1"], "steps": 2, "moved": True}
+    assert found == {"units": ["", "blocks.0", "blocks.1"], "steps": 2, "moved": True, "loaded": 0}
 
 
 # The code of docs/loading.md, where Accelerate and the HF Trainer have saved; Lightning's hook asks for more.

@@ -101,3 +101,96 @@ def test_what_the_trainer_is_given_is_sharded_below(
     (tmp_path / "train.py").write_text(code)
     found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM333"]
     assert found == [9] * is_one
+
+
+MODEL = (
+    "import torch\nfrom composer.models import ComposerModel\n\n\nclass Own(ComposerModel):\n"
+    "    def {}:\n        return {}\n"
+)
+SUMS = "sum(p.norm() for p in self.net.parameters())"
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "code"),
+    [
+        ("loss(self, outputs, batch)", SUMS, "FM423"),
+        ("update_metric(self, batch, outputs, metric)", SUMS, "FM423"),
+        ("export_hf(self, path)", "torch.save(self.net.state_dict(), path)", "FM333"),
+        ("load(self, path)", "self.net.load_state_dict(torch.load(path))", ""),
+        ("forward(self, batch)", "self.net(batch)", ""),
+        ("loss(self, outputs, batch)", "outputs.mean()", ""),
+    ],
+)
+def test_what_a_composer_models_methods_see(tmp_path: Path, method: str, body: str, code: str) -> None:
+    own = MODEL.format(method, body)
+    assert said(tmp_path, own, train_py=CODE) == ({code} if code else set())
+    assert said(tmp_path, own, train_py="from composer import Trainer\nt = Trainer(model)\n") == set()
+
+
+def test_what_a_method_sees_that_the_loss_calls(tmp_path: Path) -> None:
+    own = MODEL.format("{}(self, outputs, batch)", "outputs.mean() + self._of_weights()")
+    own += f"\n    def _of_weights(self):\n        return {SUMS}\n"
+    assert said(tmp_path, own.format("loss"), train_py=CODE) == {"FM423"}
+    assert said(tmp_path, own.format("other"), train_py=CODE) == set()
+
+
+ITEM = "kw = {}\nkw['parallelism_config'] = {'fsdp': settings}\n"
+CLASS = "from composer import Trainer\n\n\nclass Mine(Trainer):\n    def __init__(self, **kw):\n"
+CLASS += "        kw['fsdp_config'] = {'sharding_strategy': 'FULL_SHARD'}\n        super().__init__(**kw)\n"
+MAKES = "trainer = Trainer(model=model, **kw)\n"
+INSTANTIATES = "import hydra\ntrainer = hydra.utils.instantiate(cfg.trainer, model=model)\n"
+IMPORTS = "from composer import Trainer\n"
+CONFIG = "trainer:\n  _target_: composer.Trainer\n  fsdp_config:\n    sharding_strategy: FULL_SHARD\n"
+
+
+@pytest.mark.parametrize(
+    ("makes", "files", "is_one"),
+    [
+        (IMPORTS + ITEM + MAKES, {}, True),
+        (IMPORTS + "kw = {'fsdp_config': settings}\n" + MAKES, {}, True),
+        (IMPORTS + "kw = dict(fsdp_config=settings)\n" + MAKES, {}, True),
+        ("from mine import Mine\ntrainer = Mine(model=model)\n", {"mine_py": CLASS}, True),
+        (INSTANTIATES, {"conf_yaml": CONFIG, "base_py": BASE}, True),
+        (IMPORTS + MAKES, {}, False),
+        (IMPORTS + ITEM.replace("'fsdp'", "'tp'") + MAKES, {}, False),
+        (IMPORTS + ITEM + MAKES.replace(", **kw", ""), {}, False),
+        (INSTANTIATES.replace("cfg.trainer", "cfg.optimizer"), {"conf_yaml": CONFIG}, False),
+        (INSTANTIATES, {"conf_yaml": CONFIG.replace("fsdp_config", "other")}, False),
+    ],
+)
+def test_settings_that_reach_the_trainer_another_way(
+    tmp_path: Path, makes: str, files: dict[str, str], *, is_one: bool
+) -> None:
+    saves = f"import torch\n{makes}trainer.fit()\ntorch.save(model.state_dict(), p)\n"
+    assert ("FM333" in said(tmp_path, saves, **files)) is is_one
+    of_trainer = saves.replace("model.state_dict", "trainer.state.model.state_dict")
+    assert not is_one or "FM333" in said(tmp_path, of_trainer, **files)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_asked"),
+    [
+        ("{'fsdp': {'verbose': True}}", True),
+        ("ParallelismConfig(fsdp=FSDPConfig())", True),
+        ("{'tp': {'degree': 2}}", False),
+        ("ParallelismConfig(fsdp=None)", False),
+    ],
+)
+def test_settings_by_a_name(tmp_path: Path, settings: str, *, is_asked: bool) -> None:
+    code = f"from composer import Trainer\npc = {settings}\nt = Trainer(m, seed=1, parallelism_config=pc)\n"
+    found = said(tmp_path, OWN.format("Callback", END, SAVES), train_py=code)
+    assert found == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("state.fsdp_enabled", True),
+        ("state.is_model_ddp", False),
+        ("not state.fsdp_enabled", False),
+        ("not state.is_model_ddp", True),
+    ],
+)
+def test_a_branch_for_what_composer_does_not_shard(tmp_path: Path, test: str, *, is_said: bool) -> None:
+    own = OWN.format("Callback", END, f"if {test}:\n            {SAVES}")
+    assert said(tmp_path, own, train_py=CODE) == ({"FM333"} if is_said else set())

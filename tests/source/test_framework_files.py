@@ -204,3 +204,33 @@ def test_a_pipe_without_a_suffix_is_not_read(tmp_path: Path) -> None:
     assert not is_accelerates(tmp_path / "pipe")
     (tmp_path / "fsdp.conf").write_text(_YAML)
     assert codes(tmp_path, "x = 1\n", body) == {"FM333"}
+
+
+_FABRIC = (
+    "from lightning.fabric import Fabric\nfrom engine import save\n\n\n"
+    "def main(args, net, cfg):\n    fabric = Fabric({}, devices=2)\n    model = fabric.setup_module(net)\n"
+    "    save(fabric, model)\n"
+)
+_ENGINE = "import torch\n\n\ndef save(fabric, model):\n    torch.save(model.state_dict(), 'a.pt')\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "text", "is_asked"),
+    [
+        ("strategy=args.strategy", "args.py", "add('--strategy', choices=['ddp', 'fsdp'])\n", True),
+        ("strategy=cfg.strategy", "cfg.py", "class Config:\n    strategy: str = 'fsdp'\n", True),
+        ("**cfg.fabric", "cfg.yaml", "fabric:\n  strategy: fsdp\n", True),
+        ("strategy=args.strategy", "run.sh", "python main.py --strategy=fsdp\n", True),
+        ("strategy=args.strategy", "args.py", "add('--strategy', choices=['ddp', 'auto'])\n", False),
+        ("**cfg.fabric", "cfg.yaml", "fabric:\n  strategy: ddp\n", False),
+        ("strategy=None", "cfg.yaml", "fabric:\n  strategy: fsdp\n", False),
+        ("strategy='ddp'", "args.py", "add('--strategy', choices=['ddp', 'fsdp'])\n", False),
+    ],
+)
+def test_a_fabric_that_is_handed_its_strategy(
+    tmp_path: Path, given: str, name: str, text: str, *, is_asked: bool
+) -> None:
+    for file, code in {"main.py": _FABRIC.format(given), "engine.py": _ENGINE, name: text}.items():
+        (tmp_path / file).write_text(code)
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("engine.py")}
+    assert ("FM333" in found) is is_asked

@@ -37,6 +37,7 @@ FRAMEWORKS = [
     ("from composer import Trainer", "Trainer", COMPOSER),
     ("import lightning as L", "L.Trainer", LIGHTNING),
     ("from lightning.fabric import Fabric", "Fabric", FABRIC),
+    ("from lightning.pytorch.lite import LightningLite", "LightningLite", FABRIC),
     ("import accelerate", "accelerate.Accelerator", ACCELERATE),
 ]
 

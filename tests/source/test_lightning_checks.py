@@ -38,3 +38,18 @@ def test_names_that_are_private_to_the_strategy() -> None:
     for name, said in names:
         (found,) = (use for use in scan_source(home.format(name)) if use.code == "FM319")
         assert said in found.becomes
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("if self.trainer.strategy.strategy_name == 'fsdp':\n    pass\n", True),
+        ("ok = strategy.strategy_name in ('fsdp', 'ddp')\n", True),
+        ("ok = strategy.strategy_name == 'ddp'\n", False),
+        ("import lightning as L\nt = L.Trainer(strategy='fsdp')\nx = t.strategy.strategy_name\n", True),
+        ("ok = self.strategy_name == 'fsdp'\n", False),
+    ],
+)
+def test_the_name_that_the_strategy_alone_has(body: str, *, is_said: bool) -> None:
+    texts = [use.becomes for use in scan_source(body) if use.code == "FM319"]
+    assert any("has no strategy_name, so that this raises" in text for text in texts) is is_said

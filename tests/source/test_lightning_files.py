@@ -46,6 +46,8 @@ HOOK = "    def configure_model(self) -> None:\n"
     [
         ("from model import Lit", "Lit()"),
         ("from model import Lit", "Lit.load_from_checkpoint(path)"),
+        ("from model import Lit", "Lit() if new else Lit.load_from_checkpoint(path)"),
+        ("from model import Lit", "Lit()\nif path:\n    model = Lit.load_from_checkpoint(path)"),
         ("from model import Lit as Net", "Net()"),
         ("import model as models", "models.Lit()"),
         ("from model import *", "Lit()"),
@@ -60,8 +62,22 @@ def test_the_strategy_and_the_hook_are_written_in_their_files(tmp_path: Path, li
     assert found.startswith(f"{MODEL}\n{HOOK}")
 
 
+OF_OBJECT = (
+    "import lightning as L\nfrom model import Lit\n\n\nclass Run:\n    def __init__(self):\n"
+    "        self.lit = Lit()\n        self.trainer = L.Trainer(devices=8, strategy='fsdp')\n\n"
+    "    def run(self):\n        self.trainer.fit(self.lit)\n"
+)
+
+
+def test_a_module_that_an_object_keeps(tmp_path: Path) -> None:
+    files = {"model.py": MODEL, "train.py": OF_OBJECT}
+    assert STRATEGY in after(tmp_path, files, "train.py")
+    assert (tmp_path / "model.py").read_text().startswith(f"{MODEL}\n{HOOK}")
+
+
 OTHER = TRAIN.replace('"fsdp"', '"ddp"')
 OWN = "import lightning as L\n\n\nclass Own(L.Trainer):\n    pass\n"
+IMPORTS = "from lightning.pytorch.strategies import FSDPStrategy\n"
 OF_OWN = "from model import Lit\nfrom own import Own\n\nOwn(devices=2).fit(Lit())\n"
 
 
@@ -81,25 +97,16 @@ OF_OWN = "from model import Lit\nfrom own import Own\n\nOwn(devices=2).fit(Lit()
             "`Lit` of model.py has a configure_model",
         ),
         ({"model.py": MODEL.replace("(Base)", "(Base, Unseen)")}, "inherits from a class that is not seen"),
-        ({"model.py": MODEL, "evaluate.py": OTHER}, "by the Trainer of evaluate.py as well"),
-        (
-            {"model.py": MODEL, "own.py": OWN, "evaluate.py": OF_OWN},
-            "by the Trainer of evaluate.py as well",
-        ),
-        (
-            {"model.py": MODEL + '\nL.Trainer(strategy="ddp").fit(Lit())\n'},
-            "by the Trainer of model.py as well",
-        ),
         ({"model.py": MODEL, "more.py": TRAIN.replace("fsdp", "fsdp_cpu_offload")}, "several hooks"),
-        (
-            {"model.py": MODEL, "train.py": TRAIN + "L.Trainer(devices=1).test(model)\n"},
-            "another Trainer of this",
-        ),
         (
             {"model.py": "import lightning as L\nclass Lit(L.LightningModule): pass\n"},
             "cannot be given a hook",
         ),
         ({}, "is not seen in these files"),
+        (
+            {"model.py": MODEL, "train.py": TRAIN.replace("Lit()", "Lit() if new else make()")},
+            "is not seen in these files",
+        ),
     ],
 )
 def test_neither_is_written_where_one_cannot_be(tmp_path: Path, files: dict[str, str], said: str) -> None:
@@ -107,6 +114,24 @@ def test_neither_is_written_where_one_cannot_be(tmp_path: Path, files: dict[str,
     assert said in train
     assert 'strategy="fsdp")' in train
     assert all((tmp_path / name).read_text() == text for name, text in files.items() if name == "model.py")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"evaluate.py": OTHER},
+        {"own.py": OWN, "evaluate.py": OF_OWN},
+        {"model.py": MODEL + '\nL.Trainer(strategy="ddp").fit(Lit())\n'},
+        {"train.py": TRAIN + "L.Trainer(devices=1).test(model)\n"},
+        {"more.py": IMPORTS + TRAIN.replace('"fsdp"', "FSDPStrategy(**more)")},
+    ],
+)
+def test_a_hook_does_nothing_under_another_trainer(tmp_path: Path, files: dict[str, str]) -> None:
+    found = after(tmp_path, {"train.py": TRAIN, "model.py": MODEL, **files}, "train.py")
+    assert STRATEGY in found
+    assert "FM319" not in found
+    hooked = (tmp_path / "model.py").read_text()
+    assert "        if self.device_mesh is not None and not isinstance(self, FSDPModule):" in hooked
 
 
 def test_a_scan_says_so_in_both_files(tmp_path: Path) -> None:

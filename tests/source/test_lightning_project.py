@@ -52,6 +52,7 @@ def said(folder: Path, own: str, train: str = TRAINS) -> dict[str, set[str]]:
             "torch.nn.utils.clip_grad_norm_(m.model.parameters(), 1.0)",
             "FM326",
         ),
+        ("on_load_checkpoint(self, t, m, checkpoint)", "m.load_state_dict(checkpoint['x'])", "FM333"),
         (
             "on_train_start(self, t, m)",
             "x = [p for n, p in m.named_parameters() if n.startswith('head')]",
@@ -256,3 +257,167 @@ def test_a_strategy_by_another_key(tmp_path: Path, given: str, config: str, *, i
     )
     train = f"import lightning as L\ntrainer = L.Trainer(devices=2, strategy={given})\n"
     assert (said(tmp_path, own, train).get("own.py") == {"FM333"}) is is_asked
+
+
+OF_MODULE = OWN.format("L.LightningModule", "on_train_end(self)", "torch.save(self.model.state_dict(), p)")
+FITS = "import torch\nfrom own import Own\nown = Own()\n{}trainer.fit(own)\ntorch.save(own.state_dict(), p)\n"
+MAKES = "import lightning as L\n\n\ndef build(args):\n    return L.Trainer({})\n"
+BUILDS = "from train import build\ntrainer = build(args)\n"
+HYDRAS = "import hydra\ntrainer = hydra.utils.instantiate(cfg.trainer)\n"
+CHOSEN = "import lightning as L\n\n\nclass Kind(str, Enum):\n    fsdp = 'fsdp'\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "makes", "more", "is_asked"),
+    [
+        (MAKES.format("strategy='fsdp', devices=2"), BUILDS, {}, True),
+        (MAKES.format("strategy=DDPFullyShardedNativeStrategy()"), BUILDS, {}, True),
+        (MAKES.format("**kwargs") + "kwargs = {'strategy': 'fsdp'}\n", BUILDS, {}, True),
+        (CHOSEN + MAKES.format("strategy=kind.value"), BUILDS, {}, True),
+        (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'fsdp'\n"}, True),
+        ("", HYDRAS, {"c.yaml": STRATEGY}, True),
+        (
+            "import ray.train.lightning as rl\n" + MAKES.format("strategy=rl.RayFSDPStrategy()"),
+            BUILDS,
+            {},
+            True,
+        ),
+        (MAKES.format("strategy='ddp', devices=2"), BUILDS, {}, False),
+        (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'ddp'\n"}, False),
+        ("", HYDRAS, {"c.yaml": STRATEGY.replace("FSDPStrategy", "DDPStrategy")}, False),
+        (MAKES.format("strategy='fsdp', devices=2"), "import composer\n" + BUILDS, {}, None),
+        (MAKES.format("strategy='fsdp', devices=2"), "trainer = L.Trainer()\n" + BUILDS, {}, None),
+    ],
+)
+def test_a_file_that_fits_what_another_one_makes(
+    tmp_path: Path, train: str, makes: str, more: dict[str, str], *, is_asked: bool | None
+) -> None:
+    """None: the modules are asked about, and not what fits one by a Trainer that is another's."""
+    for name, text in {"main.py": FITS.format(makes), **more}.items():
+        (tmp_path / name).write_text(text)
+    found = said(tmp_path, OF_MODULE, train)
+    found.pop("c.py", None)
+    modules = {"own.py": {"FM333"}} if is_asked is not False else {}
+    assert found == modules | ({"main.py": {"FM333"}} if is_asked else {})
+
+
+def test_the_class_above_a_module_in_another_file(tmp_path: Path) -> None:
+    below = "from own import Own\n\n\nclass Below(Own):\n    pass\n"
+    (tmp_path / "below.py").write_text(below)
+    train = "import lightning as L\nfrom below import Below\n"
+    train += "L.Trainer(strategy='fsdp', devices=2).fit(Below())\n"
+    assert said(tmp_path, OF_MODULE, train) == {"own.py": {"FM333"}, "below.py": {"FM429"}}
+
+
+ABOVE = "class Base(L.LightningModule):\n    pass\n\n\nclass Own(Base):\n    def {}:\n        {}\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("on_train_end(self)", "print(sum(p.norm() for p in self.net.parameters()))"),
+        ("on_load_checkpoint(self, checkpoint)", "self.net.load_state_dict(checkpoint['net'])"),
+    ],
+)
+def test_a_module_by_the_class_above_it(tmp_path: Path, method: str, body: str) -> None:
+    own = "import lightning as L\n\n\n" + ABOVE.format(method, body)
+    assert said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))["own.py"]
+    assert said(tmp_path, own, MAKES.format("strategy='ddp', devices=2")) == {}
+
+
+@pytest.mark.parametrize(("branch", "is_said"), [("if", True), ("if not", False)])
+def test_a_branch_for_other_strategies(tmp_path: Path, branch: str, *, is_said: bool) -> None:
+    check = f"{branch} isinstance(trainer.strategy, FSDPStrategy):\n    torch.save(own.state_dict(), p)\n"
+    fits = FITS.format(BUILDS).replace("torch.save(own.state_dict(), p)\n", check)
+    (tmp_path / "main.py").write_text("from lightning.pytorch.strategies import FSDPStrategy\n" + fits)
+    found = said(tmp_path, OF_MODULE, MAKES.format("strategy='fsdp', devices=2"))
+    assert ("FM333" in found["main.py"]) is is_said
+
+
+PENALTY = OWN.format(
+    "L.LightningModule",
+    "training_step(self, batch, i)",
+    "return self.net(batch) + sum(p.abs().sum() for p in {}.parameters())",
+)
+WITH_POLICY = MAKES.format("strategy=FSDPStrategy(auto_wrap_policy={}), devices=2")
+
+
+@pytest.mark.parametrize(
+    ("of", "policy", "is_said"),
+    [
+        ("self", "policy", True),
+        ("self.net", "{Block}", True),
+        ("self.net.encoder", "{Block}", True),
+        ("self.net", "None", False),
+        ("other", "policy", False),
+    ],
+)
+def test_a_penalty_in_a_step_over_parameters_of_units(
+    tmp_path: Path, of: str, policy: str, *, is_said: bool
+) -> None:
+    own = PENALTY.format(of)
+    train = WITH_POLICY.format(policy)
+    assert said(tmp_path, own, train) == ({"own.py": {"FM423"}} if is_said else {})
+    # Parameters of the module itself are whole in its step.
+    of_root = own.replace(f"sum(p.abs().sum() for p in {of}.parameters())", "self.net.weight.norm()")
+    assert said(tmp_path, of_root, train) == {}
+
+
+def test_a_policy_in_a_config(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(f"{STRATEGY}    init_args:\n      auto_wrap_policy: [own.Block]\n")
+    assert said(tmp_path, PENALTY.format("self"), CLI) == {"own.py": {"FM423"}}
+    (tmp_path / "fsdp.yaml").write_text(STRATEGY)
+    assert said(tmp_path, PENALTY.format("self"), CLI) == {}
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "is_said"),
+    [
+        ("L.LightningModule", "on_before_zero_grad(self, optimizer)", True),
+        ("L.LightningModule", "optimizer_step(self, epoch, i, optimizer, closure)", True),
+        ("L.Callback", "on_before_optimizer_step(self, trainer, module, optimizer)", True),
+        ("L.LightningModule", "own(self, optimizer)", False),
+        ("Other", "on_before_zero_grad(self, optimizer)", False),
+    ],
+)
+def test_the_optimizer_that_a_hook_is_given(tmp_path: Path, base: str, method: str, *, is_said: bool) -> None:
+    own = OWN.format(base, method, "x = [p.grad.norm() for g in optimizer.param_groups for p in g['params']]")
+    found = said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))
+    assert found == ({"own.py": {"FM423"}} if is_said else {})
+
+
+def test_a_penalty_in_a_method_that_a_step_calls(tmp_path: Path) -> None:
+    own = OWN.format("L.LightningModule", "{}(self, batch, i)", "return self.net(batch) + self._of_weights()")
+    own += "\n    def _of_weights(self):\n        return sum((p**2).sum() for p in self.parameters())\n"
+    train = WITH_POLICY.format("policy")
+    assert said(tmp_path, own.format("training_step"), train) == {"own.py": {"FM423"}}
+    assert said(tmp_path, own.format("other"), train) == {}
+
+
+MIXIN = "import torch\n\n\nclass Saves:\n    def {}:\n        torch.save(self.net.state_dict(), p)\n"
+
+
+@pytest.mark.parametrize(
+    "method", ["on_train_end(self)", "on_before_optimizer_step(self, optimizer)", "own(self)"]
+)
+@pytest.mark.parametrize("bases", ["Saves, L.LightningModule", "Saves"])
+def test_a_class_that_modules_derive_from_as_well(tmp_path: Path, method: str, bases: str) -> None:
+    (tmp_path / "saves.py").write_text(MIXIN.format(method))
+    own = f"import lightning as L\nfrom saves import Saves\n\n\nclass Own({bases}):\n    pass\n"
+    found = said(tmp_path, own, MAKES.format("strategy='fsdp', devices=2"))
+    is_said = "L." in bases and not method.startswith("own")
+    assert found == ({"saves.py": {"FM333"}} if is_said else {})
+
+
+@pytest.mark.parametrize(
+    ("method", "is_named"), [("setup(self, trainer, module, stage)", False), ("own(self, module)", True)]
+)
+@pytest.mark.parametrize("base", ["L.Callback", "Other"])
+def test_what_a_callback_copies_before_anything_is_sharded(
+    tmp_path: Path, base: str, method: str, *, is_named: bool
+) -> None:
+    train = "from own import Own\n" + MAKES.format("strategy='fsdp', devices=2, callbacks=[Own()]")
+    own = OWN.format(base, method, "self.ema = copy.deepcopy(module.model)")
+    said(tmp_path, own, train)
+    unclear = [use.code for use in scan_paths([tmp_path]).uses if use.action == "unclear"]
+    assert unclear == ["FM450"] * (is_named or base == "Other")

@@ -26,16 +26,27 @@ from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.fabric_models import FABRIC, is_of_other_strategy, set_up, shards_by_fabric
 from fsdp_migrate.source.python.held import BY, EACH, put
 from fsdp_migrate.source.python.lightning_models import (
+    LIGHTNING,
     SHARDED,
+    UNITS,
     fitted,
-    has_units,
+    is_in_a_step,
+    is_part_within,
     is_trainers_model,
     is_within_a_module,
-    is_within_a_step,
+    run_in,
     trains_by_fsdp1,
 )
 from fsdp_migrate.source.python.nodes import text_of
-from fsdp_migrate.source.python.trainer_models import COMPOSED, HFTrainers, given_to_composer
+from fsdp_migrate.source.python.trainer_models import (
+    COMPOSED,
+    COMPOSERS_MODEL,
+    OF_COMPOSERS_MODEL,
+    HFTrainers,
+    given_to_composer,
+    is_composers_ddp,
+    is_composers_model,
+)
 
 
 if TYPE_CHECKING:
@@ -103,13 +114,7 @@ class Frameworks:
 
     @functools.cached_property
     def _has_units(self) -> bool:
-        return self.links.units_by_lightning or has_units(self.index.module.code)
-
-    def is_of_a_step(self, node: cst.BaseExpression) -> bool:
-        """Tell whether it is a LightningModule, or a part of one, in whose steps its units are sharded."""
-        if not isinstance(node, (cst.Name, cst.Attribute)) or not self._lightning or not self._has_units:
-            return False
-        return is_within_a_step(self.index, node)
+        return self.links.has_units or UNITS.search(self.index.module.code) is not None
 
     @property
     def trains_by_lightning(self) -> bool:
@@ -141,11 +146,13 @@ class Frameworks:
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
-            if is_within_a_module(self.index, node):
-                return {"fsdp", "other", f"{BY}lightning"}
+            if is_within_a_module(self.index, node, self.links.mixins):
+                return set(SHARDED)
+            if self._has_units and is_in_a_step(self.index, node):
+                return set(SHARDED)
             if self._fits.is_sharded(node):
                 return set(SHARDED)
-        if self._composed.is_sharded(node):
+        if self._composed.is_sharded(node) or self._is_composers(node):
             return set(COMPOSED)
         return self.trainers.of_name(node)
 
@@ -166,7 +173,18 @@ class Frameworks:
 
     @functools.cached_property
     def _composed(self) -> TrainedNames:
-        return given_to_composer(self.index)
+        return given_to_composer(self.index, is_told="composer" in self.links.frameworks)
+
+    def _is_composers(self, node: cst.Name | cst.Attribute) -> bool:
+        """Tell whether it is the model of Composer's Trainer, or a part of a ComposerModel in its methods."""
+        if "composer" not in self.links.frameworks:
+            return False
+        if isinstance(node, cst.Attribute) and is_composers_model(text_of(node)):
+            return True
+        owner = self.index.class_of(node)
+        if owner is None:
+            return False
+        return is_part_within(self.index, node, COMPOSERS_MODEL, run_in(owner, OF_COMPOSERS_MODEL))
 
     def is_trained(self, node: cst.BaseExpression) -> bool:
         """Tell whether it is what a framework's Trainer was given, below where that shards it."""
@@ -187,7 +205,9 @@ class Frameworks:
         if f"{BY}transformers" in kinds:
             facts = self.guards.facts(node)
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
-        if FABRIC in kinds:
+        if kinds >= COMPOSED and any(is_composers_ddp(*each) for each in self.guards.facts(node)):
+            return True
+        if FABRIC in kinds or LIGHTNING in kinds:
             return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False

@@ -27,27 +27,38 @@ if TYPE_CHECKING:
 
 
 _MODEL = re.compile(r"(^|\.)(trainer|strategy)\.(model|lightning_module)$")
-SHARDED: Final = frozenset({"fsdp", "other", f"{BY}lightning"})
+LIGHTNING: Final = f"{BY}lightning"
+SHARDED: Final = frozenset({"fsdp", "other", LIGHTNING})
 """What a LightningModule, or a model that is a part of it, may be in these hooks."""
 MODULE = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.LightningModule$")
 # They run once the strategy has sharded the module; in a step the root's parameters are whole.
 _HOOKS = re.compile(
     r"^(configure_(optimizers|gradient_clipping)|optimizer_(step|zero_grad)|on_(before|after)_(backward|\w+_step"
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
-    r"|on_(fit_end|fit_start|save_checkpoint))$"
+    r"|on_(fit_end|fit_start|load_checkpoint|save_checkpoint))$"
 )
-_STEPS = frozenset({"predict_step", "test_step", "training_step", "validation_step"})
-_NOT_STEPS = frozenset({"__init__", "configure_model", "forward", "setup"})
-_UNITS = re.compile(r"\bauto_wrap_policy\b['\"]?\s*[=:](?!\s*None\b)|\bwith enable_wrap\(|\bauto_wrap\(")
-_DEEPEST = 4
+_BEFORE = frozenset({"__init__", "configure_callbacks", "prepare_data", "setup"})
+_RUN_BY_IT = re.compile(
+    r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.(?:\w*Callback|\w*Checkpoint|LightningModule)$"
+)
+_TRAINING_STEP = re.compile(r"^training_step$")
+_STEPS = re.compile(r"_step$|^forward$|loss|penalt|regulari[sz]")
+UNITS = re.compile(r"\bauto_wrap_policy['\"]?\s*[:=](?!\s*(?:None|null)\b)|\bconfigure_sharded_model\b")
+"""What a project names that Lightning's FSDP1 strategy makes units of."""
 TRAINER = re.compile(r"(^|[._])trainer$", re.IGNORECASE)
 """What Lightning's Trainer is called."""
 _OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
+_STRATEGIES = ("FSDPStrategy", "DDPFullyShardedNativeStrategy")
 _IMPORTS = re.compile(r"^\s*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
-_ASKS = re.compile(r"\bFSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp")
+_ASKS = re.compile(
+    r"\b\w*FSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
+    r"|['\"]fsdp(?:_native|_cpu_offload|_native_full_shard_offload)?['\"]"
+)
+_OPTION = re.compile(r"['\"]--strategy['\"]")
+_BY_NAME = re.compile(r"\bstrategy['\"]?\]?\s*(?::\s*[\w\[\], .|]+?)?[=:]\s*['\"]fsdp")
 _READS = re.compile(r"\b(trainer|strategy)\.(model|lightning_module)\b")
 
 
@@ -82,60 +93,68 @@ def is_run_sharded(hook: str) -> bool:
     return _HOOKS.match(hook) is not None
 
 
-def is_within_a_module(index: Index, node: cst.Name | cst.Attribute) -> bool:
+def is_within_a_module(index: Index, node: cst.Name | cst.Attribute, mixins: Collection[str] = ()) -> bool:
     """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
-    function = _method_with(index, node)
-    if function is None:
-        return False
-    name, owner = function.name.value, cst.ensure_type(index.class_of(function), cst.ClassDef)
-    return is_run_sharded(name) or (name == "training_step" and _optimizes_itself(owner))
-
-
-def is_within_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
-    """Tell whether it is the same in the forward of the root, where units of their own are sharded."""
-    function = _method_with(index, node)
-    return function is not None and _is_of_a_step(index, function)
-
-
-def _method_with(index: Index, node: cst.Name | cst.Attribute) -> cst.FunctionDef | None:
-    """Return the method of a LightningModule in which something is ``self``, or a part of it by its name."""
-    if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
-        return None
-    if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
-        return None
-    function, owner = index.function(node), index.class_of(node)
-    if function is None or owner is None or index.class_of(function) is not owner:
-        return None
-    bases = (name for base in owner.bases for name in index.qualified(base.value))
-    return function if any(map(MODULE.match, bases)) else None
-
-
-@functools.lru_cache(maxsize=4)
-def _is_of_a_step(index: Index, function: cst.FunctionDef, depth: int = 0) -> bool:
-    """Tell whether a method is a step of a LightningModule's, or steps and hooks alone call it."""
-    name = function.name.value
-    if name in _STEPS:
+    if is_part_within(index, node, MODULE, _HOOKS, mixins):
         return True
-    if depth == _DEEPEST or name in _NOT_STEPS or function.decorators:
-        return False
-    calls = [call for call in index.calls_of_method(name) if dotted(call.func) == f"self.{name}"]
-    callers = [index.function(call) for call in calls]
-    return bool(callers) and all(
-        each is not None
-        and each is not function
-        and (is_run_sharded(each.name.value) or _is_of_a_step(index, each, depth + 1))
-        for each in callers
+    owner = index.class_of(node)
+    return (
+        owner is not None and _optimizes_itself(owner) and is_part_within(index, node, MODULE, _TRAINING_STEP)
     )
 
 
-def has_units(code: str) -> bool:
-    """Tell whether a source names what Lightning's strategy makes units of.
+def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
+    """Tell whether a step goes through parameters of a LightningModule: those of units are sharded there."""
+    above: cst.CSTNode = node
+    while isinstance(index.parents[above], cst.Attribute):
+        above = index.parents[above]
+    is_list = isinstance(above, cst.Attribute) and above.attr.value in {"parameters", "named_parameters"}
+    owner = index.class_of(node) if is_list else None
+    return owner is not None and is_part_within(index, node, MODULE, run_in(owner, _STEPS))
 
-    Example:
-        >>> [has_units(f"FSDPStrategy(auto_wrap_policy={given})") for given in ("{Block}", "None")]
-        [True, False]
+
+@functools.lru_cache(maxsize=64)
+def run_in(owner: cst.ClassDef, methods: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the methods of a class that have such names, or that those call."""
+    known = (each for each in walk_for(owner, cst.FunctionDef) if methods.search(each.name.value))
+    called = {text_of(call.func) for each in known for call in walk_for(each, cst.Call)}
+    names = {each.removeprefix("self.") for each in called if each.startswith("self.")}
+    return re.compile("|".join((methods.pattern, *(f"^{re.escape(each)}$" for each in sorted(names)))))
+
+
+def is_before_sharding(index: Index, node: cst.CSTNode) -> bool:
+    """Tell whether it stands in a method that Lightning runs before its strategy shards the module."""
+    function, owner = index.function(node), index.class_of(node)
+    if function is None or owner is None or index.class_of(function) is not owner:
+        return False
+    if function.name.value not in _BEFORE:
+        return False
+    return any(_RUN_BY_IT.match(name) for base in owner.bases for name in led_to(index, base.value))
+
+
+def is_part_within(
+    index: Index,
+    node: cst.Name | cst.Attribute,
+    above: re.Pattern[str],
+    methods: re.Pattern[str],
+    mixins: Collection[str] = (),
+) -> bool:
+    """Tell whether it is ``self``, or a model that is a part of it, in some methods of some classes.
+
+    ``mixins``: classes that such ones derive from.
     """
-    return _UNITS.search(code) is not None
+    if not is_named_as_part(text_of(node), asked_as_models(index, or_called=False)):
+        return False
+    if not isinstance(index.parents[node], (cst.Arg, cst.Attribute, cst.Subscript)):
+        return False
+    function, owner = index.function(node), index.class_of(node)
+    if function is None or owner is None or index.class_of(function) is not owner:
+        return False
+    if methods.search(function.name.value) is None:
+        return False
+    if owner.name.value in mixins:
+        return True
+    return any(above.match(name) for base in owner.bases for name in led_to(index, base.value))
 
 
 def _optimizes_itself(owner: cst.ClassDef) -> bool:
@@ -183,14 +202,14 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
 
     What it imports of the project may be a class that derives from Lightning's Trainer.
     """
+    if is_told:
+        return True
     bindings = (each for found in index.scope.bindings.values() for each in found)
     names = {each.qualified for each in bindings if each.qualified is not None}
     above = (name for each in index.heirs.values() for name in each)
     if not any(name.split(".")[0] in _PACKAGES for name in names) and not any(map(LIGHTNINGS.match, above)):
         return False
-    if is_told or any(
-        name.endswith("FSDPStrategy") or catalog.fsdp1_name(name) == catalog.FSDP for name in names
-    ):
+    if any(name.endswith(_STRATEGIES) or catalog.fsdp1_name(name) == catalog.FSDP for name in names):
         return True
     texts = index.by_kind.get(cst.SimpleString, ())
     return any(_WORD.match(cst.ensure_type(each, cst.SimpleString).value) for each in texts)
@@ -205,6 +224,16 @@ def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
 def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:
     """Return the files that ask Lightning for its FSDP1 strategy."""
     return [path for path in using_lightning(texts) if _ASKS.search(texts[path])]
+
+
+def has_option(text: str) -> bool:
+    """Tell whether a text has an option, or a setting, by which Lightning's FSDP1 strategy may be chosen.
+
+    Example:
+        >>> has_option('add("--strategy", choices=["fsdp"])'), has_option('strategy: str = "fsdp"')
+        (True, True)
+    """
+    return "fsdp" in text and (_OPTION.search(text) is not None or _BY_NAME.search(text) is not None)
 
 
 def trained_elsewhere(texts: Mapping[Path, str]) -> set[Path]:

@@ -100,8 +100,10 @@ class Links:
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
-    units_by_lightning: bool = False
-    """Whether a file of the project names what Lightning's strategy makes units of."""
+    mixins: frozenset[str] = frozenset()
+    """Classes of this file that LightningModules derive from, beside Lightning's own."""
+    has_units: bool = False
+    """Whether Lightning's FSDP1 wraps parts of a module by a policy, whose parameters a step sees sharded."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
     beside_lightning: bool = False

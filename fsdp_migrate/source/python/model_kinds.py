@@ -53,7 +53,7 @@ from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
 from fsdp_migrate.source.python.switched_off import is_switched_off
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, MAKES, SAME_MODEL, made_by_others
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
 from fsdp_migrate.source.python.written_names import written_names
 
 
@@ -326,8 +326,8 @@ class ModelKinds:
         return (is_list and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
 
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
-        if isinstance(node, cst.Attribute) and node.attr.value == "_orig_mod":
-            return self.kinds(node.value)  # of `torch.compile`
+        if isinstance(node, cst.Attribute) and node.attr.value in INNERS:
+            return self.kinds(node.value) - INNERS[node.attr.value]
         if isinstance(node, cst.Attribute) and node.attr.value == "module":
             inner = self.kinds(node.value)
             if "fsdp" in inner:
@@ -433,7 +433,7 @@ class ModelKinds:
         names = self.index.qualified(call.func)
         if names & FSDP2 or is_partial_of(self.index, call.func, FSDP2):
             return {"fsdp2"}
-        if others := set().union(*map(made_by_others, names or {dotted(call.func) or ""})):
+        if others := set().union(*map(of_others, names or {dotted(call.func) or ""})):
             return others
         if self.index.fsdp1(call.func) == "wrap":
             return {"fsdp", "other"}  # outside of `enable_wrap` it gives back what it is given

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, is_made_by, led_to, makers, values_of
+from fsdp_migrate.source.python.heirs import (
+    COMPOSERS,
+    HUGGING_FACES,
+    hands_on,
+    is_made_by,
+    led_to,
+    makers,
+    values_of,
+)
 from fsdp_migrate.source.python.held import BY, FLAT, attribute, put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
@@ -30,6 +38,10 @@ COMPOSED: Final = frozenset({"fsdp", "other", f"{BY}composer"})
 """What a name may be that Composer's Trainer was given with FSDP's settings: it shards what is in it."""
 SETTINGS: Final = frozenset({"fsdp_config", "parallelism_config"})
 """The arguments that ask Composer's Trainer for FSDP."""
+INSTANTIATES: Final = re.compile(r"(?:^|\.)instantiate$")
+"""Hydra's function that makes what a config says."""
+COMPOSERS_MODEL: Final = re.compile(r"^composer\b(?:\.\w+)*\.(?:Composer\w*|HuggingFaceModel)$")
+"""Composer's own classes of models, of which each part is sharded by itself."""
 SHARDED: Final = frozenset({"fsdp", "other", f"{BY}transformers"})
 """What the model of a Trainer may be, where it has been sharded."""
 RUN_SHARDED: Final = frozenset(
@@ -54,6 +66,10 @@ MAKES_OPTIMIZER: Final = "create_optimizer"
 """It is run before FSDP2 shards, and was run after FSDP1 had."""
 ON_INIT: Final = "on_init_end"
 """The method of a callback that is run before anything is sharded."""
+OF_COMPOSERS_MODEL: Final = re.compile(
+    r"^(?:loss|eval_forward|update_metric|get_metrics)$|^_*(?:dump|export|push|save|upload)(?:_|$)"
+)
+"""The methods of a ComposerModel that run outside of its parts, once these are sharded."""
 SELF_MODELS: Final = frozenset({"self.model", "self.model_wrapped"})
 _ARGUMENTS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 _TRAINER = re.compile(r"(?:\A|\.)\w*Trainer\Z")
@@ -254,14 +270,16 @@ def _items(index: Index, node: cst.BaseExpression) -> dict[str, cst.BaseExpressi
     return {}
 
 
-def given_to_composer(index: Index) -> TrainedNames:
-    """Return the names that Composer's Trainer is given to shard."""
+def given_to_composer(index: Index, *, is_told: bool) -> TrainedNames:
+    """Return the names that Composer's Trainer is given to shard.
+
+    ``is_told``: whether the project asks for it, so that what a call does not show may do so.
+    """
     found = TrainedNames(index)
     for node in index.by_kind.get(cst.Call, ()):
         call = cst.ensure_type(node, cst.Call)
         named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
-        asked = (text_of(named[name]) for name in SETTINGS & named.keys())
-        if not any(text != "None" for text in asked) or not is_made_by(index, call, COMPOSERS):
+        if not _asks_composer(index, call, named, is_told=is_told):
             continue
         placed = [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]
         model = named.get("model", placed[0] if placed else None)
@@ -269,3 +287,34 @@ def given_to_composer(index: Index) -> TrainedNames:
         for name in (text, *other_names(index, text, call)) if text is not None else ():
             found.add(name, call)
     return found
+
+
+def _asks_composer(
+    index: Index, call: cst.Call, named: Mapping[str, cst.BaseExpression], *, is_told: bool
+) -> bool:
+    """Tell whether a call makes Composer's Trainer and asks for FSDP, or may, by ``**`` or a config."""
+    asked = [text_of(named[name]) for name in SETTINGS & named.keys()]
+    if asked:
+        return any(text != "None" for text in asked) and is_made_by(index, call, COMPOSERS)
+    if not is_told:
+        return False
+    if "model" in named and INSTANTIATES.search(text_of(call.func)):
+        return any("trainer" in text_of(arg.value).lower() for arg in call.args[:1])
+    is_open = any(arg.star == "**" for arg in call.args) or not hands_on(index, call.func)
+    return is_open and is_made_by(index, call, COMPOSERS)
+
+
+def is_composers_model(text: str) -> bool:
+    """Tell whether a dotted name is the model of Composer's Trainer.
+
+    Example:
+        >>> is_composers_model("self.trainer.state.model"), is_composers_model("state.model")
+        (True, False)
+    """
+    return text.endswith("trainer.state.model")
+
+
+def is_composers_ddp(test: cst.BaseExpression, truth: bool) -> bool:
+    """Tell whether what is known of a test shows that Composer shards nothing: ``state.is_model_ddp``."""
+    last = (dotted(test) or "").rpartition(".")[2]
+    return last in {"deepspeed_enabled", "is_model_ddp"} if truth else last == "fsdp_enabled"

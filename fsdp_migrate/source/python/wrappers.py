@@ -46,6 +46,8 @@ _GIVES_ONE = re.compile(r"^deepspeed\.(?:\w+\.)*initialize$|(?:^|[._])booster\.b
 WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")
 """How classes are called that wrap a model, a project's own among them: ``ManualFSDP``."""
 # What gives back the model that it is called on, or with.
+INNERS = {"_forward_module": frozenset({"by:fabric"}), "_orig_mod": frozenset[str]()}
+"""Attributes with the model that `torch.compile` or Fabric holds, and what that is no more."""
 SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
 MAKES = "makes:fsdp"
 """What the class, a partial of it, and what returns one of them are: calling them makes a model."""
@@ -66,14 +68,14 @@ def made_by(known: str) -> set[str]:
     """Return what calling a thing of a known name makes, if it is a model in a wrapper."""
     if catalog.fsdp1_name(known) == catalog.FSDP:
         return {"fsdp"}
-    return {"fsdp2"} if known in FSDP2 else made_by_others(known)
+    return {"fsdp2"} if known in FSDP2 else of_others(known)
 
 
-def made_by_others(known: str) -> set[str]:
+def of_others(known: str) -> set[str]:
     """Return what calling a thing makes that wraps a model by no FSDP: ``ddp``, by itself or before all else.
 
     Example:
-        >>> made_by_others("apex.parallel.DistributedDataParallel"), made_by_others("deepspeed.initialize")
+        >>> of_others("apex.parallel.DistributedDataParallel"), of_others("deepspeed.initialize")
         ({'ddp'}, {'0>ddp'})
     """
     if known in DDP or _OTHERS.match(known) is not None:

@@ -90,8 +90,6 @@ _EACH_MODEL = (
 )
 _STATE_TYPE = "state_dict_type"
 _SETS_UP = frozenset({"setup", "setup_module"})
-_OTHER_TRAINER = "another Trainer of this file has no FSDP1, and the module's hook would run under it as well"
-_STAYS = "another Trainer of this file keeps FSDPStrategy, and the module's hook would run under it as well"
 _OWN = "what this is given to is a class of the project: see that it hands its arguments on as they are"
 _TWO = "several strategies would give the LightningModule several hooks"
 # What is said of the hook where it is not written as well.
@@ -284,34 +282,25 @@ def _is_in_each_case(source: Source, call: cst.Call, trainer: cst.Call) -> bool:
 
 
 def _together(source: Source, every: list[_Asked]) -> Iterator[Found]:
-    """Rewrite what can be, each module with one hook; comment the rest."""
+    """Rewrite what can be, each module with one hook; comment the rest.
+
+    Under a Trainer with another strategy, FSDP1's too, the hook finds no mesh, and does nothing.
+    """
     hooks: dict[cst.ClassDef | str, set[str]] = {}
     for asked in every:
         hooked = asked.module or asked.elsewhere
         if hooked is not None:
             hooks.setdefault(hooked, set()).add(asked.converted.code)
     done: set[cst.ClassDef] = set()
-    has_others = _has_other_trainers(source, every)
-    stays = any(asked.reasons and not asked.is_fabric for asked in every)
     for asked in every:
         hooked = asked.module or asked.elsewhere
         if hooked is not None and len(hooks[hooked]) > 1:
             asked.reasons.append(_TWO)
-        elif hooked is not None and has_others:
-            asked.reasons.append(_OTHER_TRAINER)
-        elif hooked is not None and stays:
-            asked.reasons.append(_STAYS)
         if not asked.is_rewritten:
             yield _left(source, asked)
             continue
         yield from _rewritten(source, asked, is_first=asked.module not in done)
         done.update([asked.module] if asked.module is not None else [])
-
-
-def _has_other_trainers(source: Source, every: list[_Asked]) -> bool:
-    known = {asked.trainer for asked in every}
-    trainers = (c for c in source.calls if any(map(LIGHTNINGS.match, led_to(source.index, c.func))))
-    return any(call not in known for call in trainers)
 
 
 def _hooks(source: Source) -> Iterator[Found]:

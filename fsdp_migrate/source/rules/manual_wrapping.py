@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
@@ -29,6 +30,15 @@ _OF_OTHERS = (
     "this makes FSDP1's model, by another package, which stays so: call prepare_fully_shard(model, {{...}}) "
     "of fsdp_migrate in place of {}, with what it is given."
 )
+_OF_TNT = (
+    "torchtnt makes FSDP1's model by this, which stays so: give the unit, or prepare_module, NOOPStrategy() "
+    "and a module on its device that prepare_fully_shard(module, {...}) has sharded, with what stands here."
+)
+_TNTS = re.compile(r"^torchtnt\.(?:\w+\.)*FSDPStrategy$")
+_IMPORTS_TNT = re.compile(r"^[ \t]*(?:from|import) torchtnt\b", re.MULTILINE)
+_IMPORTS_LIGHTNING = re.compile(
+    r"^[ \t]*(?:from|import) (?:lightning|lightning_fabric|pytorch_lightning)\b", re.MULTILINE
+)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -41,6 +51,20 @@ def find(source: Source) -> Iterator[Found]:
         made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(source.index.qualified(call.func))), "")
         if made and (not made.startswith("ray.") or _is_rays_fsdp(call)):
             yield Found("FM303", call, _OF_OTHERS.format(made), "commented")
+
+    yield from (Found("FM303", node, _OF_TNT, "commented") for node in _of_tnt(source))
+
+
+def _of_tnt(source: Source) -> Iterator[cst.CSTNode]:
+    """Yield what asks torchtnt for FSDP1: its class, or the word in a file that uses no other strategies."""
+    if not _IMPORTS_TNT.search(source.code):
+        return
+    has_words = _IMPORTS_LIGHTNING.search(source.code) is None
+    for call in source.calls:
+        told = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "strategy")
+        is_word = has_words and any(text_of(each).strip("'\"") == "fsdp" for each in told)
+        if is_word or any(map(_TNTS.match, source.index.qualified(call.func))):
+            yield call
 
 
 def _is_rays_fsdp(call: cst.Call) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.framework_words import given, mixed, of_own_class, state
+from fsdp_migrate.source.framework_words import given, given_part, mixed, of_own_class, state
 from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
@@ -323,9 +323,10 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         or source.contexts.around(call) is not None
     ):
         return
-    certainty = _certainty(source, call, asked)
-    # A part of a sharded model has a sharded state, too.
+    certainty, given_it = _certainty(source, call, asked), given(source, asked)
+    # A part of a sharded model has a sharded state, too, whose names are not those of the whole.
     if certainty is None and (of := _whole_of(source, call, asked)) is not None:
+        given_it = given_part(asked)
         asked, certainty = of
     if certainty is None or source.contexts.is_summoned(call):
         return
@@ -333,7 +334,7 @@ def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         is_alone = runs_on_one_rank(source.index, source.models.guards, call)
         where = ", which every rank takes above this branch" if is_alone else ""
         own = f"{where}{of_own_class(source)}"
-        said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{own}."
+        said = f"{mixed(source, asked)}give it state_dict=, of {given_it}{own}."
         yield Found("FM333", call, said, "commented")
     else:
         yield Found("FM308", call, _ASKS_ITSELF, "commented")

@@ -62,6 +62,8 @@ _PIPE_RUNS = (
     "take the context away, the model gathers its parameters itself where the pipeline calls it. If it does "
     "not run, call fsdp_migrate.runtime.summon_full_params."
 )
+# `embed.weight.norm()`: a parameter's methods run no part.
+_OF_A_TENSOR = re.compile(r"(?:^|[._])(?:weight|bias|data|grad)\.\w+$")
 _MAKERS = frozenset({"from_config", "from_pretrained", "load_from_checkpoint"})
 # What holds a model and runs it, what runs the model that it is given, and what does not.
 _PIPE = re.compile(r"(?:\w*_)?pipe(?:line)?")
@@ -240,7 +242,12 @@ def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None
         elif last in {"forward", "generate", "sample"}:
             if not _is_of_a_plain_model(source, inner.func, model, body):
                 return last
-        elif part and _PARTS.search(part) and not last.startswith(("get_", "named_", "set_")):
+        elif (
+            part
+            and _PARTS.search(part)
+            and not _OF_A_TENSOR.search(part)
+            and not last.startswith(("get_", "named_", "set_"))
+        ):
             if part == last and _METHODS.search(part):
                 return part
             found = ""

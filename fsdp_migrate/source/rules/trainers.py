@@ -56,11 +56,34 @@ def find(source: Source) -> Iterator[Found]:
 
 def _asked_of_composer(source: Source) -> Iterator[Found]:
     for call in source.calls:
-        if not any(_is_setting(arg) for arg in call.args) or not _is_composers(source, call):
+        if not any(_is_setting(arg) for arg in call.args):
+            continue
+        is_a_dict = dotted(call.func) == "dict" and _imports(source, "composer")
+        if not is_a_dict and not _is_composers(source, call):
             continue
         for arg in call.args:
             if _is_setting(arg) and not _is_nothing(arg.value):
                 yield Found("FM328", arg, _COMPOSER, "commented")
+
+    if not _imports(source, "composer"):
+        return
+    for node in (*source.index.by_kind.get(cst.DictElement, ()), *source.index.by_kind.get(cst.Assign, ())):
+        if isinstance(node, cst.DictElement):
+            named, value = [node.key], node.value
+        else:
+            assign = cst.ensure_type(node, cst.Assign)
+            named, value = [key for each in assign.targets for key in _item(each.target)], assign.value
+        texts = (each.evaluated_value for each in named if isinstance(each, cst.SimpleString))
+        if any(text in SETTINGS for text in texts) and not _is_nothing(value):
+            yield Found("FM328", node, _COMPOSER, "commented")
+
+
+def _item(target: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the key of an item that is set: ``kwargs["fsdp_config"] = ...``."""
+    if not isinstance(target, cst.Subscript) or len(target.slice) != 1:
+        return []
+    index = target.slice[0].slice
+    return [index.value] if isinstance(index, cst.Index) else []
 
 
 def _is_setting(arg: cst.Arg) -> bool:

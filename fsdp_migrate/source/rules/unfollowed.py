@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_no_model
@@ -150,6 +151,8 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))
         is_whole = meant in {_PRETRAINED, _STATE} and source.contexts.is_summoned(node)
         if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
+            continue
+        if is_before_sharding(source.index, node):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)

@@ -81,3 +81,15 @@ def test_a_fabric_that_shards_nothing_beside_one_that_does(
     (tmp_path / "main.py").write_text(f"{code}    dump(model)\n")
     uses = [use for use in scan_paths([tmp_path]).uses if use.path.endswith("helpers.py")]
     assert ([use.code for use in uses] == ["FM333"]) is is_said
+
+
+def test_what_fabrics_module_holds_is_the_wrapper() -> None:
+    made = (
+        'fabric = Fabric(strategy="fsdp")\nmodel = fabric.setup_module(net)\ninner = model._forward_module\n'
+    )
+    uses = {use.code: use for use in scan_source(f"{HEADER}{made}inner.clip_grad_norm_(1.0)\n")}
+    assert uses["FM311"].action == "rewritten"
+    imports = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    loop = "while isinstance(model, FSDP):\n    model = model.module\n"
+    said = [use.becomes for use in scan_source(f"{HEADER}{imports}{made}{loop}") if use.code == "FM315"]
+    assert any("this loop would not end" in text for text in said)

@@ -149,7 +149,8 @@ def test_fabrics_function_shards_every_model_that_is_set_up(body: str, is_said: 
 def test_the_hook_is_laid_out_as_its_source_is() -> None:
     body = (LIT + TRAINER.format(8, "FSDPStrategy()")).replace("\n", "\r\n")
     after = turned(body, header="")
-    assert "\r\n    if not isinstance(self, FSDPModule):\r\n      arguments = {\r\n" in after
+    assert "\r\n    if self.device_mesh is not None and not isinstance(self, FSDPModule):\r\n" in after
+    assert "\r\n      arguments = {\r\n" in after
     assert after.count("\n") == after.count("\r\n")
 
 
@@ -181,9 +182,9 @@ def test_a_trainer_with_its_own_constructor_stays_and_so_does_the_module(strateg
     assert f"Own(devices=8, strategy={strategy})" in found
     both = code + TRAINER.format(8, strategy).replace("L.Trainer", "Own") + TRAINER.format(8, "'fsdp'")
     found = turned(both, header="")
-    said = " ".join(each.strip().removeprefix("# fsdp-migrate:").strip() for each in found.splitlines())
-    assert "nother Trainer of this file keeps FSDPStrategy" in said
-    assert not any(line.startswith("  def configure_model") for line in found.splitlines())
+    # Under the Trainer that keeps its strategy the hook finds no mesh.
+    assert f"Own(devices=8, strategy={strategy})" in found
+    assert any(line.startswith("  def configure_model") for line in found.splitlines())
 
 
 def test_a_fabric_of_the_project_is_seen() -> None:
@@ -375,3 +376,27 @@ def test_a_constant_of_a_module_is_no_class_to_checkpoint(name: str, *, is_class
         "trainer = L.Trainer(devices=8, strategy=strategy)\n"
     )
     assert (f"activation_checkpointing='{name.rpartition('.')[2]}'" in rewrite_source(code)) is is_class
+
+
+CHOICES = [
+    ("class Kind(str, Enum):\n    ddp = 'ddp'\n    fsdp = 'fsdp'\n", True),
+    ("class Kind(str, Enum):\n    megatron = 'megatron'\n    fsdp = 'fsdp'\n", False),
+    ("class Kind:\n    ddp = 'ddp'\n    fsdp = 'fsdp'\n", False),
+    ("def main(strategy: Literal['auto', 'fsdp'] = 'auto'):\n    pass\n", True),
+    ("class Config:\n    strategy: Literal['auto', 'fsdp'] = 'auto'\n", True),
+    ("def main(backend: Literal['auto', 'fsdp'] = 'auto'):\n    pass\n", False),
+    ("def get_strategy(ranks):\n    return 'fsdp' if ranks > 1 else 'auto'\n", True),
+    ("def get_name(ranks):\n    return 'fsdp'\n", False),
+    ("parser.set_defaults({'trainer.strategy': 'fsdp'})\n", True),
+    ("parser.set_defaults({'trainer.name': 'fsdp'})\n", False),
+]
+
+
+@pytest.mark.parametrize(("code", "is_said"), CHOICES)
+def test_a_word_that_may_be_chosen(code: str, *, is_said: bool) -> None:
+    found = turned(f"import lightning as L\n{code}", header="")
+    assert ("FM319" in found) is is_said
+    assert ("the module's configure_model" in found) is is_said
+    of_fabric = turned(f"from lightning.fabric import Fabric\n{code}", header="")
+    assert ("give Fabric ModelParallelStrategy(parallelize_fn=...)" in of_fabric) is is_said
+    assert "FM319" not in turned(code, header="")

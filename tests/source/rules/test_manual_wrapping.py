@@ -48,3 +48,23 @@ def test_the_state_of_a_model_with_wrapped_parts_is_said(wrapping: str) -> None:
 def test_what_is_asked_of_a_model_before_its_parts_are_wrapped() -> None:
     wrapped = "for i in range(2):\n    net.layers[i] = FSDP(net.layers[i])\n"
     assert "FM333" not in {code for code, _ in codes(f"net.load_state_dict(state)\n{wrapped}")}
+
+
+TNT = (
+    "from torchtnt.framework.auto_unit import AutoUnit\n"
+    "from torchtnt.utils.prepare_module import FSDPStrategy\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (f"{TNT}unit = Unit(net, FSDPStrategy())\n", True),
+        (f"{TNT}super().__init__(module=net, strategy='fsdp')\n", True),
+        (f"{TNT}super().__init__(module=net, strategy='ddp')\n", False),
+        ("from lightning import Trainer\nt = Own(strategy='fsdp', devices=2)\n", False),
+        (f"{TNT}def of(strategy):\n    return isinstance(strategy, FSDPStrategy)\n", False),
+    ],
+)
+def test_torchtnts_strategy_makes_fsdp1s_model(body: str, *, is_said: bool) -> None:
+    assert (("FM303", "commented") in codes(body)) is is_said

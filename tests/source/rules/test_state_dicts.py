@@ -312,6 +312,9 @@ def test_what_asks_a_model_that_may_be_ddps_for_its_state() -> None:
         "model.save_pretrained(folder)\n"
     )
     assert ("FM333", "commented") in codes(body)
+    assert "get_model_state_dict(model, options=" in turned(body)
+    # The state of the whole has other names than a part is loaded by.
+    assert "get_model_state_dict(model.llm, options=" in turned(body.replace("model.save", "model.llm.save"))
 
 
 def test_what_is_asked_above_the_wrapping_is_of_a_plain_model() -> None:

@@ -31,6 +31,10 @@ TURNED = [
         "with summon_full_params(model) if whole else nothing:\n    pass\n",
     ),
     ("with model.summon_full_params(model):\n    pass\n", "with summon_full_params(model):\n    pass\n"),
+    (
+        "with FSDP.summon_full_params(model):\n    x = model.embed.weight.norm()\n",
+        "with summon_full_params(model):\n    x = model.embed.weight.norm()\n",
+    ),
 ]
 
 

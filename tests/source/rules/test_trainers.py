@@ -13,6 +13,9 @@ pytestmark = pytest.mark.any_torch
 FRAMEWORKS = [
     ("from composer import Trainer\nt = Trainer(model, fsdp_config=c)\n", "FM328"),
     ("import composer\nt = composer.Trainer(model, parallelism_config={'fsdp': c})\n", "FM328"),
+    ("import composer\nkw['parallelism_config'] = {'fsdp': c}\n", "FM328"),
+    ("import composer\nkw = {'fsdp_config': c}\n", "FM328"),
+    ("import composer\nkw = dict(fsdp_config=c)\n", "FM328"),
 ]
 
 
