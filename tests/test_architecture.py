@@ -96,6 +96,7 @@ HOUSE: House = (
                 "source.plain_tensors",
                 "source.waiting_gradients",
             ],
+            "source.asked_states",
             "source.rules",
             "source",
         ),
