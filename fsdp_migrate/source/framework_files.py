@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
-from fsdp_migrate.source.heirs import heirs
+from fsdp_migrate.source.heirs import heirs, of_others, with_makers
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
@@ -55,7 +55,10 @@ _OF_TRAINERS = ("Trainer", "Callback")
 _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
 _OPTION = re.compile(r"['\"]--strategy['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
-_USES_TRAINER = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\(")
+_USES_TRAINER = re.compile(
+    r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\("
+    r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b"
+)
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
@@ -118,7 +121,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     """
     texts = project.texts
     users: dict[str, set[Path]] = {}
-    classes = heirs(project)
+    classes = with_makers(project, heirs(project))
     objects = made_objects(project, classes)
     given = {
         name: {
@@ -144,7 +147,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     return FrameworkModels(
         users,
         with_heirs(project, _running_trainers(texts, around), classes),
-        LightningProject(project, frozenset(lightnings | trained_elsewhere(texts))),
+        LightningProject(project, frozenset(lightnings | trained_elsewhere(texts, of_others(classes)))),
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
         classes,
