@@ -5,12 +5,14 @@ https://docs.pytorch.org/docs/stable/distributed.checkpoint.html#torch.distribut
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_states import certainty_of, of_asking, of_functions
+from fsdp_migrate.source.compiled_names import NOTE, had_prefix
 from fsdp_migrate.source.framework_words import mixed, state
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
@@ -282,6 +284,13 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     assert isinstance(call.func, cst.Attribute)
     if call.func.attr.value == "load_state_dict":
         return _loading(source, call, settings)
+    found = _asking(source, call, settings)
+    lost = NOTE if found.action == "rewritten" and had_prefix(source, call.func.value) else ""
+    return replace(found, note=f"{found.note} {lost}".strip())
+
+
+def _asking(source: Source, call: cst.Call, settings: Settings) -> Found:
+    assert isinstance(call.func, cst.Attribute)
     if source.links.state_hooks or adds_keys(source.code):
         if settings.kind == "sharded" and settings.offload is False:
             return Found("FM308", call, _STAYS, "kept")
