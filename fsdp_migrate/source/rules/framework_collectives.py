@@ -16,6 +16,7 @@ from fsdp_migrate.source.framework_words import (
     is_fabrics_collective,
 )
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
@@ -49,7 +50,8 @@ _MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(|clip_grad_norm
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls."""
-    if _MAY_FIND.search(source.code) is None:
+    is_given_some = bool(source.links.gives or source.links.is_given)
+    if _MAY_FIND.search(source.code) is None and not is_given_some:
         return
     values = ParameterValues(source)
     for call in source.calls:
@@ -100,4 +102,4 @@ def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
         isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
     ):
         node = node.func.value
-    return is_accelerates_norm(source, node)
+    return NORM in source.models.kinds(node) or is_accelerates_norm(source, node)

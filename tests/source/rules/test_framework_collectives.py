@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -72,3 +78,50 @@ def test_what_takes_no_dtensors(text: str) -> None:
 )
 def test_what_is_the_same_is_not_said(text: str) -> None:
     assert not is_said(text)
+
+
+ENGINE = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+
+class Engine:
+    def __init__(self, model, optimizer):
+        self.acc = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        self.model, self.optimizer = self.acc.prepare(model, optimizer)
+
+    def step(self, loss):
+        norm = None
+        if self.acc.sync_gradients:
+            norm = self.acc.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.last = norm
+        {}
+"""
+RUNS = "def main(model, optimizer, loss):\n    engine = Engine(model, optimizer)\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("returns", "uses", "is_found"),
+    [
+        ("return norm", "print(f'{engine.step(loss):.2f}')", True),
+        ("return loss, norm", "loss, norm = engine.step(loss)\n    print(f'{norm:.2f}')", True),
+        ("return {'norm': norm}", "logs = engine.step(loss)\n    print('%s', logs['norm'].numpy())", True),
+        ("return norm", "engine.step(loss)\n    print(f'{engine.last:.2f}')", True),
+        (
+            "return loss, norm",
+            "loss, norm = engine.step(loss)\n    print(f'{loss:.2f} {norm.item():.2f}')",
+            False,
+        ),
+        ("return loss, norm.item()", "loss, norm = engine.step(loss)\n    print(f'{norm:.2f}')", False),
+    ],
+)
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_the_norm_that_a_function_gives(
+    tmp_path: Path, returns: str, uses: str, *, is_found: bool, is_apart: bool
+) -> None:
+    engine, run = ENGINE.format(returns), RUNS.format(uses)
+    files = {"engine": engine, "run": f"from engine import Engine\n\n\n{run}"}
+    for name, text in (files if is_apart else {"run": f"{engine}\n\n{run}"}).items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "framework-collectives"]
+    assert bool(found) is is_found
+    assert all("gives the norm as a DTensor" in use.becomes for use in found)
