@@ -34,6 +34,7 @@ from fsdp_migrate.source.rules import (
     parameter_shapes,
     part_states,
     partials,
+    plugin_settings,
     prepared_apart,
     privates,
     rank_files,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 RULES: tuple[ModuleType, ...] = (
     lightning,
     accelerate_plugin,
+    plugin_settings,
     prepared_apart,
     hf_arguments,
     constructor,
