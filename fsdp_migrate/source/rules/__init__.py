@@ -46,6 +46,7 @@ from fsdp_migrate.source.rules import (
     summon,
     trainer_optimizers,
     trainers,
+    untrained_evaluation,
     words,
     wrapped_names,
 )
@@ -98,6 +99,7 @@ RULES: tuple[ModuleType, ...] = (
     mocks,
     trainers,
     trainer_optimizers,
+    untrained_evaluation,
     launch_flags,
 )
 """Every rule that looks for something of its own, in the order in which they are asked."""
