@@ -75,6 +75,7 @@ HOUSE: House = (
             "source.answers",
             [
                 "source.called_methods",
+                "source.compiled_names",
                 "source.initialising",
                 "source.kept_lists",
                 "source.kept_parameters",
@@ -97,6 +98,7 @@ HOUSE: House = (
                 "source.plugin_attributes",
                 "source.waiting_gradients",
             ],
+            "source.asked_states",
             "source.rules",
             "source",
         ),

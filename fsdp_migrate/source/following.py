@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
+from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
-from fsdp_migrate.source.composed_optimizers import with_composed_optimizers
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
+from fsdp_migrate.source.given_optimizers import with_given_optimizers
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
@@ -82,7 +83,8 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
         following.run()
         links = Told(following).links()
     links = with_kept_in_families(project, links, following)
-    links = with_composed_optimizers(project, links)
+    links = with_given_optimizers(project, links, frameworks)
+    links = with_chosen_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
     links = with_compat_modules(project, links)

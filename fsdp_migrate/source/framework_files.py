@@ -18,7 +18,7 @@ from fsdp_migrate.source.asked_around import (
 )
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
-from fsdp_migrate.source.heirs import heirs
+from fsdp_migrate.source.heirs import heirs, of_others, with_makers
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
@@ -66,7 +66,10 @@ _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
 _HANDED = re.compile(r"\bFabric\([^()]*(?:\bstrategy\s*=\s*(?!None\b)[A-Za-z_]|\*\*)")
 _WORD = re.compile(r"['\"]fsdp(?:_cpu_offload)?['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
-_USES_TRAINER = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\(")
+_USES_TRAINER = re.compile(
+    r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\("
+    r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b"
+)
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(
@@ -147,7 +150,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     """
     texts = project.texts
     users: dict[str, set[Path]] = {}
-    classes = heirs(project)
+    classes = with_makers(project, heirs(project))
     objects = made_objects(project, classes)
     given = {
         name: {
@@ -171,7 +174,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         found = own | told[name]
         users |= {name: found} if found else {}
     lightnings = homes_of_modules(project) | run_by_lightning(project, around)
-    lightning_files = frozenset(lightnings | trained_elsewhere(texts))
+    lightning_files = frozenset(lightnings | trained_elsewhere(texts, of_others(classes)))
     has_units = bool(lightning_files) and wraps(texts, around)
     lightning = LightningProject(project, lightning_files, has_units=has_units)
     lightning = replace(lightning, files=lightning_files.union(lightning.mixins))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.heirs import classes_above
 from fsdp_migrate.source.other_launches import is_of_other_launch
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.accelerate_models import prepared_by
+from fsdp_migrate.source.python.accelerate_models import CLIPS, NORM, prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.fabric_models import FABRICS, set_up_by, shards_nothing
@@ -99,6 +99,8 @@ class FrameworkModels:
                 given = given_in(tree, call)
             if func.attr in PREPARES and self._is_one(ACCELERATORS, owner, place):
                 found = prepared_by(given, asked_in(tree))
+            if func.attr == CLIPS and self._is_one(ACCELERATORS, owner, place):
+                found = {NORM}
             found = set() if found and is_of_other_launch(place) else found
         if not found and not isinstance(call.args[0], ast.Starred) and self._uses("fabric", place):
             is_its = self._is_one(FABRICS, owner, place) and not _is_made_plain(owner, place)

@@ -133,11 +133,6 @@ def of_own_class(source: Source) -> str:
     return _SAVES_ITSELF if source.links.saves_itself else ""
 
 
-def given_part(part: cst.BaseExpression) -> str:
-    """Return what gives the whole state of a part of a sharded model, by the part's own names."""
-    return _WHOLE.format(short(part, 40))
-
-
 def _itself(source: Source, model: cst.BaseExpression) -> str:
     """Return what a sharded model is called that FSDP1's wrapper held: FSDP2's has no ``.module``.
 

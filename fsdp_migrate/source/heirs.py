@@ -11,6 +11,7 @@ from fsdp_migrate.source.python.heirs import ACCELERATES, COMPOSERS, FABRICS, HU
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
@@ -37,6 +38,82 @@ def heirs(project: Project) -> dict[Path, Heirs]:
         told = _imported(project, module, names) if module is not None else {}
         found |= {path: told} if told else {}
     return found
+
+
+def of_others(found: Mapping[Path, Heirs]) -> set[Path]:
+    """Return the files that have a Lightning Trainer of another one: its class, or what makes it."""
+    return {
+        path
+        for path, told in found.items()
+        if any(LIGHTNINGS.match(name) for names in told.values() for name in names)
+    }
+
+
+def with_makers(project: Project, found: dict[Path, Heirs]) -> dict[Path, Heirs]:
+    """Return the same with the functions of other files that give a Trainer of Lightning's, and its names.
+
+    What they give is one as what a class gives is: ``from setup import make``, ``from setup import trainer``.
+    So are the classes that ``type`` makes.
+    """
+    makers: dict[tuple[Path, str], frozenset[str]] = {}
+    for path, text in project.texts.items():
+        may_make = ("lightning" in text and "Trainer(" in text) or "type(" in text
+        module = project.module(path) if may_make and any(word in text for word in _WORDS) else None
+        if module is not None:
+            makers |= {(path, name): leads for name, leads in _making(project, module)}
+    names = {name for _, name in makers}
+    told = dict(found)
+    for path in project.importing(names) if names else ():
+        module = project.module(path)
+        for written in module.imports.values() if module is not None else ():
+            start, _, last = written.rpartition(".")
+            homes = project.paths(module, start) if module is not None and last in names else []
+            leads = next((makers[home, last] for home in homes if (home, last) in makers), None)
+            if leads is not None and homes != [path]:
+                told[path] = {**told.get(path, {}), written: leads}
+    return told
+
+
+def _making(project: Project, module: Module) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield the functions, and the names at its top, by which a file gives a Trainer of Lightning's."""
+    for statement in module.tree.body:
+        values: list[tuple[str, ast.expr | None]] = []
+        if isinstance(statement, ast.Assign):
+            values = [(text, statement.value) for text in map(dotted, statement.targets) if text]
+        elif isinstance(statement, ast.FunctionDef):
+            bound = {
+                text: node.value
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Assign)
+                for text in map(dotted, node.targets)
+                if text
+            }
+            returned = (node.value for node in ast.walk(statement) if isinstance(node, ast.Return))
+            values = [(statement.name, bound.get(dotted(each) or "", each)) for each in returned if each]
+        for name, value in values:
+            leads = _leads_of(project, module, value)
+            if leads:
+                yield name, leads
+
+
+def _leads_of(project: Project, module: Module, value: ast.expr | None) -> frozenset[str]:
+    """Return Lightning's class that a call makes an object of, or those above what ``type`` makes."""
+    text = dotted(value.func) if isinstance(value, ast.Call) else None
+    if text is None or not isinstance(value, ast.Call):
+        return frozenset()
+    if text == "type":
+        bases = value.args[1] if len(value.args) > 1 else None
+        names = map(dotted, bases.elts) if isinstance(bases, ast.Tuple) else ()
+        return frozenset().union(*(_above(project, module, name) for name in names if name))
+    return frozenset(name for name in _above(project, module, text) if LIGHTNINGS.match(name))
+
+
+def _above(project: Project, module: Module, text: str) -> frozenset[str]:
+    """Return what a class is called that is a framework's, or those that one of the project derives from."""
+    owner = project.named(text, Place(module, ""))
+    own = classes_above(project, owner) if owner is not None else frozenset()
+    named = own | {project.qualified(text, Place(module, ""))}
+    return frozenset(name for name in named if any(each.match(name) for each in _OF_FRAMEWORKS))
 
 
 def _names(project: Project) -> set[str]:

@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.trainer_models import (
     holds_model,
     of_itself,
 )
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -39,6 +40,7 @@ _BASES = (
 )
 _TRAINER = re.compile(r"Trainer$")
 _DEEPEST = 5
+_BASES_AT = 1
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -62,9 +64,27 @@ class HFProject:
         """Return the classes of a file that are Trainers or callbacks, with which of both."""
         if module.path not in self._classes:
             owners = (each for each in module.definitions.values() if isinstance(each.node, ast.ClassDef))
-            known = {owner.name: self._base_of(owner) for owner in owners}
+            known = {
+                owner.name: self._base_of(owner) or self._mixed_in.get(owner.key, "") for owner in owners
+            }
             self._classes[module.path] = {name: base for name, base in known.items() if base}
         return self._classes[module.path]
+
+    @functools.cached_property
+    def _mixed_in(self) -> dict[str, str]:
+        """Return the classes, by their keys, that are bases of a class beside a Trainer, or a callback."""
+        found: dict[str, str] = {}
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for bases in _bases_in(module):
+                owners = [self.project.named(text, Place(module, "")) for text in bases]
+                names = [self.project.qualified(text, Place(module, "")) for text in bases]
+                which = next((w for p, w in _BASES if any(map(p.match, names))), "") or next(
+                    filter(None, (self._base_of(each) for each in owners if each is not None)), ""
+                )
+                mixed = (each for each in owners if which and each is not None and not self._base_of(each))
+                for each in mixed:
+                    found.update({one.key: which for one in (each, *self.project.bases(each))})
+        return found
 
     def _base_of(self, owner: Definition, depth: int = 0) -> str:
         if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
@@ -125,9 +145,41 @@ class HFProject:
         place = Place(module, "")
         imported = ((name, self.project.named(name, place)) for name in module.imports)
         owned = {name for name, which in self.classes(module).items() if which == TRAINER}
+        typed = ((name, bases) for name, bases in _typed(module) if name)
+        owned |= {name for name, bases in typed if any(self._is_trainers(text, place) for text in bases)}
         return owned | {
             name for name, owner in imported if owner is not None and self._base_of(owner) == TRAINER
         }
+
+    def _is_trainers(self, text: str, place: Place) -> bool:
+        owner = self.project.named(text, place)
+        return HUGGING_FACES.match(self.project.qualified(text, place)) is not None or (
+            owner is not None and self._base_of(owner) == TRAINER
+        )
+
+    def with_mixins(self) -> HFProject:
+        """Return the same with the files of the classes that are mixed into its Trainers."""
+        more = {self.project.split(key)[0] for key in self._mixed_in}
+        return self if more <= self.files else HFProject(self.project, self.files | more)
+
+
+def _bases_in(module: Module) -> Iterator[list[str]]:
+    """Yield the bases of each class that has several, also of those that ``type`` makes."""
+    for each in module.definitions.values():
+        if isinstance(each.node, ast.ClassDef) and len(each.node.bases) > 1:
+            yield [dotted(base) or "?" for base in each.node.bases]
+    yield from (bases for _, bases in _typed(module))
+
+
+def _typed(module: Module) -> Iterator[tuple[str, list[str]]]:
+    """Yield the classes of ``type("Mine", (Mixin, Trainer), {})``: the name that each has, and its bases."""
+    for node in walked(module.tree):
+        value = node.value if isinstance(node, (ast.Assign, ast.Return)) else None
+        if isinstance(value, ast.Call) and dotted(value.func) == "type" and len(value.args) > _BASES_AT:
+            bases = value.args[_BASES_AT]
+            target = dotted(node.targets[0]) if isinstance(node, ast.Assign) else None
+            if isinstance(bases, ast.Tuple):
+                yield target or "", [dotted(each) or "?" for each in bases.elts]
 
 
 def with_heirs(project: Project, files: set[Path], heirs: Mapping[Path, Heirs]) -> HFProject:
@@ -147,7 +199,8 @@ def with_heirs(project: Project, files: set[Path], heirs: Mapping[Path, Heirs]) 
         if not latest:
             break
         known = known | latest
-    return HFProject(project, frozenset(known)) if known != files else found
+    found = HFProject(project, frozenset(known)) if known != files else found
+    return found.with_mixins()
 
 
 def _given_to(

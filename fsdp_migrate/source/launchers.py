@@ -6,7 +6,8 @@ And the configs that scripts write themselves.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from fsdp_migrate.config_files import ConfigConversion
+
 
 State = Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
 _STATES: dict[str, State] = {"converted": "changes", "fsdp2": "fsdp2", "unused": "unused"}
@@ -26,6 +29,10 @@ _IN_SCRIPT = "(a here-document with FSDP1's settings, which `fsdp-migrate config
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
 
 _CASTS = "FM354"
+_BY_HAND = (
+    "by hand: its flags stand within quotes, or in a variable that others use, where they cannot be changed; "
+    "`fsdp-migrate config` shows what each command becomes"
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class LaunchFound:
 
     ``codes`` are those of the findings that say of it what could be noticed.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
+    ``by_hand``: it changes, but not where its flags stand in the script, such as in a variable.
     """
 
     path: str
@@ -46,6 +54,7 @@ class LaunchFound:
     message: str = ""
     codes: frozenset[str] = frozenset()
     lacks_version: bool = False
+    by_hand: bool = False
 
     @property
     def place(self) -> str:
@@ -84,6 +93,7 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
         text = read_source(path)
     except FSDPMigrateError:
         return
+    found_here: list[LaunchFound] = []
     for line, command in commands_of(text):
         speaks = _SPEAKS_OF_FSDP.search(command) is not None
         if not (speaks or gives_precision(path, command)):
@@ -94,8 +104,71 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
             continue
         # `--fsdp_activation_checkpointing` may be an option of the script's own.
         if "accelerate" not in found.framework or "accelerate" in text or "--use_fsdp" in command:
-            yield found
-    yield from _written(path, text)
+            found_here.append(found)
+    written = list(_written(path, text))
+    if found_here:
+        yield from _told_by_script(path, text, found_here)
+    elif _SPEAKS_OF_FSDP.search(text):
+        yield from _in_variables(path, text, {each.line for each in written})
+    yield from written
+
+
+def _told_by_script(path: Path, text: str, launches: list[LaunchFound]) -> Iterator[LaunchFound]:
+    """Yield launch lines with what ``fsdp-migrate config`` would do with the script as a whole."""
+    edited = _edited_lines(path, text) if any(each.state == "changes" for each in launches) else frozenset()
+    ends = (*(each.line for each in launches[1:]), len(text.splitlines()) + 1)
+    for each, end in zip(launches, ends, strict=True):
+        is_edited = not edited.isdisjoint(range(each.line, max(end, each.line + 1)))
+        yield each if each.state != "changes" or is_edited else replace(each, by_hand=True, message=_BY_HAND)
+
+
+def _edited_lines(path: Path, text: str) -> frozenset[int]:
+    """Return the lines of a script that its conversion changes, or behind which it adds some."""
+    every = range(1, len(text.splitlines()) + 1)
+    try:
+        report = _converted(path)
+    except FindingsError:
+        return frozenset(every)  # a finding says so itself
+    if report is None:
+        return frozenset()
+    matcher = SequenceMatcher(None, text.splitlines(), report.conversion.text.splitlines(), autojunk=False)
+    changes = (each for each in matcher.get_opcodes() if each[0] != "equal")
+    return frozenset(line for _, start, end, _, _ in changes for line in every[start : max(end, start + 1)])
+
+
+def _in_variables(path: Path, text: str, others: set[int]) -> Iterator[LaunchFound]:
+    """Yield the commands whose flags all stand in variables, which are seen in the script as a whole."""
+    try:
+        report = _converted(path)
+    except FindingsError as error:
+        lines = (number for number, each in commands_of(text) if _SPEAKS_OF_FSDP.search(each))
+        line = next(lines, 1)
+        yield LaunchFound(
+            str(path), line, text.splitlines()[line - 1].strip(), "", "refused", error.first_reason
+        )
+        return
+    for block in report.conversion.blocks if report is not None else ():
+        _, is_line, number = block.path.partition("line ")
+        state = _STATES.get(block.state)
+        if is_line and int(number) not in others and state is not None:
+            command = text.splitlines()[int(number) - 1].strip()
+            yield LaunchFound(str(path), int(number), command, block.framework, state)
+
+
+def _converted(path: Path) -> ConfigConversion | None:
+    """Return what ``fsdp-migrate config`` would do with a script; None where it ends with an error.
+
+    Raises:
+        FindingsError: Something in it cannot be migrated.
+    """
+    from fsdp_migrate.config_files import convert_config_file
+
+    try:
+        return convert_config_file(path)
+    except FindingsError:
+        raise
+    except FSDPMigrateError:
+        return None
 
 
 def _written(path: Path, text: str) -> Iterator[LaunchFound]:

@@ -22,6 +22,7 @@ from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.project_switches import Mark, comes_to
+from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
@@ -480,9 +481,9 @@ def cast_attribute(node: ast.expr) -> ast.Attribute:
 
 def is_about(kinds: Collection[str]) -> bool:
     """Tell whether FSDP1's models are among what an expression may be or hold."""
-    if {"params", f"{MAKES_ONE}fsdp", FLAT} & set(kinds) or has_model(kinds) or has_groups(kinds):
+    if {"params", f"{MAKES_ONE}fsdp", FLAT, NORM} & set(kinds) or has_model(kinds) or has_groups(kinds):
         return True
-    return any(kind.endswith(f">{MAKES_ONE}fsdp") for kind in kinds)  # `{"fsdp": wrap}`
+    return any(kind.endswith((f">{MAKES_ONE}fsdp", f">{NORM}")) for kind in kinds)  # `{"fsdp": wrap}`
 
 
 def makes_attribute(owner: Definition, text: str) -> bool:

@@ -84,6 +84,10 @@ _ANEW = (
 )
 _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _WRITTEN = "the flags and here-documents of the scripts"
+_BY_HAND = (
+    "Change by hand the launch lines whose flags stand within quotes, or in a variable that others use; this "
+    "shows what each command becomes"
+)
 _ELSEWHERE = (
     "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
     "mixed precision that they ask for"
@@ -285,7 +289,7 @@ def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:
 
 def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[ConfigFound]) -> list[Step]:
     steps = []
-    if changing := [each for each in launches if each.state == "changes"]:
+    if changing := [each for each in launches if each.state == "changes" and not each.by_hand]:
         places = ", ".join(each.place for each in changing)
         scripts = dict.fromkeys(each.path for each in changing)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
@@ -293,6 +297,13 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         what = _WRITTEN if writes else "the flags of the launch lines"
         text = f"Convert {what} ({places}); a backup of each script is kept."
         steps.append(Step(text, commands))
+    if by_hand := [each for each in launches if each.by_hand]:
+        places = ", ".join(each.place for each in by_hand)
+        commands = tuple(
+            f"fsdp-migrate config {shlex.quote(path)}"
+            for path in dict.fromkeys(each.path for each in by_hand)
+        )
+        steps.append(Step(f"{_BY_HAND} ({places}).", commands))
     found = {Path(each.path).name for each in configs}
     elsewhere = [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]
     if elsewhere:

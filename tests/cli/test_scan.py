@@ -336,6 +336,34 @@ def test_options_of_a_script_are_not_taken_for_accelerates(
     assert {each["path"].rpartition("/")[2] for each in document["launches"]} == {"its.sh"}
 
 
+IN_A_VARIABLE = """CMD="
+torchrun train.py --bf16 --per_device_train_batch_size 2 \\
+  --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap Block
+"
+if [ -n "$CLUSTER" ]; then queue -- ${CMD} --out /out; else ${CMD} --out out; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        (IN_A_VARIABLE, "fsdp-migrate config {}"),
+        (IN_A_VARIABLE.partition('"\n')[2].partition('"')[0], "fsdp-migrate config {} --write"),
+        ('ARGS="--use_fsdp"\naccelerate launch $ARGS train.py\n', "fsdp-migrate config {} --write"),
+    ],
+)
+def test_a_step_names_a_command_that_works(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], script: str, command: str
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    _, document = run_json("scan", tmp_path)
+    commands = [each for step in document["steps"] for each in step["commands"] if " config " in each]
+    assert commands == [command.format(path)]
+    status, _ = run_json("config", path)
+    assert (status == 0) is command.endswith("--write")
+
+
 FSDP_CONFIG = '{"transformer_layer_cls_to_wrap": ["Block"], "backward_prefetch": "backward_pre"}'
 RUN = """#!/bin/bash
 # accelerate launch --use_fsdp in a comment

@@ -27,6 +27,7 @@ HF = f"{MODEL}    t = Mine(model=model, args=args)\n    t.train()\n    {SAVES}\n
 COMPOSER = (
     f"{MODEL}    t = Mine(model=model, fsdp_config={{'sharding_strategy': 'FULL_SHARD'}})\n    {SAVES}\n"
 )
+FITS = f"{MODEL}    t = {{}}\n    t.fit(model)\n    {SAVES}\n"
 LIGHTNING = f"{MODEL}    t = Mine(devices=2, strategy='fsdp')\n    t.fit(model)\n    {SAVES}\n"
 FABRIC = f"{MODEL}    t = Mine(strategy='fsdp')\n    model, o = t.setup(model, o)\n    {SAVES}\n"
 ACCELERATE = f"{MODEL}    t = Mine()\n    model, o = t.prepare(model, o)\n    {SAVES}\n"
@@ -135,3 +136,52 @@ def test_classes_whose_bases_do_not_end_take_no_time(
     start = time.process_time()
     asks(Project({tmp_path / "train.py": text}))
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(("imports", "base", "train"), FRAMEWORKS[:-1])
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_class_that_type_makes(
+    tmp_path: Path, imports: str, base: str, train: str, *, is_apart: bool
+) -> None:
+    made = f"{imports}\n\n\nclass Mixin:\n    pass\n\n\nMine = type('Mine', (Mixin, {base}), {{}})\n"
+    apart = {"made": made, "train": f"from made import Mine\n{train}"}
+    files = apart if is_apart else {"train": f"{made}{train}"}
+    assert said(tmp_path, files) == last(files["train"])
+
+
+@pytest.mark.parametrize(
+    ("made", "imported", "makes"),
+    [
+        (
+            "class Mine(L.Trainer):\n    def __init__(self):\n        super().__init__(strategy='fsdp')\n",
+            "Mine",
+            "Mine()",
+        ),
+        ("def make():\n    return L.Trainer(devices=2, strategy='fsdp')\n", "make", "make()"),
+        ("def make():\n    t = L.Trainer(strategy='fsdp')\n    return t\n", "make", "make()"),
+        ("runner = L.Trainer(devices=2, strategy='fsdp')\n", "runner", "runner"),
+    ],
+)
+def test_another_file_has_the_strategy(tmp_path: Path, made: str, imported: str, makes: str) -> None:
+    train = f"from made import {imported}\n{FITS.format(makes)}"
+    assert said(tmp_path, {"made": f"import lightning as L\n{made}", "train": train}) == last(train)
+    plain = made.replace("'fsdp'", "'ddp'")
+    assert said(tmp_path, {"made": f"import lightning as L\n{plain}", "train": train}) == []
+
+
+MIXED = """\
+class Loss:
+    def compute_loss(self, model, inputs):
+        return sum(p.norm() for p in model.parameters())
+
+
+"""
+
+
+@pytest.mark.parametrize(
+    "mine", ["class Mine(Loss, Trainer):\n    pass\n", "Mine = type('M', (Loss, Trainer), {})\n"]
+)
+def test_what_a_mixin_has_of_a_trainer(tmp_path: Path, mine: str) -> None:
+    of_trainer = f"from transformers import Trainer\nfrom train import Loss\n\n\n{mine}"
+    assert said(tmp_path, {"train": MIXED, "mine": of_trainer}, "FM423") == [3]
+    assert said(tmp_path, {"train": MIXED, "mine": of_trainer.replace("Loss, ", "")}, "FM423") == []

@@ -48,6 +48,10 @@ _INFERS = re.compile(
 _SAYS_NOTHING = re.compile(r"^\s*(?:#|import\b|from\b).*$", re.MULTILINE)
 _CLASSES = "transformer_cls_names_to_wrap"
 ACCELERATE = "by:accelerate"
+NORM: Final = "norm"
+"""What the norm of ``accelerator.clip_grad_norm_`` is: a DTensor, where Accelerate shards by FSDP2."""
+CLIPS: Final = "clip_grad_norm_"
+"""The method that gives it."""
 
 
 def shards_by_accelerate(index: Index) -> bool:
@@ -228,6 +232,14 @@ def prepared(index: Index, call: cst.Call) -> set[str]:
         return prepared_by(given, asked_as_models(index))
     given = [_called(index, arg.value) for arg in call.args]
     return prepared_by(given, asked_as_models(index))
+
+
+def clipped(index: Index, call: cst.Call) -> set[str]:
+    """Return what ``accelerator.clip_grad_norm_`` gives."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != CLIPS:
+        return set()
+    return {NORM} if is_accelerator(text_of(func.value), index) else set()
 
 
 def _called(index: Index, node: cst.BaseExpression) -> str:

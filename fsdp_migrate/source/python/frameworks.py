@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     ACCELERATE,
     asks_by_switch,
     asks_for_fsdp,
+    clipped,
     fsdp_may_run,
     fsdp_said,
     is_list_of_models,
@@ -135,6 +136,7 @@ class Frameworks:
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
         found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
+        found = found or (clipped(self.index, call) if self._accelerate else set())
         return found or (set_up(self.index, call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:

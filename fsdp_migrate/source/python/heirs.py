@@ -27,6 +27,8 @@ OF_KINDS: Final = {"Accelerator": ACCELERATES, "Fabric": FABRICS}
 """By the names of :class:`~fsdp_migrate.source.python.named_objects.NamedObjects`."""
 _CONSTRUCTORS: Final = frozenset({"__init__", "__new__"})
 _DEEPEST: Final = 4
+_OF_TYPE: Final = 3
+"""The arguments of ``type`` that makes a class."""
 
 
 def led_to(index: Index, node: cst.BaseExpression, depth: int = 0) -> set[str]:
@@ -35,6 +37,8 @@ def led_to(index: Index, node: cst.BaseExpression, depth: int = 0) -> set[str]:
         return led_to(index, node.value, depth)  # Trainer[Batch]
     if isinstance(node, cst.IfExp):
         return {name for part in (node.body, node.orelse) for name in led_to(index, part, depth)}
+    if isinstance(node, cst.Call):
+        return {name for base in _bases_given(node) for name in led_to(index, base, depth + 1)}
     if not isinstance(node, (cst.Attribute, cst.Name)):
         return set()
     found = index.qualified(node)
@@ -47,6 +51,14 @@ def led_to(index: Index, node: cst.BaseExpression, depth: int = 0) -> set[str]:
             parts = [binding.value] if binding.value is not None and is_whole else []
         found = found.union(*(led_to(index, part, depth + 1) for part in parts))
     return found
+
+
+def _bases_given(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return the bases of a class that a call makes: ``type("Mine", (Mixin, Trainer), {})``."""
+    is_made = isinstance(call.func, cst.Name) and call.func.value == "type" and len(call.args) == _OF_TYPE
+    bases = call.args[1].value if is_made else None
+    elements = bases.elements if isinstance(bases, cst.Tuple) else ()
+    return [each.value for each in elements if isinstance(each, cst.Element)]
 
 
 def hands_on(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:

@@ -183,7 +183,7 @@ def fitted(index: Index) -> TrainedNames:
 
 def _is_trainer(index: Index, node: cst.BaseExpression) -> bool:
     """Tell whether it is Lightning's Trainer: by its class, or by its name where that is not seen."""
-    if is_made_by(index, node, LIGHTNINGS):
+    if is_made_by(index, node, LIGHTNINGS) or any(map(LIGHTNINGS.match, led_to(index, node))):
         return True
     if TRAINER.search(text_of(node)) is None:
         return False
@@ -236,9 +236,13 @@ def has_option(text: str) -> bool:
     return "fsdp" in text and (_OPTION.search(text) is not None or _BY_NAME.search(text) is not None)
 
 
-def trained_elsewhere(texts: Mapping[Path, str]) -> set[Path]:
-    """Return the files that train by Lightning's FSDP1, and those that ask such a Trainer for its model."""
-    if not asking_for_fsdp1(texts):
+def trained_elsewhere(texts: Mapping[Path, str], of_others: Collection[Path] = ()) -> set[Path]:
+    """Return the files that train by Lightning's FSDP1, and those that ask such a Trainer for its model.
+
+    ``of_others``: the files that have a Trainer of another one, which may be that which asks.
+    """
+    asking = set(asking_for_fsdp1(texts))
+    if not asking:
         return set()
-    fitting = {path for path in asking_for_fsdp1(texts) if ".fit(" in texts[path]}
+    fitting = {path for path in asking.union(of_others) if ".fit(" in texts[path]}
     return fitting | {path for path in using_lightning(texts) if _READS.search(texts[path])}

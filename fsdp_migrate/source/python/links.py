@@ -89,7 +89,9 @@ class Links:
     optimizer_methods: frozenset[str] = frozenset()
     """Methods of this file's classes by which models that another file shards make their optimizers."""
     optimizer_makers: frozenset[str] = frozenset()
-    """Functions of this file that make optimizers for Composer's Trainer, which shards their model."""
+    """Functions of this file that make optimizers which a framework is given with its model."""
+    chosen_optimizers: Mapping[tuple[int, int], frozenset[str]] = field(default_factory=dict)
+    """The classes that something which is given parameters may be, where it is called: by line and column."""
     fields: Mapping[str, Fields] = field(default_factory=dict)
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False

@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
 
-_RANK = re.compile(r"(^|_)rank$")
+_RANK = re.compile(r"(^|_)(?<!adapter_)(?<!lora_)(rank|process_index)$")
+_ZEROS = frozenset({"0", "-1", '"0"', "'0'"})
+_BELOW = {"<": "1", "<=": "0", ">": "0", ">=": "1"}
 _FOR_ALL = re.compile(r"fsdp|shard|zero_?[123]")
 _DEEPEST = 4
 _FIRST = re.compile(
-    r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$|^is_logg(er|ing)_(process|rank)$"
+    r"^(is_)?(local_|global_)?(main|master|rank_?0|rank_?zero)(_process|_node|_rank)?$"
+    r"|^is_((local_|global_|world_)(process_)?zero|last_process|logg(er|ing)_(process|rank))$"
+    r"|^should_save$"
 )
 _NODES = re.compile(r"local_?rank\W{0,8}==0|0==\w*local_?rank|not\W?\w*local_?rank|is_local_main")
-_ONLY = re.compile(r"(^|\.)(rank_zero_only|on_main_process|master_only|rank0_only)$")
+_ONLY = re.compile(r"(^|\.)(rank_zero_only|on_(local_)?(main_|last_)?process|master_only|rank0_only)$")
+_VARIABLES = re.compile(r"^(os\.)?(environ(\.get)?|getenv)$")
 
 
 def is_of_one_rank(guards: Guards, node: cst.CSTNode) -> bool:
@@ -87,7 +92,7 @@ def is_inner(index: Index, guards: Guards, node: cst.BaseExpression, depth: int 
 
 def _says_so(test: cst.BaseExpression, *, truth: bool) -> bool:
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return _says_so(test.expression, truth=not truth) or (truth and _is_rank(test.expression))
+        return _says_so(test.expression, truth=not truth)
     if isinstance(test, cst.BooleanOperation):
         # `rank == 0 or args.all` lets one rank alone in, too; `rank == 0 or use_fsdp` is there to prevent it.
         is_all = isinstance(test.operator, cst.And) is truth
@@ -95,12 +100,26 @@ def _says_so(test: cst.BaseExpression, *, truth: bool) -> bool:
             return False
         return any(_says_so(part, truth=truth) for part in (test.left, test.right))
     if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
-        other = test.comparisons[0]
-        sides = (test.left, other.comparator)
-        is_zero = any(text_of(side) in {"0", '"0"', "'0'"} for side in sides)
-        is_same = isinstance(other.operator, cst.Equal if truth else cst.NotEqual)
-        return is_same and is_zero and any(map(_is_rank, sides))
-    return truth and _FIRST.match(_last(test)) is not None
+        return _compares(test.left, test.comparisons[0], truth=truth)
+    return _FIRST.match(_last(test)) is not None if truth else _is_rank(test)
+
+
+def _compares(left: cst.BaseExpression, other: cst.ComparisonTarget, *, truth: bool) -> bool:
+    """Tell whether a comparison lets the first rank alone in: ``rank in (-1, 0)``, ``rank < 1``."""
+    right = other.comparator
+    if isinstance(other.operator, cst.In if truth else cst.NotIn):
+        values = right.elements if isinstance(right, cst.Tuple | cst.List | cst.Set) else ()
+        texts = {text_of(each.value) for each in values}
+        return _is_rank(left) and bool(texts) and texts <= _ZEROS
+    if isinstance(
+        other.operator,
+        (cst.LessThan, cst.LessThanEqual) if truth else (cst.GreaterThan, cst.GreaterThanEqual),
+    ):
+        return _is_rank(left) and text_of(right) == _BELOW[text_of(other.operator).strip()]
+    is_same = isinstance(other.operator, cst.Equal if truth else cst.NotEqual)
+    return is_same and any(
+        _is_rank(one) and text_of(two) in _ZEROS - {"-1"} for one, two in ((left, right), (right, left))
+    )
 
 
 def _lets_all_in(test: cst.BaseExpression, *, truth: bool) -> bool:
@@ -115,7 +134,21 @@ def _is_rank(node: cst.BaseExpression) -> bool:
 
 
 def _last(node: cst.BaseExpression) -> str:
-    """Return the last part of a name, or of that of a function that is called without arguments."""
+    """Return the last part of a name, of a function that is called without arguments, or of a variable.
+
+    ``int(os.environ.get("RANK", 0))`` is ``rank``.
+    """
+    if isinstance(node, cst.Subscript) and _VARIABLES.match(dotted(node.value) or ""):
+        key = node.slice[0].slice
+        return _text(key.value) if isinstance(key, cst.Index) else ""
+    if isinstance(node, cst.Call) and node.args and not node.args[0].star:
+        if _VARIABLES.match(dotted(node.func) or ""):
+            return _text(node.args[0].value)
+        return _last(node.args[0].value) if dotted(node.func) in {"bool", "int"} else ""
     if isinstance(node, cst.Call):
-        return _last(node.func) if not node.args else ""
+        return _last(node.func)
     return (dotted(node) or "").split(".")[-1].lower().lstrip("_")
+
+
+def _text(node: cst.BaseExpression) -> str:
+    return str(node.evaluated_value).lower() if isinstance(node, cst.SimpleString) else ""

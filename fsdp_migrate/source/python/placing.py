@@ -5,8 +5,9 @@ What belongs to a ``try`` is imported in its ``else``: an error there is not tak
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.python.text import Source
     from fsdp_migrate.source.uses import Found, Need
+
+
+_ASKS: Final = re.compile(r"avail|find_spec|has_|hasattr|installed|platform|support|version")
 
 
 @dataclass(eq=False)
@@ -39,12 +43,13 @@ class Placed:
 def place(source: Source, found: Iterable[Found]) -> Placed:
     """Return where each name that rewritten code needs is imported.
 
-    A module that imports torch at its top has all of it there. One that does not, as where torch is an
-    option, has its new imports where those of FSDP1 are.
+    A module that imports FSDP1 or torch at its top has all of it there. One that does not, as where torch is
+    an option, or that asks first whether torch has it, has its new imports where those of FSDP1 are.
     """
     placed = Placed()
     imports = list(_imports(source))
-    is_lazy = bool(imports) and not any(_is_torchs(line) for line in source.module.body)
+    has_torch = any(_is_torchs(line) for line in source.module.body)
+    is_lazy = bool(imports) and (not has_torch or _is_asked_for(source, imports))
     guard = next((line for line in imports if source.index.function(line) is None), None)
     for use in found:
         for need in use.needs:
@@ -55,6 +60,26 @@ def place(source: Source, found: Iterable[Found]) -> Placed:
             else:
                 _note_in_function(source, placed, imports, use, need)
     return placed
+
+
+def _is_asked_for(source: Source, imports: list[cst.SimpleStatementLine]) -> bool:
+    """Tell whether the module's top imports FSDP1 in one branch alone, where torch was found to have it.
+
+    ``if torch.distributed.is_available():``. Below a switch of the project's own, new names may be wanted
+    where it is off, too.
+    """
+    branches = [_asked(source, line) for line in imports if source.index.function(line) is None]
+    return bool(branches) and branches[0] is not None and all(each is branches[0] for each in branches)
+
+
+def _asked(source: Source, line: cst.SimpleStatementLine) -> cst.CSTNode | None:
+    """Return the branch of a question whether torch has FSDP1 that a statement stands in."""
+    below: cst.CSTNode = line
+    for above in source.index.ancestors(line):
+        if isinstance(above, cst.If) and _ASKS.search(text_of(above.test).lower()):
+            return below
+        below = above
+    return None
 
 
 def _imports(source: Source) -> Iterator[cst.SimpleStatementLine]:
@@ -84,27 +109,32 @@ def _note_guarded(source: Source, placed: Placed, line: cst.SimpleStatementLine,
         placed.otherwise.setdefault(above, set()).add(need)
     else:
         placed.behind.setdefault(line, set()).add(need)
-    others: tuple[cst.CSTNode | None, ...] = ()
-    if isinstance(above, cst.Try):
-        others = tuple(above.handlers)
-    elif isinstance(above, cst.If):
-        others = (above.orelse,)
-    for other in others:
-        absent = _absent(source, other) if other is not None else None
-        if absent is not None:
+    for other in _others(source, line):
+        for absent in _absent(source, other):
             placed.absent.setdefault(absent, set()).add(need)
 
 
-def _absent(source: Source, branch: cst.CSTNode) -> cst.CSTNode | None:
-    """Return the statement of a branch that makes a name of FSDP1's None."""
+def _others(source: Source, line: cst.SimpleStatementLine) -> Iterator[cst.CSTNode]:
+    """Yield the branches that run where a statement does not: of ``if``, and of ``try`` around it."""
+    below: cst.CSTNode = line
+    for above in source.index.ancestors(line):
+        if isinstance(above, cst.Try):
+            yield from above.handlers
+        elif isinstance(above, cst.If):
+            yield from (each for each in (above.body, above.orelse) if each is not None and each is not below)
+        below = above
+
+
+def _absent(source: Source, branch: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield the statements of a branch that make a name of FSDP1's None."""
     for assign in source.assignments:
         is_none = isinstance(assign.value, cst.Name) and assign.value.value == "None"
         names = [each.target for each in assign.targets if isinstance(each.target, cst.Name)]
         if is_none and branch in set(source.index.ancestors(assign)):
             bindings = [b for name in names for b in source.index.scope.bindings.get(name.value, ())]
             if any(catalog.fsdp1_name(b.qualified or "") is not None for b in bindings):
-                return source.index.statement(assign)
-    return None
+                yield source.index.statement(assign)
+                return
 
 
 def _note_in_function(

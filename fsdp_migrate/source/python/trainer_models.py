@@ -159,9 +159,9 @@ class HFTrainers:
     def _handed_on(self) -> TrainedNames:
         """The models of Trainers that are given to functions, which may train: ``run(trainer)``."""
         found = TrainedNames(self.index)
-        for call in self._calls if self._is_asked else ():
+        for call in self._calls if self.is_asked else ():
             for arg in () if _only_looks(call) else call.args:
-                made = self._made(arg.value) if isinstance(arg.value, cst.Name) else None
+                made = self.made(arg.value) if isinstance(arg.value, cst.Name) else None
                 for name in self._names(arg.value, made) if made is not None else ():
                     found.add(name, call)
         return found
@@ -171,16 +171,17 @@ class HFTrainers:
         return [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
 
     @functools.cached_property
-    def _is_asked(self) -> bool:
+    def is_asked(self) -> bool:
+        """Whether this source, or another file of the project, asks a Trainer for FSDP."""
         return self.is_told or any(map(self._asks_for_fsdp, self._calls))
 
     @functools.cached_property
     def trainings(self) -> list[tuple[cst.Call, str]]:
         """The calls of ``trainer.train()``, each with every name of the model that the Trainer was given."""
         found = []
-        for call in self.index.calls_of_method("train") if self._is_asked else ():
+        for call in self.index.calls_of_method("train") if self.is_asked else ():
             trainer = cst.ensure_type(call.func, cst.Attribute).value
-            made = self._made(trainer)
+            made = self.made(trainer)
             if made is not None:
                 found += [(call, name) for name in dict.fromkeys(self._names(trainer, made)) or ("",)]
         return found
@@ -205,7 +206,7 @@ class HFTrainers:
         given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "fsdp")
         return any(text_of(arg.value) not in _OFF for arg in given)
 
-    def _made(self, trainer: cst.BaseExpression) -> cst.Call | None:
+    def made(self, trainer: cst.BaseExpression) -> cst.Call | None:
         """Return the call that makes a Trainer, as its class or the name of that says."""
         made = list(makers(self.index, trainer)) if not isinstance(trainer, cst.Call) else []
         if len(made) != 1:

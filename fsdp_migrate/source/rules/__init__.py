@@ -34,6 +34,7 @@ from fsdp_migrate.source.rules import (
     parameter_shapes,
     part_states,
     partials,
+    plugin_settings,
     prepared_apart,
     privates,
     rank_files,
@@ -45,6 +46,7 @@ from fsdp_migrate.source.rules import (
     summon,
     trainer_optimizers,
     trainers,
+    untrained_evaluation,
     words,
     wrapped_names,
 )
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 RULES: tuple[ModuleType, ...] = (
     lightning,
     accelerate_plugin,
+    plugin_settings,
     prepared_apart,
     hf_arguments,
     constructor,
@@ -96,6 +99,7 @@ RULES: tuple[ModuleType, ...] = (
     mocks,
     trainers,
     trainer_optimizers,
+    untrained_evaluation,
     launch_flags,
 )
 """Every rule that looks for something of its own, in the order in which they are asked."""

@@ -16,8 +16,8 @@ from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
 from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_of_fsdp1
+from fsdp_migrate.source.python.accelerate_precision import precision_of_accelerator, where_it_casts
 from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
-from fsdp_migrate.source.python.heirs import ACCELERATES
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -162,11 +162,13 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     # A source does not say how many nodes there will be.
     document = {"distributed_type": "FSDP", "num_machines": "${NODES}", "fsdp_config": {**_UNSAID, **held}}
     word = held.pop("mixed_precision_policy", None)
-    if word is None and "mixed_precision_policy" not in given:
-        word = _precision_of_accelerator(source)
+    its = precision_of_accelerator(source) if word is None and "mixed_precision_policy" not in given else None
+    word = its.word if its is not None else word
     if isinstance(word, str):
         document["mixed_precision"] = word
     converted = convert_settings("accelerate", document, values)
+    if its is not None and not its.is_sure:
+        converted = replace(converted, findings=where_it_casts(converted.findings))
     if converted.is_fsdp2:
         yield Found("FM320", call, _ALREADY, "kept")
         return
@@ -309,18 +311,6 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
         hint += " Write `.float()` on an output that meets float32 tensors."
     if text:
         yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
-
-
-def _precision_of_accelerator(source: Source) -> str | None:
-    """Return the ``mixed_precision`` of the only ``Accelerator`` here, which makes the plugin's policy."""
-    found = [
-        Values(source).read(arg.value)
-        for call in source.calls
-        for arg in call.args
-        if arg.keyword is not None and arg.keyword.value == "mixed_precision"
-        if any(ACCELERATES.match(name) for name in source.index.qualified(call.func))
-    ]
-    return found[0] if len(found) == 1 and found[0] in {"bf16", "fp16"} else None
 
 
 def _is_changed_later(source: Source, call: cst.Call) -> bool:

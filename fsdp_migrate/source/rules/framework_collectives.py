@@ -16,6 +16,9 @@ from fsdp_migrate.source.framework_words import (
     is_fabrics_collective,
 )
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.python.accelerate_models import NORM
+from fsdp_migrate.source.python.heirs import values_of
+from fsdp_migrate.source.python.held import EACH, taken
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
@@ -41,6 +44,11 @@ _TEXT = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which takes no format and stands in no list for "
     "torch.tensor: take .full_tensor() of it, on every rank."
 )
+_TAKEN_IN = (
+    "Accelerate's FSDP2 gives the norm as a DTensor, which numpy does not read, and which plain tensors do "
+    "not take in place: take .full_tensor() of it, on every rank."
+)
+_IN_PLACE = re.compile(r"^(?:add|copy|div|fill|max|min|mul|sub|lerp)_$")
 _FORMAT = re.compile(r"\{[^{}]*:[^{}]+\}")
 _ARRAYS = frozenset({"numpy", "tolist"})
 _SAME = frozenset({"clone", "cpu", "detach", "float"})
@@ -49,7 +57,8 @@ _MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(|clip_grad_norm
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls."""
-    if _MAY_FIND.search(source.code) is None:
+    is_given_some = bool(source.links.gives or source.links.is_given)
+    if _MAY_FIND.search(source.code) is None and not is_given_some:
         return
     values = ParameterValues(source)
     for call in source.calls:
@@ -62,6 +71,7 @@ def find(source: Source) -> Iterator[Found]:
         elif isinstance(func, cst.Attribute) and func.attr.value in _ARRAYS and _is_norm(source, func.value):
             yield Found("FM423", call, _NORM.format(func.attr.value), "commented")
     yield from _of_texts(source)
+    yield from _of_plain(source)
 
 
 def _of_texts(source: Source) -> Iterator[Found]:
@@ -73,6 +83,32 @@ def _of_texts(source: Source) -> Iterator[Found]:
         part = cst.ensure_type(node, cst.FormattedStringExpression)
         if part.format_spec and part.conversion is None and _is_norm(source, part.expression):
             yield Found("FM423", part, _TEXT, "commented")
+
+
+def _of_plain(source: Source) -> Iterator[Found]:
+    """Find norms that numpy is given, ``np.mean(norms)``, or that a plain tensor takes: ``total += norm``."""
+    for call in source.calls:
+        first = call.args[0].value if call.args and not call.args[0].star else None
+        func = call.func
+        is_put = isinstance(func, cst.Attribute) and _IN_PLACE.match(func.attr.value) is not None
+        is_numpys = any(name.startswith("numpy.") for name in source.index.qualified(func))
+        if first is None or not (is_put or is_numpys):
+            continue
+        is_alone = isinstance(func, cst.Attribute) and not _is_norm(source, func.value)
+        is_listed = is_numpys and NORM in taken(EACH, source.models.kinds(first))
+        if is_alone and (_is_norm(source, first) or is_listed):
+            yield Found("FM423", call, _TAKEN_IN, "commented")
+    for node in source.index.by_kind.get(cst.AugAssign, ()):
+        added = cst.ensure_type(node, cst.AugAssign)
+        if _is_norm(source, added.value) and _is_plain_tensor(source, added.target):
+            yield Found("FM423", added, _TAKEN_IN, "commented")
+
+
+def _is_plain_tensor(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a name is given what torch makes, ``torch.zeros(1)``, and not a number."""
+    values = list(values_of(source.index, node))
+    made = (value.func for value in values if isinstance(value, cst.Call))
+    return any(name.startswith("torch.") for func in made for name in source.index.qualified(func))
 
 
 def _put_into_text(call: cst.Call) -> list[cst.BaseExpression]:
@@ -100,4 +136,4 @@ def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
         isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
     ):
         node = node.func.value
-    return is_accelerates_norm(source, node)
+    return NORM in source.models.kinds(node) or is_accelerates_norm(source, node)

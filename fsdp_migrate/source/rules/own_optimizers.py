@@ -65,6 +65,7 @@ _REFUSE = (
     "optimizer, such as AdamW, or give each its part: prepare_fully_shard(..., optimizers=) tells of it when "
     "it runs."
 )
+_MAY_BE = "this may be {}: "
 _TORCHS = {
     "torch.optim.Adafactor": "it changes the norms of rows in place, of which each rank has a part",
     "torch.optim.LBFGS": "it makes one vector of all gradients, which DTensor cannot flatten",
@@ -77,84 +78,16 @@ _ADAMW = frozenset({"transformers.AdamW", "transformers.optimization.AdamW"})
 # What a step may call without looking at a parameter as a whole.
 _ARITHMETIC = frozenset(
     {
-        "NotImplementedError",
-        "RuntimeError",
-        "ValueError",
-        "abs",
-        "abs_",
-        "add",
-        "add_",
-        "addcdiv",
-        "addcdiv_",
-        "addcmul",
-        "addcmul_",
-        "append",
-        "clamp",
-        "clamp_",
-        "clamp_max_",
-        "clamp_min_",
-        "clear",
-        "clone",
-        "closure",
-        "copy_",
-        "detach",
-        "detach_",
-        "div",
-        "div_",
-        "double",
-        "empty_like",
-        "enable_grad",
-        "enumerate",
-        "exp",
-        "extend",
-        "float",
-        "format",
-        "full_like",
-        "get",
-        "int",
-        "isinstance",
-        "items",
-        "keys",
-        "len",
-        "lerp",
-        "lerp_",
-        "masked_fill_",
-        "max_",
-        "maximum",
-        "minimum",
-        "mul",
-        "mul_",
-        "neg",
-        "no_grad",
-        "ones_like",
-        "param_groups",
-        "pop",
-        "pow",
-        "pow_",
-        "range",
-        "reciprocal",
-        "requires_grad",
-        "requires_grad_",
-        "rsqrt",
-        "rsqrt_",
-        "setdefault",
-        "sign",
-        "sign_",
-        "sqrt",
-        "sqrt_",
-        "square",
-        "step",
-        "sub",
-        "sub_",
-        "super",
-        "tanh",
-        "to",
-        "type_as",
-        "update",
-        "values",
-        "zero_",
-        "zeros_like",
-        "zip",
+        *("NotImplementedError", "RuntimeError", "ValueError", "abs", "abs_", "add", "add_"),
+        *("addcdiv", "addcdiv_", "addcmul", "addcmul_", "append", "clamp", "clamp_", "clamp_max_"),
+        *("clamp_min_", "clear", "clone", "closure", "copy_", "detach", "detach_", "div", "div_"),
+        *("double", "empty_like", "enable_grad", "enumerate", "exp", "extend", "float", "format"),
+        *("full_like", "get", "int", "isinstance", "items", "keys", "len", "lerp", "lerp_"),
+        *("masked_fill_", "max_", "maximum", "minimum", "mul", "mul_", "neg", "no_grad", "ones_like"),
+        *("param_groups", "pop", "pow", "pow_", "range", "reciprocal", "requires_grad"),
+        *("requires_grad_", "rsqrt", "rsqrt_", "setdefault", "sign", "sign_", "sqrt", "sqrt_"),
+        *("square", "step", "sub", "sub_", "super", "tanh", "to", "type_as", "update", "values"),
+        *("zero_", "zeros_like", "zip"),
     }
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
@@ -170,10 +103,12 @@ def find(source: Source) -> Iterator[Found]:
         stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
         yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
     for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
-        if source.index.qualified(call.func) & _ADAMW:
+        known = _known(source, call)
+        if known & _ADAMW:
             yield Found("FM445", call, _TRANSFORMERS, "kept")
-        elif refused := source.index.qualified(call.func) & set(_TORCHS):
-            yield Found("FM445", call, _REFUSE.format(_TORCHS[refused.pop()]), "commented")
+        elif refused := sorted(known & set(_TORCHS)):
+            which = _MAY_BE.format(refused[0]) if _chosen(source, call) else ""
+            yield Found("FM445", call, f"{which}{_REFUSE.format(_TORCHS[refused[0]])}", "commented")
         elif _is_foreign_optimizer(source, call):
             yield Found("FM445", call, _FOREIGN, "commented")
     for held, by in dict.fromkeys([*kept_in_functions(source), *kept_in_classes(source)]):
@@ -249,11 +184,11 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
             continue
         if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
             return True
-    return is_prepared_with_its_model(source, call) or is_given_to_composer(source, call)
+    return is_prepared_with_its_model(source, call) or is_given_to_a_framework(source, call)
 
 
-def is_given_to_composer(source: Source, call: cst.Call) -> bool:
-    """Tell whether Composer's Trainer, which is asked for FSDP, has the optimizer that a call makes."""
+def is_given_to_a_framework(source: Source, call: cst.Call) -> bool:
+    """Tell whether a function here makes the optimizer for a framework, or Composer's Trainer is given it."""
     function, names = source.index.function(call), _called(source, call)
     if function is not None and source.index.path_of(function) in source.links.optimizer_makers:
         return bool(names or _is_returned(source, call)) and bool(call.args)
@@ -369,10 +304,11 @@ def _is_wrapped_later(source: Source, call: cst.Call, model: cst.BaseExpression)
 def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes an optimizer of another package, as far as names tell."""
     name = (dotted(call.func) or "").split(".")[-1]
-    known = source.index.qualified(call.func)
+    known = _known(source, call)
     # Composer's own go with its FSDP2.
     others = {each for each in known if not each.startswith(("composer.", "torch."))}
-    names = [each.rpartition(".")[2] for each in others] if _is_chosen(source, call.func) else [name]
+    is_chosen = bool(_chosen(source, call)) or _is_chosen(source, call.func)
+    names = [each.rpartition(".")[2] for each in others] if is_chosen else [name]
     if not others or not any(each[:1].isupper() for each in names):
         return False
     # Of `try: from apex... import Adam`, `except ImportError: from torch.optim import Adam` it may be either.
@@ -383,6 +319,16 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     above = source.index.parents[call]
     targets = [text_of(t.target).lower() for t in above.targets] if isinstance(above, cst.Assign) else []
     return any(_NAMED.search(text) for text in (*map(str.lower, names), *targets))
+
+
+def _known(source: Source, call: cst.Call) -> set[str]:
+    """Return what is called, as imports write it, by what other files show of it, too."""
+    return source.index.qualified(call.func) | _chosen(source, call)
+
+
+def _chosen(source: Source, call: cst.Call) -> set[str]:
+    """Return the classes that a call may be of: out of a dict or a registry, by a function, of a config."""
+    return set(source.links.chosen_optimizers.get(source.position(call.func), ()))
 
 
 def _is_chosen(source: Source, func: cst.BaseExpression) -> bool:

@@ -15,6 +15,7 @@ from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, short
+from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -39,8 +40,9 @@ _LOAD = (
 )
 _PUSHED = (
     "`push_to_hub` asks the model for its state, which is sharded now where the model is: save it by "
-    "save_pretrained(folder, state_dict=state), of {}, and upload that folder."
+    "save_pretrained(folder, state_dict=state), of {}, which every rank takes{}, and upload that folder."
 )
+_WHOLE = "torch's get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
 _STATES = {"load_state_dict": _LOAD, "state_dict": _STATE}
 _IN_ITS_METHOD = "this method is called on a model that is sharded, or may be: {}"
 _WHOLE = (
@@ -74,7 +76,15 @@ def find(source: Source) -> Iterator[Found]:
         elif func.attr.value == "push_to_hub" and not is_given_by_name(source, call, "state_dict"):
             model = whole_of(source, func.value)
             if model is not None and dotted(func.value) != "self" and not _is_beside(source, func.value):
-                yield Found("FM333", call, _PUSHED.format(given(source, model)), "commented")
+                yield Found("FM333", call, _pushed(source, call, func.value, model), "commented")
+
+
+def _pushed(source: Source, call: cst.Call, asked: cst.BaseExpression, model: cst.BaseExpression) -> str:
+    """Return what is said of a push: the state of a part has other names than that of the whole."""
+    whole = given(source, model).removesuffix(", on every rank")
+    state = _WHOLE.format(short(asked, 60)) if _is_part(source, asked) else whole
+    is_alone = runs_on_one_rank(source.index, source.models.guards, call)
+    return _PUSHED.format(state, " above this branch" if is_alone else "")
 
 
 def _is_of_self(source: Source, call: cst.Call, func: cst.Attribute) -> bool:

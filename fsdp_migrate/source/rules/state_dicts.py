@@ -5,13 +5,15 @@ https://docs.pytorch.org/docs/stable/distributed.checkpoint.html#torch.distribut
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.framework_words import given, given_part, mixed, of_own_class, state
-from fsdp_migrate.source.method_calls import is_seen_plain, sureness
+from fsdp_migrate.source.asked_states import certainty_of, of_asking, of_functions
+from fsdp_migrate.source.compiled_names import NOTE, had_prefix
+from fsdp_migrate.source.framework_words import mixed, state
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -24,19 +26,16 @@ from fsdp_migrate.source.python.contexts import (
     names_in,
 )
 from fsdp_migrate.source.python.held import whole
-from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import (
     arguments,
     call as make_call,
-    dotted,
     literal,
-    model_argument,
     short,
     text_of,
     walk_for,
 )
-from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, runs_on_one_rank, saves_on_each_node
+from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_on_each_node
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
@@ -46,7 +45,6 @@ from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fsdp_migrate.source.python.model_kinds import Certainty
     from fsdp_migrate.source.python.text import Source
 
 
@@ -76,34 +74,6 @@ _FOLDER = (
     "loads the model's state and the optimizer's of them, with the folder where they lie; without files of "
     "the optimizer leave that out. What else they hold (a schedule, an average) is loaded as before."
 )
-_ASKS_ITSELF = (
-    "`save_pretrained` asks the model for its state, which is sharded now: on every rank take state = "
-    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
-    "and on rank 0 give it as state_dict=state."
-)
-_SAVES = (
-    "it asks the model for its state, which is sharded now: on every rank take state = "
-    "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
-    "and on rank 0 {}."
-)
-_ADAPTER = (
-    "it loads plain tensors into DTensors now, which raises: load the adapter before the model is sharded, "
-    "or give load_model_state_dict of fsdp_migrate.runtime the state by the model's own names."
-)
-_GIVEN_A_MODEL = {
-    "huggingface_hub.save_torch_model": _SAVES.format("save_torch_state_dict of it"),
-    "peft.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
-    "peft.utils.get_peft_model_state_dict": _SAVES.format("give it as state_dict=state"),
-    "peft.set_peft_model_state_dict": _ADAPTER,
-    "peft.utils.set_peft_model_state_dict": _ADAPTER,
-    "safetensors.torch.load_model": (
-        "it loads plain tensors into DTensors now: load_model_state_dict of fsdp_migrate.runtime takes what "
-        "safetensors' load_file gives, on every rank."
-    ),
-    "safetensors.torch.save_model": _SAVES.format("give it to safetensors' save_file"),
-}
-_NOT_MODELS = frozenset({"config", "feature_extractor", "generation_config", "image_processor", "processor"})
-_DEEPEST = 6
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
     "one rank alone comes here, and every rank must ask for the state now: FSDP1's `.module.state_dict()` "
@@ -148,8 +118,8 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if call not in done and not is_read_for_names(source.index, call):
             yield from _of_plain_call(source, call)
-            yield from _of_asking(source, call)
-            yield from _of_functions(source, call)
+            yield from of_asking(source, call)
+            yield from of_functions(source, call)
 
 
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
@@ -233,7 +203,7 @@ def _of_plain_call(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     if source.contexts.around(call) is not None or is_no_model(source.index, func.value):
         return
-    certainty = _certainty(source, call, func.value)
+    certainty = certainty_of(source, call, func.value)
     settings = source.contexts.settings_at(call)
     if certainty is not None and source.contexts.is_summoned(call):
         yield Found("FM308", call, _SUMMONED, "kept")
@@ -309,95 +279,18 @@ def _is_of_one_rank(source: Source, func: cst.Attribute) -> bool:
     )
 
 
-def _of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
-    """Find ``model.save_pretrained(folder)``, which takes the state of the model, or of a part, by itself."""
-    func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value != "save_pretrained":
-        return
-    asked = func.value
-    last = (dotted(asked) or "").split(".")[-1]
-    if (
-        is_given_by_name(source, call, "state_dict")
-        or last in _NOT_MODELS
-        or "tokenizer" in last
-        or source.contexts.around(call) is not None
-    ):
-        return
-    certainty, given_it = _certainty(source, call, asked), given(source, asked)
-    # A part of a sharded model has a sharded state, too, whose names are not those of the whole.
-    if certainty is None and (of := _whole_of(source, call, asked)) is not None:
-        given_it = given_part(asked)
-        asked, certainty = of
-    if certainty is None or source.contexts.is_summoned(call):
-        return
-    if certainty == "mixed":
-        is_alone = runs_on_one_rank(source.index, source.models.guards, call)
-        where = ", which every rank takes above this branch" if is_alone else ""
-        own = f"{where}{of_own_class(source)}"
-        said = f"{mixed(source, asked)}give it state_dict=, of {given_it}{own}."
-        yield Found("FM333", call, said, "commented")
-    else:
-        yield Found("FM308", call, _ASKS_ITSELF, "commented")
-
-
-def _whole_of(
-    source: Source, call: cst.Call, part: cst.BaseExpression
-) -> tuple[cst.BaseExpression, Certainty] | None:
-    """Return the sharded model that something is a part of: ``model`` of ``model.encoder``."""
-    whole: cst.BaseExpression | None = part
-    for _ in range(_DEEPEST):
-        if whole is None or source.models.is_other_branch(whole):
-            return None
-        if isinstance(whole, cst.Attribute) and whole.attr.value == "module":
-            return None
-        whole = source.models.sharded_with(whole)
-        certainty = _certainty(source, call, whole) if whole is not None else None
-        if whole is not None and certainty is not None:
-            return None if source.contexts.is_summoned(call) else (whole, certainty)
-    return None
-
-
-def _of_functions(source: Source, call: cst.Call) -> Iterator[Found]:
-    """Find functions of other packages that are given a model, and ask it for its state by themselves."""
-    said = next((_GIVEN_A_MODEL[n] for n in source.index.qualified(call.func) if n in _GIVEN_A_MODEL), "")
-    model = model_argument(call, 0) if said else None
-    placed = [arg for arg in call.args if arg.keyword is None]
-    is_given = len(placed) > 1 and said == _GIVEN_A_MODEL["peft.get_peft_model_state_dict"]
-    if model is None or is_given or is_given_by_name(source, call, "state_dict"):
-        return
-    if _certainty(source, call, model) is not None and not source.contexts.is_summoned(call):
-        yield Found("FM333", call, f"where this is the sharded model, {said}", "commented")
-
-
-def _certainty(source: Source, call: cst.Call, model: cst.BaseExpression) -> Certainty | None:
-    """Tell whether a state is that of an FSDP1 model, ``model.module`` of which is another name for it."""
-    if isinstance(model, cst.Attribute) and model.attr.value == "module":
-        sure = sureness(source, model.value)
-        if sure in {"sure", "mixed"}:
-            return "certain" if sure == "sure" else "mixed"
-    models = source.models
-    certainty = models.certainty(model)
-    if certainty != "certain" and models.is_guarded(model):
-        return "certain"
-    is_plain = models.is_other_branch(model) or models.is_before_wrapping(model)
-    if certainty is None and not is_plain:
-        for setter in source.contexts.setters:
-            same = setter.model is not None and text_of(setter.model) == text_of(model)
-            if same and not source.index.excludes(setter.call, call):
-                # By its name alone, what another function is given may be a plain model. Where one type is
-                # set for all, the new call suits both.
-                is_one = setter.model is not None and models.key_of(setter.model) == models.key_of(model)
-                if is_one or source.contexts.settings_at(call) is not None:
-                    return "certain"
-                return None if is_seen_plain(source, model) else "mixed"
-    return certainty
-
-
 def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
     """Return what a ``state_dict`` or ``load_state_dict`` call of the model becomes."""
     assert isinstance(call.func, cst.Attribute)
     if call.func.attr.value == "load_state_dict":
         return _loading(source, call, settings)
+    found = _asking(source, call, settings)
+    lost = NOTE if found.action == "rewritten" and had_prefix(source, call.func.value) else ""
+    return replace(found, note=f"{found.note} {lost}".strip())
+
+
+def _asking(source: Source, call: cst.Call, settings: Settings) -> Found:
+    assert isinstance(call.func, cst.Attribute)
     if source.links.state_hooks or adds_keys(source.code):
         if settings.kind == "sharded" and settings.offload is False:
             return Found("FM308", call, _STAYS, "kept")

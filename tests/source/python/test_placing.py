@@ -84,6 +84,67 @@ import torch
     {FSDP}except ImportError:
     pass
 {PREPARED}""",
+    f"""\
+import torch
+import torch.distributed as dist
+if dist.is_available():
+    {FSDP}else:
+    FSDP = None
+def f(net) -> FSDP:
+    return FSDP(net)
+""": f"""\
+import torch
+import torch.distributed as dist
+if dist.is_available():
+    {FSDP}    {PREPARE}    {MODULE}else:
+    FSDP = None
+    FSDPModule = None
+    prepare_fully_shard = None
+def f(net) -> FSDPModule:
+    return prepare_fully_shard(net)
+""",
+    f"""\
+import torch
+if not torch.distributed.is_available():
+    FSDP = None
+else:
+    try:
+        {FSDP}    except ImportError:
+        FSDP = None
+m = FSDP(net)
+""": f"""\
+import torch
+if not torch.distributed.is_available():
+    FSDP = None
+    prepare_fully_shard = None
+else:
+    try:
+        {FSDP}    except ImportError:
+        FSDP = None
+        prepare_fully_shard = None
+    else:
+        {PREPARE}{PREPARED}""",
+    f"""\
+import torch
+if args.fsdp:
+    {FSDP}m = FSDP(net)
+""": f"""\
+import torch
+{PREPARE}if args.fsdp:
+    pass
+{PREPARED}""",
+    f"""\
+import torch
+if torch.__version__ >= "2.0":
+    {FSDP}else:
+    {FSDP}m = FSDP(net)
+""": f"""\
+import torch
+{PREPARE}if torch.__version__ >= "2.0":
+    pass
+else:
+    pass
+{PREPARED}""",
     """\
 import importlib
 fsdp = importlib.import_module('torch.distributed.fsdp')

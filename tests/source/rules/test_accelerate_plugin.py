@@ -323,3 +323,24 @@ def test_ignored_modules_that_rank_0_loads_for_all_are_said_to_be_lost(
 def test_so_are_those_that_are_set_on_the_plugin(made: str, line: str, *, is_said: bool) -> None:
     found = [each for each in scan_source(f"{ACCELERATE}{made}{line}") if each.code == "FM343"]
     assert sum(_LOST in each.becomes for each in found) == is_said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('mixed_precision="bf16"', "`mixed_precision`: bfloat16: Accelerate's FSDP2"),
+        ('mixed_precision="no"', None),
+        ("lr=1", None),
+        ("mixed_precision=args.precision", "where the Accelerator has `mixed_precision="),
+        ('mixed_precision="bf16" if args.half else "no"', "where the Accelerator has `mixed_precision="),
+        ("**options", "where the Accelerator has `mixed_precision="),
+        ('mixed_precision="no")\nAccelerator(mixed_precision="fp16"', "where the Accelerator has"),
+    ],
+)
+def test_what_holds_where_the_accelerators_precision_is_not_known(given: str, said: str | None) -> None:
+    body = f"p = Plugin(sharding_strategy=1)\nAccelerator(fsdp_plugin=p, {given})\n"
+    found = comments(body, ACCELERATE)
+    assert ("FM354" in found) is (said is not None)
+    if said is not None:
+        assert said in found
+        assert ("to that dtype" in found) is said.startswith("where")

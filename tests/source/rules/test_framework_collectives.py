@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -44,6 +50,10 @@ def is_said(text: str) -> bool:
         f"{ACCELERATE}{CLIPS}print(f'norm {{norm:.3f}}')\n",
         f"{ACCELERATE}{CLIPS}print('norm {{:.3f}}'.format(norm))\n",
         f"{ACCELERATE}{CLIPS}print(format(norm.detach(), '.3f'))\n",
+        f"import numpy as np\n{ACCELERATE}{CLIPS}x = np.mean([norm, norm])\n",
+        f"import numpy as np\n{ACCELERATE}norms = []\n{CLIPS}norms.append(norm)\nx = np.mean(norms)\n",
+        f"import torch\n{ACCELERATE}{CLIPS}total = torch.zeros(1)\ntotal += norm\n",
+        f"import torch\n{ACCELERATE}{CLIPS}total = torch.zeros(1)\ntotal.add_(norm)\n",
         f"{FABRIC}g = fabric.all_gather(model.head.weight)\n",
         f"{FABRIC}{LOOP}g = fabric.all_reduce(p.grad)\n",
     ],
@@ -56,6 +66,9 @@ def test_what_takes_no_dtensors(text: str) -> None:
     "text",
     [
         f"{ACCELERATE}{CLIPS}x = norm.item()\n",
+        f"import torch\n{ACCELERATE}{CLIPS}total = 0.0\ntotal += norm\nx = norm.add_(1)\n",
+        f"import torch\n{ACCELERATE}{CLIPS}total = torch.zeros(1)\ntotal += norm.item()\nx = total + norm\n",
+        f"import numpy as np\n{ACCELERATE}{CLIPS}x = np.mean([norm.item()])\n",
         f"{ACCELERATE}{CLIPS}print(f'{{norm.item():.3f}} {{norm}} {{loss:.3f}}', '{{}}'.format(norm))\n",
         f"{DDP}{CLIPS}print(f'{{norm:.3f}}')\n",
         f"{ACCELERATE}x = accelerator.gather(loss)\ny = loss.cpu().numpy()\n",
@@ -72,3 +85,50 @@ def test_what_takes_no_dtensors(text: str) -> None:
 )
 def test_what_is_the_same_is_not_said(text: str) -> None:
     assert not is_said(text)
+
+
+ENGINE = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+
+class Engine:
+    def __init__(self, model, optimizer):
+        self.acc = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        self.model, self.optimizer = self.acc.prepare(model, optimizer)
+
+    def step(self, loss):
+        norm = None
+        if self.acc.sync_gradients:
+            norm = self.acc.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.last = norm
+        {}
+"""
+RUNS = "def main(model, optimizer, loss):\n    engine = Engine(model, optimizer)\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("returns", "uses", "is_found"),
+    [
+        ("return norm", "print(f'{engine.step(loss):.2f}')", True),
+        ("return loss, norm", "loss, norm = engine.step(loss)\n    print(f'{norm:.2f}')", True),
+        ("return {'norm': norm}", "logs = engine.step(loss)\n    print('%s', logs['norm'].numpy())", True),
+        ("return norm", "engine.step(loss)\n    print(f'{engine.last:.2f}')", True),
+        (
+            "return loss, norm",
+            "loss, norm = engine.step(loss)\n    print(f'{loss:.2f} {norm.item():.2f}')",
+            False,
+        ),
+        ("return loss, norm.item()", "loss, norm = engine.step(loss)\n    print(f'{norm:.2f}')", False),
+    ],
+)
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_the_norm_that_a_function_gives(
+    tmp_path: Path, returns: str, uses: str, *, is_found: bool, is_apart: bool
+) -> None:
+    engine, run = ENGINE.format(returns), RUNS.format(uses)
+    files = {"engine": engine, "run": f"from engine import Engine\n\n\n{run}"}
+    for name, text in (files if is_apart else {"run": f"{engine}\n\n{run}"}).items():
+        (tmp_path / f"{name}.py").write_text(text)
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "framework-collectives"]
+    assert bool(found) is is_found
+    assert all("gives the norm as a DTensor" in use.becomes for use in found)

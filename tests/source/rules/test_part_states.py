@@ -25,7 +25,8 @@ def said(body: str) -> list[str]:
             "load_model_state_dict(model.projector, state)",
         ),
         ("model.push_to_hub('me/net')", "save_pretrained(folder, state_dict=state)"),
-        ("model.module.lm.push_to_hub('me/net')", "save_pretrained(folder, state_dict=state)"),
+        ("model.module.lm.push_to_hub('me/net')", "of torch's get_model_state_dict(model.module.lm, "),
+        ("if rank == 0:\n    model.push_to_hub('me/net')", "which every rank takes above this branch, and"),
     ],
 )
 def test_parts_of_a_sharded_model(line: str, takes: str) -> None:

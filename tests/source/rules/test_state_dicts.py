@@ -338,6 +338,20 @@ def test_what_is_asked_above_the_wrapping_is_of_a_plain_model() -> None:
         "is_main_process() and save",
         "self.is_master",
         "accelerator.is_local_main_process",
+        "accelerator.process_index == 0",
+        "state.local_process_index == 0",
+        "args.local_rank in (-1, 0)",
+        "rank in [0]",
+        "rank < 1",
+        "local_rank <= 0",
+        "not rank > 0",
+        "trainer.is_world_process_zero()",
+        "self.args.should_save",
+        "trainer.is_global_zero",
+        "accelerator.is_last_process",
+        "int(os.environ['RANK']) == 0",
+        "int(os.environ.get('LOCAL_RANK', 0)) == 0",
+        "os.getenv('RANK') == '0'",
     ],
 )
 def test_one_rank_alone_asks_for_no_state_of_all(test: str) -> None:
@@ -369,6 +383,10 @@ def test_one_rank_alone_asks_the_inner_module_by_another_name(made: str, asked: 
         ("not (rank != 0 and args.one)", True),
         ("rank == 0 or args.use_fsdp", False),
         ("not (rank != 0 and not is_sharded)", False),
+        ("not lora_rank", False),
+        ("rank in (0, 1)", False),
+        ("rank < 2", False),
+        ("world_size == 1", False),
     ],
 )
 def test_one_rank_alone_may_be_let_in(test: str, *, is_said: bool) -> None:
@@ -376,9 +394,10 @@ def test_one_rank_alone_may_be_let_in(test: str, *, is_said: bool) -> None:
     assert (("FM308", "commented") in codes(body)) is is_said
 
 
-def test_one_rank_alone_behind_a_return() -> None:
+@pytest.mark.parametrize("test", ["rank != 0", "rank", "rank not in (-1, 0)", "rank >= 1"])
+def test_one_rank_alone_behind_a_return(test: str) -> None:
     body = (
-        "def save(model: FSDP, rank, path):\n    if rank != 0:\n        return\n"
+        f"def save(model: FSDP, rank, path):\n    if {test}:\n        return\n"
         "    torch.save(model.module.state_dict(), path)\n"
     )
     assert ("FM308", "commented") in codes(body)

@@ -1,4 +1,4 @@
-"""Optimizers that Composer's Trainer is given, whose class or maker stands in another file."""
+"""Optimizers that a framework is given with its model, whose class or maker stands in another place."""
 
 from __future__ import annotations
 
@@ -141,3 +141,58 @@ def test_what_the_file_itself_has(tmp_path: Path) -> None:
 def test_one_function_that_makes_itself_anew(tmp_path: Path) -> None:
     build = "\n\ndef build(cfg, model):\n    optimizer = build(cfg, model)\n    return optimizer\n"
     assert said(tmp_path, train=f"{IMPORTS}{build}{TRAIN.format(BUILT, ASKS)}") == set()
+
+
+PREPARES = """\
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from torch.optim import LBFGS
+
+
+def create(model):
+    {}
+
+
+class Run:
+    def __init__(self, model):
+        accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        self.optimizer = create(model)
+        optimizer, scheduler = create(model), None
+        {}
+"""
+SETS_UP = """\
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import FSDPStrategy
+from torch.optim import LBFGS
+
+
+def create(model):
+    {}
+
+
+def main(model):
+    fabric = Fabric(devices=2, strategy=FSDPStrategy())
+    optimizer = create(model)
+    {}
+"""
+RETURNS = "return LBFGS(model.parameters())"
+BETWEEN = "made = LBFGS([p for p in model.parameters()])\n    return made"
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        (PREPARES, "model, optimizer = accelerator.prepare(model, optimizer)"),
+        (PREPARES, "model, self.optimizer = accelerator.prepare(model, self.optimizer)"),
+        (PREPARES, "model, optimizer = accelerator.prepare(model, create(model))"),
+        (SETS_UP, "model, optimizer = fabric.setup(model, optimizer)"),
+    ],
+)
+@pytest.mark.parametrize("made", [RETURNS, BETWEEN])
+def test_a_function_that_makes_what_is_prepared(tmp_path: Path, text: str, given: str, made: str) -> None:
+    assert said(tmp_path, train=text.format(made, given)) == {("FM445 train.py", "LBFGS")}
+
+
+def test_a_function_that_makes_what_is_not_prepared(tmp_path: Path) -> None:
+    prepared = "model, loader = accelerator.prepare(model, create(model))".replace("create", "make_loader")
+    assert said(tmp_path, train=PREPARES.format(RETURNS, prepared)) == set()

@@ -1,18 +1,22 @@
-"""The optimizers that Composer's Trainer is given to shard by FSDP1: their classes, and what makes them.
+"""The optimizers that a framework is given with the model that it shards: their classes, and what makes them.
 
-It shards the model that it is given with them, and puts the sharded parameters into them.
+Composer's Trainer, Accelerate's ``prepare`` and Fabric's ``setup`` put the sharded parameters into them.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.composer_project import shards
 from fsdp_migrate.source.optimizer_classes import Made, names_of, note, picked
+from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.project_kinds import ProjectKinds
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
+from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.values_bound import every_value, statements_in
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fsdp_migrate.source.framework_models import FrameworkModels
     from fsdp_migrate.source.project import Definition, Module, Place, Project
     from fsdp_migrate.source.python.links import Links
 
@@ -29,23 +34,29 @@ if TYPE_CHECKING:
 _GIVEN = "optimizers"
 _WORDS = ("composer", _GIVEN)
 _DEEPEST = 4
+_OTHERS = re.compile(r"data|loader|model|sched|tokenizer")
 
 
-def with_composed_optimizers(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
-    """Tell the files with the classes, and the makers, of optimizers that Composer's Trainer is given."""
+def with_given_optimizers(
+    project: Project, links: dict[Path, Links], frameworks: FrameworkModels
+) -> dict[Path, Links]:
+    """Tell the files with the classes, and the makers, of optimizers that frameworks are given."""
     asking = [
         path
         for path, text in project.texts.items()
         if all(word in text for word in _WORDS) and any(name in text for name in SETTINGS)
     ]
-    found = _Composed(project)
+    found = _Given(project)
     for module in filter(None, map(project.module, asking)):
         for value, place in _given(project, module):
+            found.follow(value, place)
+    for module in filter(None, map(project.module, frameworks.files)):
+        for value, place in _prepared(module, frameworks):
             found.follow(value, place)
     return _told(found, links)
 
 
-def _told(found: _Composed, links: dict[Path, Links]) -> dict[Path, Links]:
+def _told(found: _Given, links: dict[Path, Links]) -> dict[Path, Links]:
     told = dict(links)
     for path in {*found.made.classes, *found.made.names, *found.makers}:
         known, classes = links.get(path, NOTHING), found.made.classes.get(path, set())
@@ -71,7 +82,20 @@ def _given(project: Project, module: Module) -> Iterator[tuple[ast.expr, Place]]
                     yield given, statement.place
 
 
-class _Composed:
+def _prepared(module: Module, frameworks: FrameworkModels) -> Iterator[tuple[ast.expr, Place]]:
+    """Yield what ``prepare`` and ``setup`` are given beside models that they shard, loaders left out."""
+    for scope in scopes_of(module):
+        for statement in scope.statements:
+            for call in statement.calls:
+                if len(call.args) > 1 and has_model(frameworks.of_call(call, statement.place)):
+                    asked = asked_in(module.tree)
+                    for each in call.args:
+                        text = dotted(each) or ""
+                        if not is_model(text, asked) and not _OTHERS.search(text.lower()):
+                            yield each, statement.place
+
+
+class _Given:
     """What was found by following what the Trainers are given."""
 
     def __init__(self, project: Project) -> None:
@@ -88,10 +112,9 @@ class _Composed:
         """
         if depth > _DEEPEST:
             return
-        if isinstance(value, ast.Name):
-            for each in every_value(place, value.id):
-                if isinstance(each.node, ast.expr):
-                    self.follow(each.node, each.place, depth + 1, part if each.part is None else each.part)
+        if isinstance(value, (ast.Name, ast.Attribute)):
+            for each, at, its in _values(value, place):
+                self.follow(each, at, depth + 1, part if its is None else its)
         elif isinstance(value, ast.IfExp):
             self.follow(value.body, place, depth, part)
             self.follow(value.orelse, place, depth, part)
@@ -117,3 +140,27 @@ class _Composed:
         for each in statements_in(definition.module, definition.name):
             if isinstance(each.node, ast.Return) and each.node.value is not None:
                 self.follow(each.node.value, each.place, depth + 1, part)
+
+
+def _values(node: ast.Name | ast.Attribute, place: Place) -> Iterator[tuple[ast.expr, Place, int | None]]:
+    """Yield what a name, or ``self.optimizer`` of a class, is given; and which part of that."""
+    if isinstance(node, ast.Name):
+        for bound in every_value(place, node.id):
+            if isinstance(bound.node, ast.expr):
+                yield bound.node, bound.place, bound.part
+        return
+    text, owner = dotted(node) or "", place.scope.rpartition(".")[0]
+    for scope in scopes_of(place.module) if text.startswith("self.") and owner else ():
+        for statement in scope.statements:
+            if statement.place.scope.rpartition(".")[0] == owner:
+                for value, part in _assigned(statement.node, text):
+                    yield value, statement.place, part
+
+
+def _assigned(node: ast.stmt, text: str) -> Iterator[tuple[ast.expr, int | None]]:
+    """Yield what a statement assigns to an attribute, and which part of that."""
+    for target in node.targets if isinstance(node, ast.Assign) else ():
+        parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else (target,)
+        for count, each in enumerate(parts):
+            if isinstance(node, ast.Assign) and dotted(each) == text:
+                yield node.value, None if each is target else count

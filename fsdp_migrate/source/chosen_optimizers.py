@@ -1,0 +1,227 @@
+"""Classes of optimizers that a call does not name: out of a dict or a registry, by a function, of a config.
+
+``registry[config.type][0](model.parameters())``, with ``registry[name] = (cls.optimizer_class, cls)`` in a
+decorator of another file, and ``optimizer_class = torch.optim.LBFGS`` in the class below it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.optimizer_classes import Made, note
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_globals import Globals
+from fsdp_migrate.source.project_kinds import ProjectKinds
+from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.walked import walked
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.python.links import Links
+
+    Called = Callable[[ast.expr, Place], Iterator[Definition]]
+
+
+_DEEPEST: Final = 8
+_GIVES_PARAMETERS: Final = re.compile(r"param|group", re.IGNORECASE)
+_HOLDS_A_CLASS: Final = re.compile(r"optim|class|cls|type", re.IGNORECASE)
+_GETS: Final = re.compile(r"^(?:get|lookup|pop|resolve)(?:_|$)")
+_PUTS: Final = frozenset({"add", "register", "setdefault", "update"})
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def with_chosen_optimizers(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
+    """Tell the files that sharded models reach which classes the optimizers made there may be of."""
+    told, chosen = dict(links), _Chosen(project)
+    for path in links:
+        module = project.module(path) if "param" in project.texts.get(path, "") else None
+        found = {} if module is None else dict(chosen.in_file(module))
+        if found:
+            told[path] = replace(told[path], chosen_optimizers=found)
+    for path, classes in chosen.made.classes.items():
+        known = told.get(path, NOTHING)
+        wholes = {name for name in classes if name not in known.optimizers or name in known.whole_optimizers}
+        told[path] = replace(
+            known, optimizers=known.optimizers | classes, whole_optimizers=known.whole_optimizers | wholes
+        )
+    return told
+
+
+@dataclass(eq=False)
+class _Chosen:
+    """Finds the classes. Reads only, but for what it notes of the project's own."""
+
+    project: Project
+    made: Made = field(default_factory=Made)
+    _seen: set[int] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        self._globals = Globals(self.project)
+        self._called: Called = ProjectKinds(self.project).called
+
+    def in_file(self, module: Module) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
+        """Yield where something is called that may be one of other packages' classes, with these."""
+        for node in walked(module.tree):
+            if not isinstance(node, ast.Call) or not node.args or self._is_named(node.func, module):
+                continue
+            if _GIVES_PARAMETERS.search(ast.unparse(node.args[0])):
+                self._seen.clear()
+                found = {name for name in self._of(node.func, Place(module, ""), 0) if self._is_foreign(name)}
+                if found:
+                    yield (node.func.lineno, node.func.col_offset + 1), frozenset(found)
+
+    def _is_foreign(self, name: str) -> bool:
+        return name.rpartition(".")[2][:1].isupper() and "." in name
+
+    def _is_named(self, func: ast.expr, module: Module) -> bool:
+        """Tell whether it is a class or a function by its name, which is known without more."""
+        text = dotted(func)
+        root = (text or "").partition(".")[0]
+        is_own = text is not None and self.project.named(text, Place(module, "")) is not None
+        return is_own or (
+            root in module.imports and self._globals.origin(text or "", Place(module, "")) is None
+        )
+
+    def _of(self, value: ast.expr, place: Place, depth: int) -> Iterator[str]:
+        """Yield the dotted names, as imports write them, of what an expression may stand for, or hold."""
+        if depth > _DEEPEST or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        for each in self._parts(value):
+            yield from self._of(each, place, depth + 1)
+        if isinstance(value, ast.Call):
+            yield from self._of_call(value, place, depth)
+        elif isinstance(value, (ast.Name, ast.Attribute)):
+            yield from self._of_name(value, place, depth)
+
+    def _parts(self, value: ast.expr) -> list[ast.expr]:
+        if isinstance(value, ast.IfExp):
+            return [value.body, value.orelse]
+        if isinstance(value, (ast.Tuple, ast.List)):
+            return value.elts
+        if isinstance(value, ast.BoolOp):
+            return value.values
+        if isinstance(value, ast.Dict):
+            return value.values
+        return [value.value] if isinstance(value, ast.Subscript) else []
+
+    def _of_call(self, call: ast.Call, place: Place, depth: int) -> Iterator[str]:
+        """Yield what a function of the project gives, what is had of a dict, and what is made a partial."""
+        func = call.func
+        last = func.attr if isinstance(func, ast.Attribute) else (dotted(func) or "")
+        if isinstance(func, ast.Attribute) and _GETS.match(last):
+            yield from self._of(func.value, place, depth + 1)
+        # What is given may be the dict: `get_from_registry(name, optimizers)`.
+        for given in call.args if last == "partial" or _GETS.match(last) else ():
+            yield from self._of(given, place, depth + 1)
+        for definition in self._called(func, place):
+            if isinstance(definition.node, _FUNCTIONS):
+                inner = Place(definition.module, definition.name)
+                for node in ast.walk(definition.node):
+                    if isinstance(node, ast.Return) and node.value is not None:
+                        yield from self._of(node.value, inner, depth + 1)
+
+    def _of_name(self, value: ast.Name | ast.Attribute, place: Place, depth: int) -> Iterator[str]:
+        text = dotted(value) or ""
+        if (definition := self.project.named(text, place) if text else None) is not None:
+            if isinstance(definition.node, ast.ClassDef):
+                note(definition, self._called, self.made.classes)
+            return
+        root = text.partition(".")[0]
+        origin = self._globals.origin(text, place) if text else None
+        if origin is not None:
+            path, _ = self.project.split(f"{origin[0]}")
+            module = self.project.module(path)
+            if module is not None:
+                yield from self._bound(origin[1], module, depth)
+        elif root and root in place.module.imports:
+            yield self.project.qualified(text, place)
+        elif isinstance(value, ast.Attribute):
+            if _HOLDS_A_CLASS.search(value.attr):
+                yield from self._of_attribute(value.attr, depth)
+        else:
+            yield from self._bound(text, place.module, depth)
+
+    def _of_attribute(self, name: str, depth: int) -> Iterator[str]:
+        """Yield what classes and objects have by a name: ``optimizer_class = torch.optim.LBFGS``."""
+        for path in self.project.holding([name]):
+            module = self.project.module(path)
+            for node in walked(module.tree) if module is not None else ():
+                last = {(dotted(each) or "").rpartition(".")[2] for each in _targets(node)}
+                value = getattr(node, "value", None)
+                if module is not None and name in last and isinstance(value, ast.expr):
+                    yield from self._of(value, Place(module, ""), depth + 1)
+
+    def _bound(self, name: str, module: Module, depth: int) -> Iterator[str]:
+        """Yield what a name of a file is bound to, and what it is filled with, wherever that is."""
+        for node in walked(module.tree):
+            value = getattr(node, "value", None)
+            for target in _targets(node) if isinstance(value, ast.expr) else ():
+                is_filled = isinstance(target, ast.Subscript)
+                whole = target.value if isinstance(target, ast.Subscript) else target
+                names = whole.elts if isinstance(whole, (ast.Tuple, ast.List)) else [whole]
+                if isinstance(value, ast.expr) and name in map(dotted, names):
+                    yield from self._of(value, Place(module, ""), depth + 1)
+                    yield from self._put_in(value, module, depth) if is_filled else ()
+            for given in _registered(node, name) if isinstance(node, ast.Call) else ():
+                yield from self._of(given, Place(module, ""), depth + 1)
+
+    def _put_in(self, value: ast.expr, module: Module, depth: int) -> Iterator[str]:
+        """Yield what the function around is given that puts it into a dict: ``register("x")(Class)``."""
+        around = [
+            each
+            for each in module.definitions.values()
+            if isinstance(each.node, _FUNCTIONS)
+            and each.node.lineno <= value.lineno <= (each.node.end_lineno or 0)
+        ]
+        taken = {each.arg for function in around for each in _parameters(function.node)}
+        names = {function.name for function in around if "." not in function.name}
+        if not names or taken.isdisjoint(each.id for each in ast.walk(value) if isinstance(each, ast.Name)):
+            return
+        for path in self.project.holding(names):
+            other = self.project.module(path)
+            for node in walked(other.tree) if other is not None else ():
+                if other is not None:
+                    yield from self._given_to(names, node, other, depth)
+
+    def _given_to(self, names: set[str], node: ast.AST, module: Module, depth: int) -> Iterator[str]:
+        """Yield what is given to one of some functions, and note the project's own that it stands above."""
+        if isinstance(node, ast.Call) and _is_of(names, node):
+            for given in node.args:
+                yield from self._of(given, Place(module, ""), depth + 1)
+        elif isinstance(node, ast.ClassDef) and any(_is_of(names, each) for each in node.decorator_list):
+            definition = self.project.named(node.name, Place(module, ""))
+            if definition is not None and isinstance(definition.node, ast.ClassDef):
+                note(definition, self._called, self.made.classes)
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
+
+
+def _parameters(node: ast.AST) -> list[ast.arg]:
+    return [*node.args.posonlyargs, *node.args.args] if isinstance(node, _FUNCTIONS) else []
+
+
+def _is_of(names: set[str], call: ast.expr) -> bool:
+    """Tell whether it is one of some functions, or what that gives: ``register``, ``register("x")``."""
+    func = call
+    while isinstance(func, ast.Call):
+        func = func.func
+    return (dotted(func) or "").rpartition(".")[2] in names
+
+
+def _registered(call: ast.Call, name: str) -> list[ast.expr]:
+    """Return what a call puts into an object: ``table.register("x", Class)``, ``update(x=Class)``."""
+    func = call.func.func if isinstance(call.func, ast.Call) else call.func
+    is_put = isinstance(func, ast.Attribute) and func.attr in _PUTS and dotted(func.value) == name
+    return [*call.args, *(each.value for each in call.keywords)] if is_put else []

@@ -1,0 +1,106 @@
+"""What sources read of Accelerate's plugin, which FSDP2 has otherwise: ``plugin.sharding_strategy`` is None.
+
+https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/dataclasses.py
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.heirs import values_of
+from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "plugin-settings"
+CODES = ("FM343",)
+
+_NONE = (
+    "Accelerate's FSDP2 sets this to None, whatever was asked for, so that a question decides otherwise: {}."
+)
+_SETTINGS = {
+    "backward_prefetch": "FSDP2 always prefetches",
+    "forward_prefetch": "FSDP2 has set_modules_to_forward_prefetch",
+    "sharding_strategy": (
+        "ask `reshard_after_forward`, true for FULL_SHARD and false for SHARD_GRAD_OP, or the mesh for "
+        "hybrid ones"
+    ),
+    "sync_module_states": "ask `cpu_ram_efficient_loading`, with which rank 0's weights are sent to all",
+    "use_orig_params": "FSDP2 always shows the model's own parameters, as with true",
+}
+_NO_SWITCH = (
+    "Accelerate's FSDP2 has a policy of torch's here, without `offload_params`, which raises: ask "
+    "isinstance(plugin.cpu_offload, CPUOffloadPolicy) of torch.distributed.fsdp."
+)
+_NO_DTYPE = (
+    "Accelerate's FSDP2 has torch's MixedPrecisionPolicy here, without this attribute, which raises: it has "
+    "param_dtype, reduce_dtype, output_dtype and cast_forward_inputs."
+)
+_MISSING = {
+    ("cpu_offload", "offload_params"): _NO_SWITCH,
+    ("mixed_precision_policy", "buffer_dtype"): _NO_DTYPE,
+    ("mixed_precision_policy", "cast_root_forward_inputs"): _NO_DTYPE,
+    ("mixed_precision_policy", "keep_low_precision_grads"): _NO_DTYPE,
+}
+_LOCAL = "Accelerate's FSDP2 has no LOCAL_STATE_DICT, and raises: take SHARDED_STATE_DICT."
+_PLUGIN = re.compile(r"(?:^|\.)fsdp_plugin$|^getattr\(.*,['\"]fsdp_plugin['\"](?:,None)?\)$")
+_MADE = re.compile(r"^accelerate\b.*\bFullyShardedDataParallelPlugin$")
+# A source that asks which version runs has an answer for each.
+_ASKS_VERSION = re.compile(r"fsdp_version|is_fsdp2")
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find what is read of a plugin; what is given to one, or set on it, is another rule's."""
+    if "fsdp_plugin" not in source.code and "DataParallelPlugin" not in source.code:
+        return
+    if _ASKS_VERSION.search(source.code) is not None:
+        return
+    for node in source.index.by_kind.get(cst.Attribute, ()):
+        read = cst.ensure_type(node, cst.Attribute)
+        said = _said_of(source, read)
+        if said is not None and not isinstance(source.index.parents[read], cst.AssignTarget):
+            yield Found("FM343", read, said, "commented")
+    for call in source.calls:
+        yield from _of_call(source, call)
+
+
+def _said_of(source: Source, read: cst.Attribute) -> str | None:
+    name, owner = read.attr.value, read.value
+    if name in _SETTINGS:
+        return _NONE.format(_SETTINGS[name]) if _is_plugin(source, owner) else None
+    said = _MISSING.get((owner.attr.value, name)) if isinstance(owner, cst.Attribute) else None
+    return said if isinstance(owner, cst.Attribute) and _is_plugin(source, owner.value) else None
+
+
+def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find ``getattr(plugin, "sharding_strategy", None)``, and ``plugin.set_state_dict_type("LOCAL...")``."""
+    texts = [str(a.value.evaluated_value) for a in call.args if isinstance(a.value, cst.SimpleString)]
+    func = call.func
+    asked = texts[0] if dotted(func) == "getattr" and texts else ""
+    if asked in _SETTINGS and _is_plugin(source, call.args[0].value):
+        yield Found("FM343", call, _NONE.format(_SETTINGS[asked]), "commented")
+    is_set = isinstance(func, cst.Attribute) and func.attr.value == "set_state_dict_type"
+    is_local = is_set and any(text.upper() == "LOCAL_STATE_DICT" for text in texts)
+    if is_local and isinstance(func, cst.Attribute) and _is_plugin(source, func.value):
+        yield Found("FM343", call, _LOCAL, "commented")
+
+
+def _is_plugin(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is Accelerate's plugin: ``accelerator.state.fsdp_plugin``, by a name of it too."""
+    if _PLUGIN.search(text_of(node)) is not None:
+        return True
+    for value in values_of(source.index, node):
+        if _PLUGIN.search(text_of(value)) is not None:
+            return True
+        if isinstance(value, cst.Call) and any(map(_MADE.match, source.index.qualified(value.func))):
+            return True
+    return False

@@ -1,0 +1,55 @@
+"""What sources read of Accelerate's plugin, which FSDP2 has otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+HEADER = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+NAMED = "plugin = accelerator.state.fsdp_plugin\n"
+MADE = "from accelerate import FullyShardedDataParallelPlugin\nplugin = FullyShardedDataParallelPlugin({})\n"
+
+
+def said(body: str) -> list[str]:
+    return [use.becomes for use in scan_source(HEADER + body) if use.rule == "plugin-settings"]
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("if accelerator.state.fsdp_plugin.sharding_strategy == 1:\n    pass\n", "reshard_after_forward"),
+        (f"{NAMED}x = plugin.use_orig_params\n", "as with true"),
+        (f"{NAMED}x = plugin.sync_module_states\n", "cpu_ram_efficient_loading"),
+        ("x = self.accelerator.state.fsdp_plugin.backward_prefetch\n", "always prefetches"),
+        (f"{NAMED}x = getattr(plugin, 'sharding_strategy', None)\n", "reshard_after_forward"),
+        ("p = getattr(accelerator.state, 'fsdp_plugin', None)\nx = p.forward_prefetch\n", "prefetch"),
+        (f"{NAMED}x = plugin.cpu_offload.offload_params\n", "CPUOffloadPolicy"),
+        (f"{NAMED}x = plugin.mixed_precision_policy.buffer_dtype\n", "MixedPrecisionPolicy"),
+        (f"{NAMED}plugin.set_state_dict_type('LOCAL_STATE_DICT')\n", "SHARDED_STATE_DICT"),
+        (f"{MADE.format('sharding_strategy=1')}x = plugin.sharding_strategy\n", "reshard_after_forward"),
+    ],
+)
+def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
+    (found,) = said(body)
+    assert names in found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{NAMED}x = plugin.state_dict_type\n",
+        f"{NAMED}x = plugin.mixed_precision_policy.param_dtype\n",
+        f"{NAMED}x = plugin.cpu_offload\n",
+        f"{NAMED}plugin.use_orig_params = True\n",
+        f"{NAMED}plugin.set_state_dict_type('FULL_STATE_DICT')\n",
+        "x = config.sharding_strategy\ny = args.use_orig_params\n",
+        f"{NAMED}x = plugin.sharding_strategy if plugin.fsdp_version == 1 else None\n",
+        MADE.format("fsdp_version=2") + "x = plugin.sharding_strategy\n",
+    ],
+)
+def test_what_is_the_same_or_another_things(body: str) -> None:
+    assert said(body) == []

@@ -1,0 +1,69 @@
+"""``trainer.evaluate()`` where the Trainer has not trained: FSDP2 refuses a model without an optimizer."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source import scan_source
+
+
+pytestmark = pytest.mark.any_torch
+
+MADE = (
+    "from transformers import Trainer, TrainingArguments\n"
+    "args = TrainingArguments('out', fsdp='full_shard')\ntrainer = Trainer(model=model, args=args)\n"
+)
+IN_CLASS = """\
+from transformers import Trainer, TrainingArguments
+
+
+class Run:
+    def __init__(self, model):
+        self.trainer = Trainer(model=model, args=TrainingArguments("out", fsdp="full_shard"))
+
+    def train(self):
+        {}
+
+    def test(self):
+        self.trainer.evaluate()
+"""
+
+
+def said(text: str) -> list[str]:
+    return [use.becomes for use in scan_source(text) if use.rule == "untrained-evaluation"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "trainer.evaluate()\n",
+        "x = trainer.predict(data).predictions\n",
+        "trainer.evaluate()\ntrainer.train()\n",
+        "if args.do_train:\n    trainer.train()\nif args.do_eval:\n    trainer.evaluate()\n",
+        "if args.do_train:\n    trainer.train()\nelse:\n    trainer.predict(data)\n",
+        "other.train()\ntrainer.evaluate()\ntrainer.evaluate()\n",
+    ],
+)
+def test_an_evaluation_without_training(body: str) -> None:
+    (found,) = said(f"{MADE}{body}")
+    assert "`trainer.accelerator.prepare(trainer.model, torch.optim.SGD(" in found
+    assert said(f"{MADE.replace(', fsdp=', ', f=')}{body}") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "trainer.train()\ntrainer.evaluate()\n",
+        "if args.do_train:\n    trainer.train()\n    trainer.evaluate()\n",
+        "with timed():\n    trainer.train()\ntrainer.predict(data)\n",
+        "model.evaluate()\nclassifier.predict(data)\n",
+        "def f(trainer):\n    trainer.evaluate()\n",
+    ],
+)
+def test_an_evaluation_after_training_or_of_others(body: str) -> None:
+    assert said(f"{MADE}{body}") == []
+
+
+@pytest.mark.parametrize(("trains", "is_said"), [("self.trainer.train()", False), ("pass", True)])
+def test_another_method_may_have_trained(trains: str, *, is_said: bool) -> None:
+    assert bool(said(IN_CLASS.format(trains))) is is_said

@@ -1,0 +1,154 @@
+"""Classes of optimizers that a call does not name: dicts, registries, functions, attributes of configs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+TRAIN = """\
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from schema import *
+{}
+
+
+def create(model, config):
+    {}
+
+
+def main(config):
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(sharding_strategy="FULL_SHARD"))
+    model = torch.nn.Linear(4, 4)
+    optimizer = create(model, config)
+    model, optimizer = accelerator.prepare(model, optimizer)
+"""
+TABLE = 'import torch\nTABLE = {"l": torch.optim.LBFGS, "a": torch.optim.Adam}\n'
+PAIRS = 'import torch\nTABLE = {"l": (torch.optim.LBFGS, 1), "a": (torch.optim.Adam, 2)}\n'
+FUNCTION = """\
+import torch
+
+
+def get(name):
+    return torch.optim.LBFGS if name else torch.optim.Adam
+"""
+CLASS = """\
+import torch
+
+
+class Registry:
+    pass
+
+
+TABLE = Registry()
+TABLE.register("l", torch.optim.LBFGS)
+"""
+REGISTERS = """\
+import torch
+
+TABLE = {}
+
+
+def register(name):
+    def wrap(cls):
+        TABLE[name] = {}
+        return cls
+    return wrap
+
+"""
+DECORATED = """
+@register("l")
+class Config:
+    optimizer_class: type = torch.optim.LBFGS
+
+
+@register("a")
+class Other(Config):
+    optimizer_class = torch.optim.Adam
+"""
+
+
+def said(folder: Path, schema: str, imports: str, makes: str) -> list[str]:
+    (folder / "schema.py").write_text(schema)
+    (folder / "train.py").write_text(TRAIN.format(imports, makes))
+    return [use.becomes for use in scan_paths([folder]).uses if use.code == "FM445"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "imports", "makes"),
+    [
+        (TABLE, "from schema import TABLE", "return TABLE[config.name](model.parameters())"),
+        (TABLE, "import schema", "return schema.TABLE[config.name](model.parameters())"),
+        (TABLE, "from schema import TABLE", "return TABLE.get(config.name)(model.parameters(), lr=1)"),
+        (
+            PAIRS,
+            "from schema import TABLE",
+            "cls, n = TABLE[config.name]\n    return cls(model.parameters())",
+        ),
+        (FUNCTION, "from schema import get", "cls = get(config)\n    return cls(list(model.parameters()))"),
+        ("", TABLE, "return TABLE[config.name](model.parameters())"),
+        (
+            REGISTERS.replace("[name] = {}", "[name] = cls") + "register('l')(torch.optim.LBFGS)\n",
+            "from schema import TABLE",
+            "return TABLE[config.name](model.parameters())",
+        ),
+        (
+            REGISTERS.replace("[name] = {}", "[name] = (cls.optimizer_class, cls)") + DECORATED,
+            "from schema import TABLE",
+            "cls = TABLE[config.name][0]\n    return cls(model.parameters(), lr=config.lr)",
+        ),
+        (
+            DECORATED.replace('@register("l")', "import torch").replace('@register("a")', ""),
+            "",
+            "return config.optimizer_class(model.parameters())",
+        ),
+        (
+            CLASS,
+            "from schema import TABLE",
+            "return TABLE.get(config.name)(model.parameters())",
+        ),
+    ],
+)
+def test_a_class_that_something_gives(tmp_path: Path, schema: str, imports: str, makes: str) -> None:
+    (found,) = said(tmp_path, schema, imports, makes)
+    assert found.startswith("this may be torch.optim.LBFGS: ")
+    schema, imports = (each.replace("LBFGS", "AdamW") for each in (schema, imports))
+    assert said(tmp_path, schema, imports, makes) == []
+
+
+def test_a_class_of_another_package(tmp_path: Path) -> None:
+    schema = TABLE.replace("import torch", "import torch\nimport bitsandbytes as bnb").replace(
+        "torch.optim.LBFGS", "bnb.optim.AdamW8bit"
+    )
+    (found,) = said(tmp_path, schema, "from schema import TABLE", "return TABLE[config](model.parameters())")
+    assert "is not torch's" in found
+
+
+def test_the_projects_own_class(tmp_path: Path) -> None:
+    own = "class Own(torch.optim.Optimizer):\n    def step(self):\n        norm(self)\n"
+    schema = REGISTERS.replace("[name] = {}", "[name] = cls") + f"@register('o')\n{own}"
+    (found,) = said(tmp_path, schema, "from schema import TABLE", "return TABLE[config](model.parameters())")
+    assert "norms, sums" in found
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        "return TABLE[config.name](model.parameters)",
+        "return TABLE[config.name](model)",
+        "return torch.optim.Adam(model.parameters())",
+        "sizes = {'a': 1}\n    return sizes['a'](model.parameters())",
+    ],
+)
+def test_other_things_that_are_called(tmp_path: Path, makes: str) -> None:
+    schema = TABLE.replace("torch.optim.LBFGS", "make.other") if "TABLE" in makes else TABLE
+    assert said(tmp_path, schema, "from schema import TABLE", makes) == []

@@ -1,0 +1,43 @@
+"""States of compiled models: FSDP1's had ``_orig_mod.`` in their names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import turned
+
+
+pytestmark = pytest.mark.any_torch
+
+SAVES = "with FSDP.state_dict_type({0}, StateDictType.FULL_STATE_DICT):\n    state = {0}.state_dict()\n"
+LOST = "# fsdp-migrate: FM308 the model is compiled: FSDP1's state had `_orig_mod.` in its names"
+
+
+@pytest.mark.parametrize(
+    ("made", "model", "is_said"),
+    [
+        ("net = torch.compile(net)\nmodel = FSDP(net)\n", "model", True),
+        ("model = FSDP(net)\nmodel = torch.compile(model)\n", "model", True),
+        ("model = FSDP(torch.compile(net), device_id=0)\n", "model", True),
+        ("model = torch.compile(net)\nmodel = FSDP(model)\n", "model", True),
+        ("model = FSDP(net)\nmodel.compile()\n", "model", False),
+        ("model = FSDP(net)\nother = torch.compile(other)\n", "model", False),
+        ("model = FSDP(net)\npattern = re.compile(model)\n", "model", False),
+    ],
+)
+def test_the_prefix_of_a_compiled_model_is_said(made: str, model: str, *, is_said: bool) -> None:
+    after = turned(f"{made}{SAVES.format(model)}")
+    assert (LOST in after) is is_said
+    assert "state = get_model_state_dict(model, options=" in after
+
+
+@pytest.mark.parametrize(
+    "takes_out",
+    [
+        "state = {k.replace('_orig_mod.', ''): v for k, v in state.items()}\n",
+        "state = {k.removeprefix('_orig_mod.'): v for k, v in state.items()}\n",
+    ],
+)
+def test_where_the_prefix_is_taken_out_nothing_is_lost(takes_out: str) -> None:
+    made = "net = torch.compile(net)\nmodel = FSDP(net)\n"
+    assert LOST not in turned(f"{made}{SAVES.format('model')}{takes_out}")
