@@ -155,7 +155,8 @@ def test_a_backend_that_is_told_not_to_wrap(tmp_path: Path, given: str, *, expec
         "        self.model = model\n        return model\n"
     )
     run = (
-        "from backend import Backend\nfrom parts import Pick\n\n\ndef main(net):\n    log = Pick(0, net.head)\n"
+        "from backend import Backend\nfrom parts import Pick\n\n\ndef main(net):\n"
+        "    log = Pick(0, net.head)\n"
         f"    backend = Backend()\n    backend.prepare_model({given})\n    log.log()\n"
     )
     for name, text in {"backend.py": backend, "parts.py": KEEPS, "run.py": run}.items():
