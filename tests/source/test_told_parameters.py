@@ -145,3 +145,20 @@ def test_a_list_that_is_handed_to_what_shards(
     (tmp_path / "run.py").write_text(f"from parts import Pick\n\n\ndef main(net):\n{made}    loop.step()\n")
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("run.py")}
     assert ("FM446" in found) is expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [("net", True), ("net, wrap=False", False)])
+def test_a_backend_that_is_told_not_to_wrap(tmp_path: Path, given: str, *, expected: bool) -> None:
+    backend = (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\nclass Backend:\n"
+        "    def prepare_model(self, model, wrap=True):\n        if wrap:\n            model = FSDP(model)\n"
+        "        self.model = model\n        return model\n"
+    )
+    run = (
+        "from backend import Backend\nfrom parts import Pick\n\n\ndef main(net):\n"
+        "    log = Pick(0, net.head)\n"
+        f"    backend = Backend()\n    backend.prepare_model({given})\n    log.log()\n"
+    )
+    for name, text in {"backend.py": backend, "parts.py": KEEPS, "run.py": run}.items():
+        (tmp_path / name).write_text(text)
+    assert ("FM446" in {use.code for use in scan_paths([tmp_path]).uses}) is expected

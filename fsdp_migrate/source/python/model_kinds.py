@@ -447,17 +447,16 @@ class ModelKinds:
         found |= self._made_by_functions(call, names)
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= whole(self.kinds(call.func.value))
-        return found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+        found = found or given_by(self, call) or self._kinds_of_wrapping(call, names)
+        given = ((each.keyword.value, text_of(each.value)) for each in call.args if each.keyword is not None)
+        return without_models(found) if found and is_switched_off(given) else found
 
     def _made_by_functions(self, call: cst.Call, names: set[str]) -> set[str]:
-        """Return what functions of this file and of others give, which may be told not to shard."""
+        """Return what functions of this file and of others give."""
         found: set[str] = set()
         for name in written_names(self.index, call.func) if self.links else names:
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
-        for function in self.guards.functions(call.func):
-            found |= self.returns.get(function, set())
-        given = ((each.keyword.value, text_of(each.value)) for each in call.args if each.keyword is not None)
-        return without_models(found) if found and is_switched_off(given) else found
+        return found.union(*(self.returns.get(each, ()) for each in self.guards.functions(call.func)))
 
     def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
         """Return what a function of another file gives: what it is given here, where it gives that back."""

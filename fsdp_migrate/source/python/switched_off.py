@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # `fsdp_cpu_offload=False` and the like leave the model sharded.
 _SWITCH = re.compile(
     r"^_?((apply|do|enable|in|is|run|to|use|using|with|wrap|wrap_in)_)?"
-    r"(dist|distributed|fsdp1?|fully_shard|shard|sharded|sharding)"
+    r"(dist|distributed|fsdp1?|fully_shard|shard|sharded|sharding|wrap)"
     r"(_(config|enable|enabled|mode|model|on|plugin|wrap|wrapped|wrapping))?$"
 )
 _OFF = frozenset({"0", "False", "None"})

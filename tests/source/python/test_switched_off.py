@@ -24,6 +24,8 @@ GIVEN = [
     ("fsdp_enabled", "False", True),
     ("fsdp", "None", True),
     ("shard", "False", True),
+    ("wrap", "False", True),
+    ("wrap_layers", "False", False),
     ("distributed", "0", True),
     ("use_fsdp", "args.fsdp", False),
     ("use_fsdp", "True", False),
