@@ -237,8 +237,9 @@ def prepared(index: Index, call: cst.Call) -> set[str]:
 def clipped(index: Index, call: cst.Call) -> set[str]:
     """Return what ``accelerator.clip_grad_norm_`` gives."""
     func = call.func
-    is_its = isinstance(func, cst.Attribute) and func.attr.value == CLIPS
-    return {NORM} if is_its and is_accelerator(text_of(func.value), index) else set()
+    if not isinstance(func, cst.Attribute) or func.attr.value != CLIPS:
+        return set()
+    return {NORM} if is_accelerator(text_of(func.value), index) else set()
 
 
 def _called(index: Index, node: cst.BaseExpression) -> str:
