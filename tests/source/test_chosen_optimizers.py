@@ -121,7 +121,7 @@ def said(folder: Path, schema: str, imports: str, makes: str) -> list[str]:
 def test_a_class_that_something_gives(tmp_path: Path, schema: str, imports: str, makes: str) -> None:
     (found,) = said(tmp_path, schema, imports, makes)
     assert found.startswith("this may be torch.optim.LBFGS: ")
-    schema, imports = (each.replace("LBFGS", "AdamW") for each in (schema, imports))
+    schema, imports = schema.replace("LBFGS", "AdamW"), imports.replace("LBFGS", "AdamW")
     assert said(tmp_path, schema, imports, makes) == []
 
 
