@@ -46,9 +46,9 @@ ASKS_COMPOSER: Final = re.compile(
 """What asks Composer for FSDP, beside what else is Composer's."""
 _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
-_COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^[ \t]*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
-    r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"
+    r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^[ \t]+version\s*:\s*2"
     r"|\bModelParallelStrategy\b",
     re.MULTILINE,
 )

@@ -28,7 +28,7 @@ _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
 _CLASSES = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Algorithm)\b")
 _CLASS = re.compile(r"^class (\w+)\([^)]{0,2000}?(?:Callback|Algorithm)\b", re.MULTILINE)
-_IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^[ \t]*(?:from|import)\s+composer\b", re.MULTILINE)
 # Composer shards behind these events: algorithms change the model in the first.
 _BEFORE = frozenset({"__init__", "before_load", "init", "match"})
 _IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")

@@ -63,7 +63,7 @@ _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _LAUNCHES = "accelerate"
 _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
-_IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
+_IMPORTS_TRAINER = re.compile(r"^[ \t]*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"

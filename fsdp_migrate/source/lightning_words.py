@@ -25,7 +25,7 @@ _CHOSEN = (
     "ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the module's "
     "configure_model."
 )
-_IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^[ \t]*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
 _WRITTEN = (
     "this names Lightning's FSDP1 strategy for a Trainer: give it ModelParallelStrategy() instead, and call "
     "prepare_fully_shard(self, {...}) in the module's configure_model."

@@ -187,7 +187,7 @@ class Project:
         if not wanted:
             return
         pattern = re.compile(
-            rf"^\s*(?:from\s.*\bimport\b.*\b(?:{wanted})\b|(?:{wanted}),?\s*$)", re.MULTILINE
+            rf"^[ \t]*(?:from\s.*\bimport\b.*\b(?:{wanted})\b|(?:{wanted}),?[ \t\r]*$)", re.MULTILINE
         )
         yield from (path for path, text in self.texts.items() if pattern.search(text))
 

@@ -41,7 +41,7 @@ _OTHERS = re.compile(r"^(?:composer|sentence_transformers|transformers|trl)\.")
 _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
-_IMPORTS = re.compile(r"^\s*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^[ \t]*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _ASKS = re.compile(r"\bFSDPStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp")
 _READS = re.compile(r"\b(trainer|strategy)\.(model|lightning_module)\b")
 

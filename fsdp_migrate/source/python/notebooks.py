@@ -9,7 +9,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.python.parsing import parse_module
 
 
-_MAGIC = re.compile(r"^(\s*)([%!?].*|\w+\s*=\s*[%!].*|.*\?)$")
+_MAGIC = re.compile(r"^([ \t]*)([%!?].*|\w+\s*=\s*[%!].*|.*\?)$")
 
 
 def code_cells(text: str, path: str) -> list[tuple[int, str]]:
