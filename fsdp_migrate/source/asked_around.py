@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.files import MAYBE_CONFIGS, SETTINGS, find_sources, read_source
+from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
 
 
 if TYPE_CHECKING:
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
 
 _MOST: Final = 1_000_000
 """Larger files hold data."""
+BY_VARIABLE: Final = (
+    r"\bACCELERATE_USE_FSDP\b(?!['\"]?\]?\s*==)['\"]?\]?[\s:=,]{1,40}"
+    r"(?:['\"]?value['\"]?\s*:\s*)?['\"]?(?i:true)\b"
+)
+"""A variable that is set: in a shell, a manifest (``name``, ``value``), an image (``ENV``), or in Python."""
 ASKS_HF: Final = re.compile(
     r"\bfsdp\b['\"]?[\s:=,\[\-]+[^\n#]{0,60}?\b(?:full_shard|shard_grad_op|hybrid_shard)"
     r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|--fsdp[ =]+['\"]?\$"
+    rf"|{BY_VARIABLE}"
 )
-"""What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
+"""What asks Hugging Face's Trainer for FSDP: its own words, in any file, or what asks Accelerate."""
 ASKS_ACCELERATE: Final = re.compile(
-    r"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|\bACCELERATE_USE_FSDP=['\"]?(?i:true)"
+    rf"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|{BY_VARIABLE}"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
 ASKS_FABRIC: Final = re.compile(
@@ -48,7 +55,7 @@ _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MU
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
 _COMMENT: Final = re.compile(r"^[ \t]*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
-    r"\bfsdp_version['\"]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^[ \t]+version\s*:\s*2"
+    r"\b(?i:fsdp_version)['\"]?\]?\s*[:= ]\s*['\"]?2|['\"]version['\"]\s*:\s*2|^[ \t]+version\s*:\s*2"
     r"|\bModelParallelStrategy\b",
     re.MULTILINE,
 )
@@ -69,17 +76,22 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
-    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS) if paths else ():
+    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | {NOTEBOOK}) if paths else ():
         try:
-            if path.stat().st_size > _MOST or not (path.suffix in SETTINGS or is_accelerates(path)):
+            is_notebook = path.suffix == NOTEBOOK  # they hold pictures, too
+            if not is_notebook and (path.stat().st_size > _MOST or not _may_ask(path)):
                 continue
             # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
-            is_asked = asks(read_source(path), pattern)
+            is_asked = asks(asked_in_notebook(path) if is_notebook else read_source(path), pattern)
             if is_asked and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
                 return True
         except (SourceError, OSError):
             continue  # what is wrong with it is said where it is looked at
     return False
+
+
+def _may_ask(path: Path) -> bool:
+    return path.suffix in SETTINGS or is_accelerates(path)
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

@@ -6,7 +6,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.asked_around import ASKS_ACCELERATE, ASKS_FABRIC, ASKS_HF, asked_around, asks
+from fsdp_migrate.source.asked_around import (
+    ASKS_ACCELERATE,
+    ASKS_FABRIC,
+    ASKS_HF,
+    BY_VARIABLE,
+    asked_around,
+    asks,
+)
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs
@@ -61,13 +68,14 @@ _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _LAUNCHES = "accelerate"
+_VARIABLE = re.compile(BY_VARIABLE)
 _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _IMPORTS_TRAINER = re.compile(r"^[ \t]*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
-        r"|\benviron\[.ACCELERATE_USE_FSDP.\]\s*=\s*['\"](?i:true)['\"]"
+        rf"|{BY_VARIABLE}"
     ),
     "fabric": re.compile(r"\bFSDPStrategy\(|\bFabric\([^()]*strategy\s*=\s*['\"]fsdp"),
 }
@@ -161,9 +169,16 @@ def _asked_by_configs(
 ) -> set[Path]:
     """Return the files that give a framework models, in a project whose configs or launches ask for FSDP1."""
     found = {path for path in given if not _WORDS[name][3].search(texts[path])}
-    flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
+    flags = [
+        text for text in texts.values() if _sets_variable(text) or (_FLAG.search(text) and _LAUNCHES in text)
+    ]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
     return found if found and (is_asked or asked_around(around, pattern)) else set()
+
+
+def _sets_variable(text: str) -> bool:
+    """Tell whether a source asks Accelerate for FSDP where it starts another one."""
+    return "ACCELERATE_USE_FSDP" in text and _VARIABLE.search(text) is not None
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
 from fsdp_migrate.source.files import SHELL, find_sources, read_source
 from fsdp_migrate.source.launch_precision import gives_precision
+from fsdp_migrate.source.notebook_settings import NOTEBOOK, settings_in_notebook
 
 
 if TYPE_CHECKING:
@@ -46,17 +47,21 @@ class LaunchFound:
     message: str = ""
     codes: frozenset[str] = frozenset()
     lacks_version: bool = False
+    cell: int | None = None
+    """Of a notebook the cell, within which the line is counted."""
 
     @property
     def place(self) -> str:
         """Where it is, as editors understand it."""
-        return f"{self.path}:{self.line}"
+        where = self.path if self.cell is None else f"{self.path}:cell {self.cell}"
+        return f"{where}:{self.line}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
         return {
             "path": self.path,
             "line": self.line,
+            "cell": self.cell,
             "command": self.command,
             "framework": self.framework,
             "state": self.state,
@@ -65,7 +70,9 @@ class LaunchFound:
 
 
 def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
-    """Return the commands with FSDP flags in the shell scripts at and below paths. Nothing is run.
+    """Return the commands with FSDP flags in the shell scripts and notebooks at and below paths.
+
+    Of notebooks also the configs in their cells. Nothing is run.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -74,9 +81,16 @@ def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
         >>> find_launches(["fsdp_migrate/source"])
         []
     """
-    return [
-        found for path in find_sources(paths, SHELL) if path.suffix in SHELL for found in _of_script(path)
-    ]
+    files = find_sources(paths, SHELL | {NOTEBOOK})
+    scripts = (found for path in files if path.suffix in SHELL for found in _of_script(path))
+    return [*scripts, *(each for path in files if path.suffix == NOTEBOOK for each in _of_notebook(path))]
+
+
+def _of_notebook(path: Path) -> Iterator[LaunchFound]:
+    for cell, line, command, block, said in settings_in_notebook(path):
+        framework = "" if block is None else block.framework
+        state = "refused" if block is None else _STATES.get(block.state, "elsewhere")
+        yield LaunchFound(str(path), line, command, framework, state, said, cell=cell)
 
 
 def _of_script(path: Path) -> Iterator[LaunchFound]:

@@ -118,7 +118,12 @@ def _of_launches(launches: Sequence[LaunchFound]) -> Iterator[_Result]:
         if found.state in {"changes", "refused"}:
             level = "note" if found.state == "changes" else "warning"
             text = found.message or f"FSDP1 ({found.framework}): `fsdp-migrate config --command` converts it."
-            yield _Result("fsdp1-launch", level, text, found.path, found.line)
+            if found.cell is not None:
+                yield _Result(
+                    "fsdp1-launch", level, f"Cell {found.cell}, line {found.line}: {text}", found.path
+                )
+            else:
+                yield _Result("fsdp1-launch", level, text, found.path, found.line)
 
 
 def _of_pins(pins: Sequence[PinFound]) -> Iterator[_Result]:

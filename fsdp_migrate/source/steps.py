@@ -83,6 +83,7 @@ _ANEW = (
     "under FSDP1 too."
 )
 _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
+_IN_CELLS = "the launch lines, and the configs in cells of notebooks"
 _WRITTEN = "the flags and here-documents of the scripts"
 _ELSEWHERE = (
     "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
@@ -290,8 +291,9 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         scripts = dict.fromkeys(each.path for each in changing)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
         writes = any("<<" in each.command for each in changing)
-        what = _WRITTEN if writes else "the flags of the launch lines"
-        text = f"Convert {what} ({places}); a backup of each script is kept."
+        in_cells = any(each.cell is not None for each in changing)
+        what = _WRITTEN if writes else _IN_CELLS if in_cells else "the flags of the launch lines"
+        text = f"Convert {what} ({places}); a backup of each {'file' if in_cells else 'script'} is kept."
         steps.append(Step(text, commands))
     found = {Path(each.path).name for each in configs}
     elsewhere = [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]
@@ -302,14 +304,21 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         steps.append(Step(f"{_ELSEWHERE} ({places}).", commands))
     if refused := [each for each in launches if each.state == "refused"]:
         places = ", ".join(each.place for each in refused)
-        commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in refused)
+        commands = tuple(dict.fromkeys(map(_asking_why, refused)))
         steps.append(Step(f"See why these launch lines cannot be converted ({places}).", commands))
     return steps
+
+
+def _asking_why(launch: LaunchFound) -> str:
+    if launch.cell is not None:
+        return f"fsdp-migrate config {shlex.quote(launch.path)}"
+    return f"fsdp-migrate config --command {shlex.quote(launch.command)}"
 
 
 def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     """Tell whether more is to be said of it than that its settings stand in a config that was found."""
     names = {Path(word).name for word in launch.command.split()}
+    # What cells set in the environment is named with all that is to be said.
     return bool(launch.codes - {_STANDS_ELSEWHERE}) or (
         _STANDS_ELSEWHERE in launch.codes and names.isdisjoint(configs)
     )
