@@ -97,7 +97,13 @@ def _of_sources(report: ScanReport) -> Iterator[_Result]:
 
 def _of_use(use: Use) -> _Result:
     is_refused = EXPLANATIONS[use.code].fidelity == "refused"
-    level = "note" if use.action == "rewritten" else "error" if is_refused else "warning"
+    level = (
+        "note"
+        if use.action == "rewritten" and not use.is_left_alone
+        else "error"
+        if is_refused
+        else "warning"
+    )
     text = f"{use.text} -> {use.becomes}"
     if use.cell is not None:
         return _Result(use.code, level, f"Cell {use.cell}, line {use.line}: {text}", use.path)

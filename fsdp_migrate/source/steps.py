@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
 _MOST_PINS = 8
-_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
 _PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
 _PARITY = (
@@ -108,6 +106,7 @@ _IGNORED = (
     "nothing is said, its FSDP2 shards the modules in `ignored_modules` all the same, and gives every rank "
     "the values of rank 0"
 )
+_NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
@@ -161,7 +160,7 @@ def next_steps(
         apart: The places where Accelerate gets a model without its optimizer.
     """
     where = shlex.join(paths)
-    uses = _of_scripts(report)
+    uses = [use for use in report.uses if use.cell is None]
     left = [use for use in uses if use.is_for_people]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
@@ -183,7 +182,10 @@ def next_steps(
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     if unclear := [use for use in uses if use.action == "unclear"]:
         steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}.", ()))
-    steps += _steps_for_configs(converted, launches)
+    in_cells = [use for use in report.uses if use.cell is not None]
+    if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
+        steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
+    steps += _steps_for_configs(converted)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
         said = (
@@ -209,11 +211,9 @@ def are_turned(
         *(each.state for each in _to_convert(configs, reads=is_prepared)),
         *(each.state for each in launches),
     }
-    return "changes" not in states and not any(use.action == "rewritten" for use in _of_scripts(report))
-
-
-def _of_scripts(report: ScanReport) -> list[Use]:
-    return [use for use in report.uses if not use.path.endswith(".ipynb")]
+    return "changes" not in states and not any(
+        use.action == "rewritten" and use.cell is None for use in report.uses
+    )
 
 
 def _to_convert(configs: Sequence[ConfigFound], *, reads: bool) -> list[ConfigFound]:
@@ -324,15 +324,12 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     steps = []
-    # A file whose keys may be torch's or HF Trainer's, and which a launch line names as `--fsdp_config`.
-    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
-    known = [each for each in configs if each.state == "unclear" and Path(each.path).name in trainers]
     changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each in known else ''} --write"
+        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each.is_named else ''} --write"
         for each in configs
-        if each.state == "changes" or each in known
+        if each.state == "changes"
     )
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
@@ -340,7 +337,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[Launch
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if (each.needs_code or each.state in {"refused", "unclear", "broken"}) and each not in known
+        if each.needs_code or each.state in {"refused", "unclear", "broken"}
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))

@@ -38,6 +38,8 @@ from fsdp_migrate.text_files import newest_backup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from fsdp_migrate.source.launchers import LaunchFound
+
 
 _MODEL_CONFIG = "config.json"
 _MAX_CONFIG = 1_000_000
@@ -45,6 +47,7 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
+_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
@@ -70,6 +73,7 @@ class ConfigFound:
     ``fsdp1_copy`` is the copy of FSDP1's settings that was kept beside one that is FSDP2's.
     ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
+    ``is_named``: HF Trainer's, by a launch line that names it, and not by what stands in it.
     ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
     """
 
@@ -80,6 +84,7 @@ class ConfigFound:
     fsdp1_copy: str = ""
     holds_arguments: bool = False
     lacks_version: bool = False
+    is_named: bool = False
     needs_code: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -183,11 +188,27 @@ def _speaks_of_fsdp(path: Path) -> bool:
     return _SPEAKS_OF_FSDP.search(path.read_bytes()) is not None
 
 
-def _look_at(path: Path) -> ConfigFound | None:
+def with_named(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[ConfigFound]:
+    """Return configs, those as HF Trainer's that may be torch's too, and that a launch line names.
+
+    Example:
+        >>> with_named([], [])
+        []
+    """
+    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
+    return [
+        (_look_at(Path(each.path), "hf") or each)
+        if each.state == "unclear" and Path(each.path).name in trainers
+        else each
+        for each in configs
+    ]
+
+
+def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
     from fsdp_migrate.config_files import convert_config_file
 
     try:
-        report = convert_config_file(path)
+        report = convert_config_file(path, framework=framework)
     except FindingsError as error:
         return ConfigFound(str(path), "", "refused", error.first_reason)
     except ConfigError as error:
@@ -207,6 +228,7 @@ def _look_at(path: Path) -> ConfigFound | None:
         fsdp1_copy="" if copy is None else str(copy),
         holds_arguments=frameworks == "torch" and report.state == "changes",
         lacks_version=frameworks == "hf" and report.state == "changes" and not report.has_version,
+        is_named=framework != "auto",
         needs_code=bool(report.left_to) and any(block.code for block in report.conversion.blocks),
     )
 

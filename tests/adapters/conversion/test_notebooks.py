@@ -52,7 +52,7 @@ def code_after(text: str, cell: int) -> str:
         ),
         ("x = 1\n!accelerate launch --use_fsdp t.py\ny", "x = 1\n!accelerate launch", "--fsdp_version 2"),
         (
-            "if x:\n    ! accelerate launch --use_fsdp \\\n      --fsdp_use_orig_params true \\\n t.py\nelse: 1",
+            "if x:\n    ! accelerate launch --use_fsdp \\\n --fsdp_use_orig_params true \\\n t.py\nelse: 1",
             "if x:\n    ! accelerate launch --use_fsdp ",
             "\nelse: 1",
         ),
