@@ -21,6 +21,7 @@ from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning
 from fsdp_migrate.source.made_objects import KINDS, made_objects
+from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import trained_elsewhere, using_lightning
@@ -101,7 +102,11 @@ def with_frameworks(
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     if models.trainers or "accelerate" in models.users:
-        recurrent = (path for path, text in texts.items() if _RECURRENT.search(text))
+        recurrent = (
+            path
+            for path, text in texts.items()
+            if _RECURRENT.search(text) and (not is_a_test(path) or _runs_a_framework(text))
+        )
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
     if models.trainers and any(map(are_made_on_meta, texts.values())):
         links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
@@ -110,6 +115,11 @@ def with_frameworks(
         path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
         for path, each in known.items()
     }
+
+
+def _runs_a_framework(text: str) -> bool:
+    """Tell whether a test gives a framework its own models."""
+    return bool(prepares(text)) or "Trainer(" in text
 
 
 def _with_options(texts: Mapping[Path, str]) -> list[Path]:
