@@ -37,18 +37,12 @@ def scan(
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
-    from fsdp_migrate.source.surroundings import (
-        call_prepare,
-        find_configs,
-        find_models,
-        look_for_comments,
-        with_named,
-    )
+    from fsdp_migrate.source.surroundings import call_prepare, find_configs, find_models, look_for_comments
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
-    configs, launches, is_prepared = find_configs(paths), find_launches(paths), call_prepare(paths)
-    configs = with_named(configs, launches)
+    launches, is_prepared = find_launches(paths), call_prepare(paths)
+    configs = find_configs(paths, launches)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
     packages = packages_of(report, [*(c.framework for c in configs), *(each.framework for each in launches)])

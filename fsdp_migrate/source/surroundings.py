@@ -156,10 +156,13 @@ class CheckpointFound:
         }
 
 
-def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
+def find_configs(
+    paths: Iterable[str | os.PathLike[str]], launches: Sequence[LaunchFound] = ()
+) -> list[ConfigFound]:
     """Return the YAML and JSON files at and below paths that speak of FSDP; ``.gitignore`` is respected.
 
-    Nothing is written. A file that cannot be read or parsed is returned with the reason.
+    Nothing is written. A file that cannot be read or parsed is returned with the reason. Of one that may be
+    torch's or HF Trainer's, ``launches`` tell: they may name it.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -172,7 +175,7 @@ def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
 
     files = find_sources(paths, CONFIGS | MAYBE_CONFIGS)
     found = (_look_at(path) for path in files if _may_be_config(path))
-    return with_own([each for each in found if each is not None], paths)
+    return _with_named(with_own([each for each in found if each is not None], paths), launches)
 
 
 def _may_be_config(path: Path) -> bool:
@@ -188,13 +191,8 @@ def _speaks_of_fsdp(path: Path) -> bool:
     return _SPEAKS_OF_FSDP.search(path.read_bytes()) is not None
 
 
-def with_named(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[ConfigFound]:
-    """Return configs, those as HF Trainer's that may be torch's too, and that a launch line names.
-
-    Example:
-        >>> with_named([], [])
-        []
-    """
+def _with_named(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[ConfigFound]:
+    """Return configs, those as HF Trainer's that may be torch's too, and that a launch line names."""
     trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
     return [
         (_look_at(Path(each.path), "hf") or each)
