@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
+from fsdp_migrate.adapters.conversion.dockerfiles import dockerfile_becomes, is_dockerfile
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
 from fsdp_migrate.adapters.conversion.manifests import commands_become
@@ -21,7 +23,7 @@ from fsdp_migrate.adapters.conversion.project_imports import (
     is_hydra_group,
     lightning_package,
 )
-from fsdp_migrate.adapters.conversion.shell import is_script
+from fsdp_migrate.adapters.conversion.shell import is_script, number_of
 from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
     convert_text,
@@ -66,8 +68,6 @@ _COPY = "which is not read: give a command in it with `--command`, and settings 
 _OTHER_KINDS = {
     ".md": f"Markdown, {_COPY}",
     ".rst": f"reStructuredText, {_COPY}",
-    "dockerfile": f"a Dockerfile, {_COPY}",
-    ".toml": "TOML, which is not read",
     ".py": "a Python source, which `fsdp-migrate rewrite` reads",
 }
 _OTHER_WORDS = frozenset({"torch", "composer", "lightning"})
@@ -224,20 +224,39 @@ def _refuse_choices(framework: str, key: str | None) -> None:
         raise ConfigError(msg, field="key" if framework == "auto" else "framework")
 
 
+def _not_read(path: Path) -> NothingToConvertError:
+    """Return the error that says what of a file that is not changed becomes what."""
+    if not is_dockerfile(path):
+        text = f"{str(path)!r} is TOML, which is not read. Expected YAML, JSON, a shell script or a notebook."
+        return NothingToConvertError(text, names_fsdp=True)
+    said = dockerfile_becomes(read_text(path), settings_in(path.parent, None, None))
+    nothing = "Nothing in it asks for FSDP. Expected YAML, JSON, a shell script or a notebook."
+    what = f"{str(path)!r} is a Dockerfile, which is not changed. {said or nothing}"
+    return NothingToConvertError(what, names_fsdp=bool(said))
+
+
 def _refuse_other_kinds(path: Path) -> None:
     """Raise ConfigError where a file is of a kind that holds no config as a whole."""
-    name = path.name.lower()
-    kind = "dockerfile" if name.startswith("dockerfile") else path.suffix.lower()
+    kind = path.suffix.lower()
     what = _OTHER_KINDS.get(kind)
+    if path.is_file() and (is_dockerfile(path) or kind == ".toml"):
+        raise _not_read(path)
     if what is not None and path.is_file():
         msg = f"{str(path)!r} is {what}. Expected YAML, JSON, a shell script or a notebook."
         raise ConfigError(msg)
 
 
 def convert_command_line(
-    command: str, *, strict: bool = False, world_size: int | None = None, nodes: int | None = None
+    command: str,
+    *,
+    strict: bool = False,
+    world_size: int | None = None,
+    nodes: int | None = None,
+    script: str = "",
 ) -> ConfigConversion:
     """Turn the FSDP1 flags in a shell command into FSDP2's. Nothing is run.
+
+    ``script``: the text that it stands in, which may say what numbers its variables hold.
 
     Raises:
         ConfigError: It cannot be read, or has no FSDP flags.
@@ -247,7 +266,7 @@ def convert_command_line(
         >>> convert_command_line("accelerate launch --use_fsdp --fsdp_use_orig_params 1 x.py").is_changed
         True
     """
-    settings = settings_in(Path(), world_size, nodes)
+    settings = replace(settings_in(Path(), world_size, nodes), number=partial(number_of, text=script))
     conversion = convert_command(command, settings=settings)
     raise_on_findings(conversion.findings, strict=strict)
     return ConfigConversion(COMMAND, conversion)

@@ -319,7 +319,7 @@ def _collide(one: Piece, other: Piece) -> bool:
 def _converted(framework: str, command: str, runner: str, settings: Settings | None) -> _Changes | None:
     """Convert the flags of one framework in a command; None where it has none of FSDP's."""
     flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
-    before = _document(framework, flags)
+    before = _document(framework, flags, settings)
     if before is None:
         told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
         return _told(command, flags, settings or Settings()) if told else None
@@ -340,12 +340,15 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
     return _Changes(edits_of(command, flags, old, new), done.blocks, said)
 
 
-def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
+def _document(
+    framework: str, flags: dict[str, Flag], settings: Settings | None = None
+) -> dict[str, Any] | None:
     """Return what the flags of a framework stand for; None where they have no FSDP settings."""
     if framework == "hf":
         return hf_document(flags) if _is_hf(flags) else None
     named = {name for name in flags if name.startswith("fsdp_")}
-    return accelerate_document(flags) if _ACCELERATE_FLAGS & named else None
+    number = settings.number if settings is not None else None
+    return accelerate_document(flags, number) if _ACCELERATE_FLAGS & named else None
 
 
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:

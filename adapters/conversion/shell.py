@@ -33,6 +33,7 @@ _SUFFIXES = frozenset(
     {
         ".sh",
         ".bash",
+        ".env",
         ".zsh",
         ".slurm",
         ".sbatch",

@@ -8,8 +8,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source.files import MAYBE_CONFIGS, SETTINGS, find_sources, read_source
+from fsdp_migrate.source.files import (
+    MAYBE_CONFIGS,
+    SETTINGS,
+    find_sources,
+    is_shell,
+    read_source,
+)
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
 
 
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_BESIDE: Final = frozenset({NOTEBOOK, ".dockerfile", ".toml"})
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 BY_VARIABLE: Final = (
@@ -76,7 +84,7 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
-    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | {NOTEBOOK}) if paths else ():
+    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE) if paths else ():
         try:
             is_notebook = path.suffix == NOTEBOOK  # they hold pictures, too
             if not is_notebook and (path.stat().st_size > _MOST or not _may_ask(path)):
@@ -91,7 +99,8 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
 
 
 def _may_ask(path: Path) -> bool:
-    return path.suffix in SETTINGS or is_accelerates(path)
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
+    return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

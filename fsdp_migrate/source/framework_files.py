@@ -66,7 +66,7 @@ _OPTION = re.compile(r"['\"]--strategy['\"]")
 _USES_TRAINER = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\(")
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
-_SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"](?:full_shard|shard_grad_op|hybrid_shard)")
+_SAYS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"]{1,2}(?:full_shard|shard_grad_op|hybrid_shard)")
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _LAUNCHES = "accelerate"
 _VARIABLE = re.compile(BY_VARIABLE)
@@ -188,7 +188,7 @@ def _asked_by_configs(
 
 def _sets_variable(text: str) -> bool:
     """Tell whether a source asks Accelerate for FSDP where it starts another one."""
-    return "ACCELERATE_USE_FSDP" in text and _VARIABLE.search(text) is not None
+    return "ACCELERATE_USE_FSDP" in text and asks(text, _VARIABLE)
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
@@ -205,6 +205,8 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
 def _asks_otherwise(text: str) -> bool:
     """Tell whether a source has the words for FSDP of the Trainer in a dict, or asks one for it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
+    is_said = is_said or ("--fsdp" in text and asks(text, ASKS_HF))
+    is_said = is_said or ("ACCELERATE_USE_FSDP" in text and asks(text, _VARIABLE))
     return is_said or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
 
 

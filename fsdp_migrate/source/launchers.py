@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
-from fsdp_migrate.source.files import SHELL, find_sources, read_source
+from fsdp_migrate.source.files import SHELL, find_sources, is_shell, read_source
 from fsdp_migrate.source.launch_precision import gives_precision
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, settings_in_notebook
 
@@ -27,6 +27,7 @@ _IN_SCRIPT = "(a here-document with FSDP1's settings, which `fsdp-migrate config
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
 
 _CASTS = "FM354"
+_ENVIRONMENT = "FM355"
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
         >>> find_launches(["fsdp_migrate/source"])
         []
     """
-    files = find_sources(paths, SHELL | {NOTEBOOK})
-    scripts = (found for path in files if path.suffix in SHELL for found in _of_script(path))
+    files = [path for path in find_sources(paths, SHELL | {"", NOTEBOOK}) if path.is_file()]
+    scripts = (found for path in files if is_shell(path) for found in _of_script(path))
     return [*scripts, *(each for path in files if path.suffix == NOTEBOOK for each in _of_notebook(path))]
 
 
@@ -90,7 +91,8 @@ def _of_notebook(path: Path) -> Iterator[LaunchFound]:
     for cell, line, command, block, said in settings_in_notebook(path):
         framework = "" if block is None else block.framework
         state = "refused" if block is None else _STATES.get(block.state, "elsewhere")
-        yield LaunchFound(str(path), line, command, framework, state, said, cell=cell)
+        codes = frozenset({_ENVIRONMENT} if state == "elsewhere" else ())
+        yield LaunchFound(str(path), line, command, framework, state, said, codes, cell=cell)
 
 
 def _of_script(path: Path) -> Iterator[LaunchFound]:
@@ -102,7 +104,7 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
         speaks = _SPEAKS_OF_FSDP.search(command) is not None
         if not (speaks or gives_precision(path, command)):
             continue
-        found = _look_at(path, line, command)
+        found = _look_at(path, line, command, text)
         # What such a command says beside its config is that its precision is FSDP2's to cast.
         if found is None or not (speaks or _CASTS in found.codes):
             continue
@@ -110,6 +112,21 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
         if "accelerate" not in found.framework or "accelerate" in text or "--use_fsdp" in command:
             yield found
     yield from _written(path, text)
+    yield from _in_environment(path, text)
+
+
+def _in_environment(path: Path, text: str) -> Iterator[LaunchFound]:
+    """Yield where a script gives Accelerate FSDP1 by variables, which are left as they are."""
+    from fsdp_migrate.adapters.conversion.environment import told_by_environment
+
+    lines = text.splitlines()
+    blocks, findings = told_by_environment(text)
+    for block in blocks:
+        line = int(block.path.rpartition(" ")[2])
+        said = " ".join(f"{each.message} {each.hint or ''}".rstrip() for each in findings)
+        if block.state == "unchanged":
+            command, codes = lines[line - 1].strip(), frozenset(each.code for each in findings)
+            yield LaunchFound(str(path), line, command, "accelerate", "elsewhere", said, codes)
 
 
 def _written(path: Path, text: str) -> Iterator[LaunchFound]:
@@ -152,11 +169,11 @@ def commands_of(text: str) -> Iterator[tuple[int, str]]:
         yield start, command
 
 
-def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
+def _look_at(path: Path, line: int, command: str, script: str) -> LaunchFound | None:
     from fsdp_migrate.config_files import convert_command_line
 
     try:
-        report = convert_command_line(command)
+        report = convert_command_line(command, script=script)
     except FindingsError as error:
         return LaunchFound(str(path), line, command, "", "refused", error.first_reason)
     except NothingToConvertError:

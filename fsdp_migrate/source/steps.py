@@ -84,8 +84,8 @@ _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained`
 _IN_CELLS = "the launch lines, and the configs in cells of notebooks"
 _WRITTEN = "the flags and here-documents of the scripts"
 _ELSEWHERE = (
-    "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
-    "mixed precision that they ask for"
+    "Read what is said of launch lines whose settings stand in other files or in the environment, such as "
+    "what becomes of the mixed precision that they ask for"
 )
 _TOGETHER = (
     "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import (
@@ -31,7 +32,14 @@ from fsdp_migrate.errors import (
 )
 from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.asked_around import is_accelerates
-from fsdp_migrate.source.files import CONFIGS, MAYBE_CONFIGS, NEVER, SHELL, SUFFIXES, find_sources
+from fsdp_migrate.source.files import (
+    CONFIGS,
+    MAYBE_CONFIGS,
+    NEVER,
+    SHELL,
+    SUFFIXES,
+    find_sources,
+)
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -46,6 +54,12 @@ _MAX_CONFIG = 1_000_000
 _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
+)
+# What is not read: settings and tasks, and no package that has FSDP in its name.
+_IN_TOML = re.compile(
+    rb"--(?:use[_-])?fsdp\b|^[ \t]*\[?[\w.]*\bfsdp_config\b|^[ \t]*(?:fsdp_)?sharding_strategy\s*="
+    rb"|^[ \t]*strategy\s*=\s*['\"]fsdp|^[ \t]*distributed_type\s*=\s*['\"]FSDP|\bACCELERATE_USE_FSDP\b",
+    re.MULTILINE,
 )
 _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
@@ -173,7 +187,7 @@ def find_configs(
     """
     from fsdp_migrate.source.own_configs import with_own
 
-    files = find_sources(paths, CONFIGS | MAYBE_CONFIGS)
+    files = find_sources(paths, CONFIGS | MAYBE_CONFIGS | {".dockerfile", ".toml"})
     found = (_look_at(path) for path in files if _may_be_config(path))
     return _with_named(with_own([each for each in found if each is not None], paths), launches)
 
@@ -182,7 +196,10 @@ def _may_be_config(path: Path) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
             return False
-        return (path.suffix in CONFIGS and _speaks_of_fsdp(path)) or is_accelerates(path)
+        if path.suffix == ".toml":
+            return _IN_TOML.search(path.read_bytes()) is not None
+        is_one = path.suffix in CONFIGS or is_dockerfile(path)
+        return (is_one and _speaks_of_fsdp(path)) or is_accelerates(path)
     except OSError:
         return False
 

@@ -393,7 +393,8 @@ def _items(source: Source, node: cst.CSTNode, *, any_call: bool = False) -> Give
 def _says_so(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether a value is what only the Trainer's ``fsdp`` can be."""
     value = Values(source).read(when_on(node))
-    words = value.replace(",", " ").split() if isinstance(value, str) else value
+    # SageMaker hands a text on with quotes of its own: '"full_shard auto_wrap"'.
+    words = value.strip("'\"").replace(",", " ").split() if isinstance(value, str) else value
     return isinstance(words, list) and any(word in HF_WORDS - {"offload"} for word in words)
 
 
@@ -406,6 +407,8 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
         return
     names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
     held = {name: values.read(given[name]) for name in names if name in given}
+    if isinstance(held["fsdp"], str):
+        held["fsdp"] = held["fsdp"].strip("'\"")
     yield from _commented(held, values, place, _why(source, place))
 
 

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 
 NAME = "launch-flags"
-CODES = ("FM320",)
+CODES = ("FM320", "FM327")
 
 _SAID = (
     "`accelerate launch` runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the line, "
     "writes those of FSDP2, such as --fsdp_version 2."
 )
+_SAID_HF = (
+    "HF Trainer runs FSDP1 by this flag: `fsdp-migrate config --command '...'`, given the line, writes those "
+    "of FSDP2, such as --fsdp_config with `version` 2."
+)
+_HF = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
+_WORDS = re.compile(r"\b(?:full_shard|shard_grad_op|hybrid_shard(?:_zero2)?|no_shard)\b")
+_HAS_VERSION = re.compile(r"version[\\'\"\s]*:\s*[\\'\"]*2")
 _FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
 _LAUNCHES = re.compile(r"accelerate['\",\s]+launch|accelerate\.commands\.launch")
 _IS_NEW = re.compile(r"--fsdp[_-]version\b(?!['\"\s,=]+1\b)")
@@ -36,7 +43,8 @@ _MAKES_TEXTS = frozenset({"dedent", "format", "join", "repr", "rstrip", "str", "
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find the flag that asks for FSDP, once a statement."""
+    """Find the flags that ask for FSDP, once a statement."""
+    yield from _of_hf(source)
     if "--use" not in source.code or not _FLAG.search(source.code) or not _LAUNCHES.search(source.code):
         return
     told = [node for node in _texts(source) if not _is_shown(source, node)]
@@ -51,6 +59,19 @@ def find(source: Source) -> Iterator[Found]:
         if statement not in seen and source.index.function(node) not in made_new:
             seen.add(statement)
             yield Found("FM320", node, _SAID, "commented")
+
+
+def _of_hf(source: Source) -> Iterator[Found]:
+    """Find the flag of HF Trainer's, with its words, in the texts of a launcher."""
+    if "--fsdp" not in source.code or not _WORDS.search(source.code):
+        return
+    seen: set[cst.CSTNode] = set()
+    for node in _texts(source):
+        whole, statement = _whole(source, node), source.index.statement(node)
+        is_one = _HF.search(node.value) and _WORDS.search(whole) and not _HAS_VERSION.search(whole)
+        if is_one and statement not in seen and not _is_shown(source, node):
+            seen.add(statement)
+            yield Found("FM327", node, _SAID_HF, "commented")
 
 
 def _texts(source: Source) -> Iterator[cst.SimpleString | cst.FormattedStringText]:
