@@ -43,10 +43,8 @@ _TOKEN = re.compile(
     r"|(?P<kept>\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.)",
     re.DOTALL,
 )
-_FLAG_PATTERN = r"[\"']?-[\w*=-]+[\"']?\*?"
-_PATTERN = re.compile(
-    rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_FLAG_PATTERN}\s*\|\s*)*{_FLAG_PATTERN}\s*\)\s*"
-)
+_CHOICE = r"[\"']?[\w.*?\[\]=-]+[\"']?\*?"
+_PATTERN = re.compile(rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_CHOICE}\s*\|\s*)*{_CHOICE}\s*\)\s*")
 _UNSAFE = re.compile(r"[\"'$`\\\n]")
 _DEEPEST = 5
 _MOST_VARIANTS = 4

@@ -28,6 +28,7 @@ _SPEAKS = re.compile(r"fsdp|FullySharded", re.IGNORECASE)
 _LINE = re.compile(r"\Aline (\d+)")
 _MODELS = re.compile(r"fsdp|FullySharded|Trainer\b|Accelerator\b|\bFabric\b", re.IGNORECASE)
 _CONVERTS = "(a cell with FSDP1's settings, which `fsdp-migrate config` converts in the notebook)"
+_SAYS = {"converted": _CONVERTS, "fsdp2": "", "unused": ""}
 _NOT_CONVERTED = "not converted: {}"
 
 
@@ -78,6 +79,7 @@ def settings_in_notebook(path: Path) -> Iterator[tuple[int, int, str, BlockRepor
         done = list(converted_cells(cells, lines, settings_in(path.parent, None, None)))
     except (FSDPMigrateError, RecursionError):
         return
+    found = []
     codes = {cell.number: f"{cell.head}{cell.body}".split("\n") for cell in cells}
     for each in done:
         for place, block, said in _outcomes(each):
@@ -86,7 +88,8 @@ def settings_in_notebook(path: Path) -> Iterator[tuple[int, int, str, BlockRepor
             )
             # What Python itself sets is said of the source.
             if (cell, line) not in lines.sets:
-                yield cell, line, codes[cell][line - 1].strip(), block, said
+                found.append((cell, line, codes[cell][line - 1].strip(), block, said))
+    yield from sorted(found, key=lambda one: one[:2])
 
 
 def _outcomes(each: CellConversion) -> Iterator[tuple[int, BlockReport | None, str]]:
@@ -107,8 +110,7 @@ def _outcomes(each: CellConversion) -> Iterator[tuple[int, BlockReport | None, s
         return
     for block in each.done.blocks:
         told = [_said(found) for found in each.done.findings if found.subject.startswith(block.path)]
-        is_left = block.state == "unchanged"
-        yield _line_of(block.path), block, " ".join(told) if is_left else _CONVERTS
+        yield _line_of(block.path), block, _SAYS.get(block.state, " ".join(told))
     for found in each.done.findings:
         if found.message.startswith("Left as it is."):
             yield _line_of(found.subject), None, _NOT_CONVERTED.format(found.message)

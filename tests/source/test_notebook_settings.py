@@ -88,17 +88,20 @@ def test_cells_are_named_with_what_becomes_of_them(tmp_path: Path) -> None:
         "x = 1\n!torchrun t.py --output_dir o \\\n  --fsdp full_shard",
         "%env ACCELERATE_USE_FSDP=true",
         "%%writefile c.yaml\nfsdp: full_shard\nfsdp_config: {version: 2}\n",
+        "%%writefile d.yaml\ndistributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}\n",
     )
     (tmp_path / "a.ipynb").write_text(notebook(*cells))
     found = find_launches([tmp_path])
     assert [(each.cell, each.line, each.framework, each.state) for each in found] == [
         (2, 1, "hf", "changes"),
         (3, 1, "", "refused"),
-        (6, 1, "hf", "fsdp2"),
         (4, 2, "hf", "changes"),
         (5, 1, "accelerate", "elsewhere"),
+        (6, 1, "hf", "fsdp2"),
+        (7, 1, "accelerate", "unused"),
     ]
     assert found[1].message.startswith("not converted: ")
     assert found[0].place.endswith("a.ipynb:cell 2:1")
-    assert "FSDP_VERSION=2" in found[4].message
+    assert "FSDP_VERSION=2" in found[3].message
+    assert not found[5].message
     assert not scan_paths([tmp_path]).files  # no cell is broken for the line that the command goes on with

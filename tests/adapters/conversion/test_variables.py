@@ -189,3 +189,11 @@ def test_a_text_that_is_handed_to_another_shell(command: str) -> None:
     inner = "torchrun t.py --output_dir o --fsdp full_shard --fsdp_config '{"
     with pytest.raises(ConfigError, match=f"The command for the other shell becomes `(cd w && )?{inner}"):
         convert_script(f"{hf}\n")
+
+
+@pytest.mark.parametrize("pattern", ["fsdp)", "fsdp | zero3 )", '"fsdp")', "(fsdp*)", "*)"])
+def test_a_choice_of_a_case_sets_a_variable_in_its_line(pattern: str) -> None:
+    given = 'case "$1" in\n  ddp) A="--multi_gpu" ;;\n  {} A="{}" ;;\nesac\naccelerate launch $A t.py\n'
+    done = convert_script(given.format(pattern, "--use_fsdp --fsdp_offload_params true"))
+    assert 'A="--use_fsdp --fsdp_offload_params true --fsdp_version 2 ' in done.text
+    assert 'A="--multi_gpu" ;;' in done.text
