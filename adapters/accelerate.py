@@ -75,6 +75,7 @@ _LAUNCH = frozenset(
 MARKERS = frozenset({"distributed_type", "compute_environment", "main_training_function", "num_machines"})
 
 
+_HERE = "LOCAL_MACHINE"
 _SAME_WEIGHTS = "See that all ranks load the same weights or start from the same seed, or set it to true."
 
 
@@ -266,6 +267,7 @@ class AccelerateAdapter:
             else frozenset()
         )
         draft.table(block, self.keys, rename=_prefixed, ignore=ignored)
+        _say_environment(block, draft)
         config_file = plain_values(block.owner).get("config_file")
         is_flags = node is block.owner and _are_launch_flags(block.path, node)
         if is_flags and plain_values(node).get("use_fsdp") is not True:
@@ -318,6 +320,17 @@ def _runs_by_default(mapping: Mapping) -> bool:
 
 def _prefixed(written: str, new: str) -> str:
     return f"fsdp_{new}" if written.startswith("fsdp_") else new
+
+
+def _say_environment(block: Block, draft: Draft) -> None:
+    """Say of a name for where it runs that Accelerate stops at it, whichever FSDP stands below."""
+    given = plain_values(block.owner).get("compute_environment")
+    if block.node is not block.owner and is_known(given) and str(given) != _HERE:
+        text = (
+            f"{given}: Accelerate takes every value but {_HERE} for SageMaker's config, which has no "
+            "`fsdp_config`, and stops before it starts anything."
+        )
+        draft.say("FM343", block.beside("compute_environment"), text, f"Write {_HERE}.")
 
 
 def _emit_mesh(block: Block, config: FSDP2Config, draft: Draft) -> None:

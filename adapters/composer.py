@@ -17,6 +17,7 @@ from fsdp_migrate.adapters.engine.base import (
     Draft,
     Key,
     Outcome,
+    is_known,
     keep,
     keep_bool,
     lost,
@@ -306,6 +307,7 @@ class ComposerAdapter:
             draft.say("FM355", block.name, text, hint)
         _say_microbatches(block, draft)
         _say_clipping(block, draft)
+        _say_experts(block, draft)
         trainer = target_of(plain_values(block.owner)) or ""
         if block.path[-1] == "fsdp_config" and trainer.endswith("Trainer"):
             text = "Composer's Trainer with FSDP2 has no argument `fsdp_config`, and ends with an error."
@@ -342,6 +344,23 @@ def _say_clipping(block: Block, draft: Draft) -> None:
             )
             draft.say("FM343", where if each is block.root else block.beside(where), text, CALLBACK)
             return
+
+
+def _say_experts(block: Block, draft: Draft) -> None:
+    """Say that Composer's FSDP2 shards no unit over a mesh of its own, which llm-foundry gives to experts.
+
+    It hands the mark's `device_mesh` on to `fully_shard`, which has none (composer/distributed/fsdp2.py).
+    """
+    name = "moe_world_size"
+    for path, mapping in mappings_of(block.root):
+        given = plain_values(mapping).get(name)
+        if is_known(given) and str(given) != "1":
+            text = (
+                f"{given}: llm-foundry gives the experts a mesh of their own, which Composer's FSDP2 hands "
+                "on to torch's `fully_shard`: it stops before the first step, at an unexpected `device_mesh`."
+            )
+            hint = "Write 1, with which every rank holds a shard of every expert, or stay with FSDP1."
+            draft.say("FM343", ".".join((*path, name)), text, hint)
 
 
 def _clipping_types(value: Any) -> Iterator[str]:

@@ -5,36 +5,38 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.conversion.command import convert_command, convert_script, settings_in_script
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
+from fsdp_migrate.adapters.conversion.dockerfiles import dockerfile_becomes, is_dockerfile
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
+from fsdp_migrate.adapters.conversion.notebooks import convert_notebook
 from fsdp_migrate.adapters.conversion.overrides import told_of_overrides, with_overrides
 from fsdp_migrate.adapters.conversion.project_imports import (
     fabric_of_group,
     is_hydra_group,
     lightning_package,
 )
-from fsdp_migrate.adapters.conversion.shell import is_script
+from fsdp_migrate.adapters.conversion.shell import is_script, number_of
 from fsdp_migrate.adapters.conversion.text import (
     TextConversion,
     convert_text,
     find_blocks,
-    looks_like_json,
-    read_documents,
 )
 from fsdp_migrate.adapters.conversion.unknown import FILE, argument_paths
-from fsdp_migrate.adapters.conversion.written_configs import configs_written
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
 from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.config_texts import (
+    NOTEBOOK,
+    documents_of,
     found_from,
     is_file,
     is_json_text,
@@ -50,7 +52,7 @@ from fsdp_migrate.errors import (
     UnsupportedFeatureError,
 )
 from fsdp_migrate.findings import raise_on_findings
-from fsdp_migrate.text_files import BACKUP, keep_backup, newest_backup, unified_diff, write_whole
+from fsdp_migrate.text_files import keep_backup, newest_backup, unified_diff, write_whole
 
 
 if TYPE_CHECKING:
@@ -66,9 +68,6 @@ _COPY = "which is not read: give a command in it with `--command`, and settings 
 _OTHER_KINDS = {
     ".md": f"Markdown, {_COPY}",
     ".rst": f"reStructuredText, {_COPY}",
-    ".ipynb": f"a notebook, {_COPY}",
-    "dockerfile": f"a Dockerfile, {_COPY}",
-    ".toml": "TOML, which is not read",
     ".py": "a Python source, which `fsdp-migrate rewrite` reads",
 }
 _OTHER_WORDS = frozenset({"torch", "composer", "lightning"})
@@ -161,7 +160,8 @@ def convert_config_file(
     Without ``dst`` and ``in_place`` nothing is written. An output is written whole or not at all.
 
     Args:
-        src: YAML or JSON of a framework that is known, or of FSDP's own arguments.
+        src: YAML or JSON of a framework that is known, or of FSDP's own arguments, a shell script or a
+            notebook.
         dst: Where to write the outcome, also where nothing had to be changed.
         in_place: Replace ``src``; the file as it was is kept beside it, as ``src.fsdp1``.
         overwrite: Replace ``dst`` if it exists.
@@ -197,7 +197,10 @@ def convert_config_file(
     is_hydra = names_lightning and is_hydra_group(path)
     settings = replace(settings, is_hydra=is_hydra, file_name=path.name)
     try:
-        if is_script(path.suffix or path.name, text):
+        if path.suffix == NOTEBOOK:
+            _refuse_choices(framework, key)
+            conversion = convert_notebook(text, settings)
+        elif is_script(path.suffix or path.name, text):
             conversion = convert_script(text, settings=settings)
         else:
             is_json = is_json_text(path, text)
@@ -215,20 +218,45 @@ def convert_config_file(
     return ConfigConversion(str(path), conversion)
 
 
+def _refuse_choices(framework: str, key: str | None) -> None:
+    if framework != "auto" or key is not None:
+        msg = "Each cell of a notebook tells whose settings it holds: give neither `--from` nor `--key`."
+        raise ConfigError(msg, field="key" if framework == "auto" else "framework")
+
+
+def _not_read(path: Path) -> NothingToConvertError:
+    """Return the error that says what of a file that is not changed becomes what."""
+    if not is_dockerfile(path):
+        text = f"{str(path)!r} is TOML, which is not read. Expected YAML, JSON, a shell script or a notebook."
+        return NothingToConvertError(text, names_fsdp=True)
+    said = dockerfile_becomes(read_text(path), settings_in(path.parent, None, None))
+    nothing = "Nothing in it asks for FSDP. Expected YAML, JSON, a shell script or a notebook."
+    what = f"{str(path)!r} is a Dockerfile, which is not changed. {said or nothing}"
+    return NothingToConvertError(what, names_fsdp=bool(said))
+
+
 def _refuse_other_kinds(path: Path) -> None:
     """Raise ConfigError where a file is of a kind that holds no config as a whole."""
-    name = path.name.lower()
-    kind = "dockerfile" if name.startswith("dockerfile") else path.suffix.lower()
+    kind = path.suffix.lower()
     what = _OTHER_KINDS.get(kind)
+    if path.is_file() and (is_dockerfile(path) or kind == ".toml"):
+        raise _not_read(path)
     if what is not None and path.is_file():
-        msg = f"{str(path)!r} is {what}. Expected YAML, JSON or a shell script."
+        msg = f"{str(path)!r} is {what}. Expected YAML, JSON, a shell script or a notebook."
         raise ConfigError(msg)
 
 
 def convert_command_line(
-    command: str, *, strict: bool = False, world_size: int | None = None, nodes: int | None = None
+    command: str,
+    *,
+    strict: bool = False,
+    world_size: int | None = None,
+    nodes: int | None = None,
+    script: str = "",
 ) -> ConfigConversion:
     """Turn the FSDP1 flags in a shell command into FSDP2's. Nothing is run.
+
+    ``script``: the text that it stands in, which may say what numbers its variables hold.
 
     Raises:
         ConfigError: It cannot be read, or has no FSDP flags.
@@ -238,7 +266,7 @@ def convert_command_line(
         >>> convert_command_line("accelerate launch --use_fsdp --fsdp_use_orig_params 1 x.py").is_changed
         True
     """
-    settings = settings_in(Path(), world_size, nodes)
+    settings = replace(settings_in(Path(), world_size, nodes), number=partial(number_of, text=script))
     conversion = convert_command(command, settings=settings)
     raise_on_findings(conversion.findings, strict=strict)
     return ConfigConversion(COMMAND, conversion)
@@ -279,26 +307,6 @@ def read_config_file(
         return _arguments_of(_only(blocks), file)
     except ConfigError as error:
         raise _named(error, file) from error
-
-
-def documents_of(path: Path, text: str) -> list[Node]:
-    """Return what a file holds; of a shell script, what its flags stand for and the configs in it."""
-    name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
-    if not is_script(name.suffix or name.name, text):
-        return read_documents(text.removeprefix("\ufeff"), is_json=is_json_text(path, text))
-    given = settings_in(path.parent, None, None)
-    settings = settings_in_script(text, given)
-    documents = [document for each in settings for document in read_documents(each, is_json=True)]
-    for each in configs_written(text):
-        documents += read_documents(each, is_json=looks_like_json(each))
-    if not documents:
-        told = ", ".join(block.path for block in convert_script(text, settings=given).blocks)
-        msg = (
-            f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
-            f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."
-        )
-        raise ConfigError(msg)
-    return documents
 
 
 def recomputes_units(path: str | os.PathLike[str]) -> bool:
@@ -389,6 +397,8 @@ def _why_nothing(
     error: NothingToConvertError, path: Path, text: str, settings: Settings
 ) -> NothingToConvertError:
     """Return the error with what a manifest's commands become, or a script names, or whose its keys are."""
+    if path.suffix == NOTEBOOK:
+        return error
     if is_script(path.suffix or path.name, text):
         said = _from_here(say_named(text, path.parent, str(error)), path.parent)
         return error.saying(f"{_from_here(str(error), path.parent)} {said}".strip())

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
+from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
 from fsdp_migrate.adapters.conversion.project_imports import decays_alike, lacks_transformers, project_root
+from fsdp_migrate.adapters.conversion.shell import is_script
 from fsdp_migrate.adapters.conversion.strategy_readers import reader_of_strategy
 from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
+from fsdp_migrate.adapters.conversion.written_configs import configs_written
 from fsdp_migrate.adapters.engine.rank0_loading import ASKS_FOR_PACKED
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+from fsdp_migrate.text_files import BACKUP
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.adapters.document.nodes import Node
 
 
+NOTEBOOK = ".ipynb"
 MAX_BYTES = 16 << 20
 _FARTHEST = 4
 _MOST_FOLDERS = 2000
@@ -89,6 +96,33 @@ def is_json_text(path: Path, text: str) -> bool:
     if path.suffix.lower() == ".json":
         return True
     return path.suffix.lower() not in {".yaml", ".yml"} and looks_like_json(text.removeprefix("\ufeff"))
+
+
+def documents_of(path: Path, text: str) -> list[Node]:
+    """Return what a file holds; of a shell script, what its flags stand for and the configs in it."""
+    name = Path(path.name.partition(BACKUP)[0])  # a script's copy is one as well
+    if name.suffix == NOTEBOOK:
+        found = texts_of_notebook(text, settings_in(path.parent, None, None))
+        return [each for inner, is_json in found for each in _documents(inner, is_json)]
+    if not is_script(name.suffix or name.name, text):
+        return read_documents(text.removeprefix("\ufeff"), is_json=is_json_text(path, text))
+    given = settings_in(path.parent, None, None)
+    settings = settings_in_script(text, given)
+    documents = [document for each in settings for document in read_documents(each, is_json=True)]
+    for each in configs_written(text):
+        documents += _documents(each)
+    if not documents:
+        told = ", ".join(block.path for block in convert_script(text, settings=given).blocks)
+        msg = (
+            f"No command in it has FSDP settings as flags; {told} has them elsewhere, or is FSDP2's. "
+            f"`fsdp-migrate config {shlex.quote(str(path))}` says where: give that file."
+        )
+        raise ConfigError(msg)
+    return documents
+
+
+def _documents(text: str, is_json: bool | None = None) -> list[Node]:
+    return read_documents(text, is_json=looks_like_json(text) if is_json is None else is_json)
 
 
 def settings_in(

@@ -336,6 +336,23 @@ def test_the_check_for_lengths_can_fail() -> None:
     assert dict(function_lengths(ast.parse(source))) == {"short": 2, "long": 61}
 
 
+def slow_patterns(tree: ast.AST) -> list[str]:
+    """Return the patterns that go over all blank lines from each of them."""
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [text for text in texts if isinstance(text, str) and re.search(r"\^\(*(?:\?:)?\\s[*+]", text)]
+
+
+def test_no_pattern_begins_a_line_with_blank_lines() -> None:
+    assert {name: found for name, tree in package_trees().items() if (found := slow_patterns(tree))} == {}
+
+
+@pytest.mark.parametrize("begin", ["^", "^(", "(?:^", "x|^"])
+def test_the_check_for_slow_patterns_can_fail(begin: str) -> None:
+    source = f're.compile(r"{begin}\\s*import", re.MULTILINE)'
+    assert slow_patterns(ast.parse(source))
+    assert not slow_patterns(ast.parse(source.replace("\\s", "[ \\t]")))
+
+
 def test_no_module_is_a_dumping_ground() -> None:
     assert {Path(path).stem for path in MODULES.values()} & NO_DUMPING_GROUNDS == set()
 

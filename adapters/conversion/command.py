@@ -25,10 +25,10 @@ from fsdp_migrate.adapters.conversion.flag_documents import (
     as_flags,
     hf_document,
 )
-from fsdp_migrate.adapters.conversion.flags import Flag, end_of, read_flags
+from fsdp_migrate.adapters.conversion.flag_edits import edits_of
+from fsdp_migrate.adapters.conversion.flags import Flag, read_flags
 from fsdp_migrate.adapters.conversion.here_documents import escaping, opened, settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
-from fsdp_migrate.adapters.conversion.quoting import as_word, expanded_in
 from fsdp_migrate.adapters.conversion.script_arguments import decays_nothing, packs_weights, told_of_arguments
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
@@ -50,9 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_GAP = re.compile(r"(?:\s|\\\n)*\Z")
 _HF_FLAGS = frozenset({"fsdp", "fsdp_config", *HF_FORMER})
-_RENAMED = {"fsdp_sharding_strategy": "fsdp_reshard_after_forward"}
 _ACCELERATE_FLAGS = frozenset(
     {
         "use_fsdp",
@@ -85,8 +83,25 @@ def convert_command(command: str, *, settings: Settings | None = None) -> TextCo
         --fsdp_reshard_after_forward false --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT x.py --lr 1
     """
     text = with_line_feeds(command)
-    done = _changes_of(text, with_exports(settings or Settings(), text))
+    try:
+        done = _changes_of(text, with_exports(settings or Settings(), text))
+    except NothingToConvertError as error:
+        return _of_another_shell(command, settings, error)
     return TextConversion(command, with_pieces(command, done.pieces), done.blocks, done.findings)
+
+
+def _of_another_shell(
+    command: str, settings: Settings | None, error: NothingToConvertError
+) -> TextConversion:
+    """Convert what a command hands to another shell as a text: ``sbatch --wrap '...'``."""
+    if not error.names_fsdp:
+        raise error
+    try:
+        done = convert_script(command, settings=settings)
+    except NothingToConvertError:
+        raise error from None
+    said = (replace(each, subject=each.subject.removeprefix("line 1: ")) for each in done.findings)
+    return replace(done, findings=tuple(said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,8 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
             pieces += done.pieces
             blocks += done.blocks
             findings += done.findings
+    if {"accelerate", "hf"} <= {block.framework for block in blocks}:
+        findings = [each for each in findings if not _is_of_loading(each)]
     own = _own_flags(command, launch.runner, is_own=is_own)
     written = list(dict.fromkeys(_as_written(flag, command) for flag in own))
     if not blocks:
@@ -121,7 +138,11 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
             if any(_is_switch(flag) for flag in own) and not is_own:
                 why += f" {BARE_SWITCH}"
         elif _FLAG.search(command):
-            why = "They stand within quotes or in a variable, which is not looked into: give them alone."
+            msg = (
+                "The FSDP flags of the command stand within quotes or in a variable, which is not looked "
+                "into: give what stands there alone, with `--command`."
+            )
+            raise NothingToConvertError(msg, names_fsdp=True)
         msg = f"The command has no FSDP flags of HF Trainer or of `accelerate launch`: {why}"
         raise NothingToConvertError(msg, names_fsdp=_FLAG.search(command) is not None)
     text_of_own = "A flag of the script's own: left as it is. `fsdp-migrate scan` tells what the script does."
@@ -138,6 +159,11 @@ def _changes_of(command: str, settings: Settings | None) -> _Changes:
         for name in written
     ]
     return _Changes(tuple(pieces), tuple(blocks), tuple(findings))
+
+
+def _is_of_loading(finding: Finding) -> bool:
+    """Tell whether it is of what the launcher sets for who loads, which HF Trainer's arguments set anew."""
+    return "fsdp_cpu_ram_efficient_loading" in f"{finding.subject} {finding.message}"
 
 
 def convert_script(text: str, *, settings: Settings | None = None) -> TextConversion:
@@ -163,7 +189,8 @@ def convert_script(text: str, *, settings: Settings | None = None) -> TextConver
     for start, end, given in script.unused():
         done.take(start, script.content(given) if given.is_quoted else script.whole(start, end))
     blocks, findings = done.blocks, done.findings
-    told, by_environment = told_by_environment(text, settings)
+    is_hf = bool(blocks) and all(block.framework == "hf" for block in blocks)
+    told, by_environment = told_by_environment(text, settings, beside_hf=is_hf)
     blocks, findings = [*blocks, *told], [*findings, *of_framework(by_environment, blocks)]
     written = convert_written(whole, settings)
     blocks, findings = [*blocks, *written.blocks], written.beside(findings)
@@ -259,14 +286,23 @@ class _Script:
                 or any(placed != other and _collide(placed, other) for other in self.pieces)
                 or ("$" in piece.new and any(start <= placed.start <= end for start, end in self.escaping))
             ):
-                changed = _as_typed(with_pieces(command.text, pieces))
-                msg = (
-                    "Its flags stand within quotes, or in a variable that others use, where they cannot be "
-                    f"changed. With the variables' contents it becomes `{changed}`."
-                )
-                raise ConfigError(msg)
+                raise ConfigError(_where_it_stands(command, with_pieces(command.text, pieces)))
             found.add(placed)
         return found
+
+
+def _where_it_stands(command: Expanded, changed: str) -> str:
+    """Say what a command becomes that cannot be changed where it stands."""
+    inner = command.inner_of(changed)
+    if inner is not None:
+        return (
+            "Its flags stand within quotes, or in a variable that others use, where they cannot be changed. "
+            f"The command for the other shell becomes `{' '.join(inner.split())}`."
+        )
+    return (
+        "Its flags stand within quotes, or in a variable that others use, where they cannot be changed. With "
+        f"the variables' contents it becomes `{_as_typed(changed)}`."
+    )
 
 
 def _as_typed(command: str) -> str:
@@ -283,7 +319,7 @@ def _collide(one: Piece, other: Piece) -> bool:
 def _converted(framework: str, command: str, runner: str, settings: Settings | None) -> _Changes | None:
     """Convert the flags of one framework in a command; None where it has none of FSDP's."""
     flags = {flag.name: flag for flag in _flags_of_tool(framework, command, runner)}
-    before = _document(framework, flags)
+    before = _document(framework, flags, settings)
     if before is None:
         told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
         return _told(command, flags, settings or Settings()) if told else None
@@ -301,15 +337,18 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in said)
         return _Changes((), done.blocks, findings)
     old, new = (as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
-    return _Changes(_edits(command, flags, old, new), done.blocks, said)
+    return _Changes(edits_of(command, flags, old, new), done.blocks, said)
 
 
-def _document(framework: str, flags: dict[str, Flag]) -> dict[str, Any] | None:
+def _document(
+    framework: str, flags: dict[str, Flag], settings: Settings | None = None
+) -> dict[str, Any] | None:
     """Return what the flags of a framework stand for; None where they have no FSDP settings."""
     if framework == "hf":
         return hf_document(flags) if _is_hf(flags) else None
     named = {name for name in flags if name.startswith("fsdp_")}
-    return accelerate_document(flags) if _ACCELERATE_FLAGS & named else None
+    number = settings.number if settings is not None else None
+    return accelerate_document(flags, number) if _ACCELERATE_FLAGS & named else None
 
 
 def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
@@ -324,7 +363,7 @@ def _told(command: str, flags: dict[str, Flag], settings: Settings) -> _Changes:
     if given is None:
         done = convert_text(json.dumps({"distributed_type": "FSDP"}), framework="accelerate", is_json=True)
         new = as_flags("accelerate", json.loads(done.text))
-        return _Changes(_edits(command, flags, {}, new), done.blocks, (*done.findings, *said))
+        return _Changes(edits_of(command, flags, {}, new), done.blocks, (*done.findings, *said))
     if given.value is None:
         return _Changes((), (), said)  # `--config_file <(cat ...)`: no file has its name
     text = f"{given.value} is another file, which is not converted with this one."
@@ -448,34 +487,3 @@ def _is_switch(flag: Flag) -> bool:
 
 def _as_written(flag: Flag, command: str) -> str:
     return command[flag.start : flag.end].replace("=", " ").split()[0]
-
-
-def _edits(
-    command: str, flags: dict[str, Flag], old: dict[str, str], new: dict[str, str]
-) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
-    expanded = expanded_in(command[flag.value_start : flag.end] for flag in flags.values())
-    former = [name for name in HF_FORMER if name in flags and "fsdp" in flags and name not in new]
-    gone = [name for name in (*old, *former) if name not in new and name in flags]
-    renamed = {old_name: name for old_name, name in _RENAMED.items() if old_name in gone and name in new}
-    for old_name, name in renamed.items():
-        flag = flags[old_name]
-        sign = "=" if command[flag.start : flag.value_start].endswith("=") else " "
-        pieces.append(Piece(flag.start, flag.end, f"--{name}{sign}{as_word(new[name], expanded)}"))
-    for name in dict.fromkeys(name for name in gone if name not in renamed):
-        gap = _GAP.search(command, 0, flags[name].start)
-        pieces.append(Piece(gap.start() if gap else flags[name].start, flags[name].end, ""))
-    for name, value in new.items():
-        given = flags.get(name)
-        is_same = value == old.get(name) and (name != "fsdp_config" or given is None or given.value == value)
-        if given is not None and not is_same and not (name == "fsdp" and given.value is None):
-            pieces.append(Piece(given.value_start, given.end, as_word(value, expanded)))
-    there = {*flags, *renamed.values()}
-    added = "".join(
-        f" --{name} {as_word(value, expanded)}" for name, value in new.items() if name not in there
-    )
-    if any(name.startswith("parallelism_config") for name in new):
-        added += " --use_parallelism_config"
-    # Behind the last of them: what follows may be the script, and flags of its own.
-    last = max(end_of(flag, command) for flag in flags.values() if flag.name.startswith(("fsdp", "use_fsdp")))
-    return (*pieces, Piece(last, last, added))

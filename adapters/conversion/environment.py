@@ -58,17 +58,23 @@ _OF_TRAINER = (
     "FSDP_BACKWARD_PREFETCH",
     "FSDP_USE_ORIG_PARAMS",
     "FSDP_SYNC_MODULE_STATES",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING",
 )
 """What HF Trainer gives Accelerate from `fsdp_config`: 4.x overwrites them, 5.x hands them to the plugin."""
+_OVERWRITTEN = (
+    f" {_LOADING} HF Trainer sets itself, to what `fsdp_config` says of `cpu_ram_efficient_loading`, false "
+    "where that is not there."
+)
 _OFF = frozenset({"", "0", "false", "no", "off"})
 
 
 def told_by_environment(
-    text: str, settings: Settings | None = None
+    text: str, settings: Settings | None = None, *, beside_hf: bool = False
 ) -> tuple[tuple[BlockReport, ...], tuple[Finding, ...]]:
     """Return what a script tells Accelerate by variables, and what it has to tell for FSDP2.
 
     They count only beside ``ACCELERATE_USE_FSDP``, without which Accelerate does not read them.
+    ``beside_hf``: HF Trainer's own arguments ask for FSDP there too, and set some of them anew.
 
     Example:
         >>> told_by_environment("ACCELERATE_USE_FSDP=true python t.py")[0][0].state
@@ -97,8 +103,10 @@ def told_by_environment(
         message = f"{listed} in the environment: it is FSDP2 of Accelerate already."
         return (BlockReport("accelerate", place, "fsdp2"),), (make_finding("FM347", subject, message),)
     message = f"Accelerate reads FSDP settings from the environment: {listed}. Left as they are."
-    hint, said = _become(given, settings)
-    finding = make_finding("FM355", subject, message, hint + _of_loading(given))
+    kept = {name: value for name, value in given.items() if not (beside_hf and name == _LOADING)}
+    hint, said = _become(kept, settings)
+    loading = _OVERWRITTEN if beside_hf and _LOADING in given else _of_loading(given)
+    finding = make_finding("FM355", subject, message, hint + loading)
     said = [
         with_assignment(replace(each, subject=f"{place}: {each.subject}"), bare, settings) for each in said
     ]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on
 from fsdp_migrate.adapters.conversion.quoting import with_numbers_as_texts
 from fsdp_migrate.adapters.engine.base import is_known, read_number
 from fsdp_migrate.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 HF_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
@@ -51,16 +55,18 @@ def _words(flag: Flag) -> Any:
     return True if flag.value is None else flag.value
 
 
-def accelerate_document(flags: dict[str, Flag]) -> dict[str, Any]:
-    """Return what the flags of ``accelerate launch`` stand for."""
+def accelerate_document(
+    flags: dict[str, Flag], number: Callable[[str], int | None] | None = None
+) -> dict[str, Any]:
+    """Return what the flags of ``accelerate launch`` stand for; ``number`` knows those of a script."""
     block = {name: flag.value for name, flag in flags.items() if name.startswith("fsdp_")}
     document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": block}
     if "config_file" in flags:
         document["config_file"] = flags["config_file"].value
     for name in BESIDE:
         if name in flags and is_known(flags[name].value):
-            number = read_number(flags[name].value)
-            document[name] = flags[name].value if number is None else number
+            found = (number or read_number)(str(flags[name].value))
+            document[name] = flags[name].value if found is None else found
     return document
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 
-_SETTINGS = re.compile(r"^\s*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
+_SETTINGS = re.compile(r"^[ \t]*[\"']?fsdp(?:_\w+)?[\"']?\s*:", re.MULTILINE)
 _LAUNCHES = re.compile(
     r"--(?:use[-_])?fsdp\b|--fsdp[-_]|--config_file\b|\baccelerate(?:\s+|-)launch\b|\btorchrun\b"
     r"|torch\.distributed\.(?:run|launch)\b|\.py\b"

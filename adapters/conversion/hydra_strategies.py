@@ -176,13 +176,13 @@ def _may_choose(chooser: Path, chosen: Path, root: Path) -> bool:
     # The folder of the configs may lie below: `c/trainer` of the project is `trainer` there.
     group = "(?:" + "|".join(re.escape("/".join(parts[at:])) for at in range(len(parts))) + "|(?!))"
     text = _read(chooser)
-    chosen_of = rf"(?:^\s*-|[\[,{{])\s*(?:override\s+)?/?{group}(?:@[\w.]+)?\s*:\s*[\"']?([\w./-]+)"
+    chosen_of = rf"(?:^[ \t]*-|[\[,{{])\s*(?:override\s+)?/?{group}(?:@[\w.]+)?\s*:\s*[\"']?([\w./-]+)"
     options = re.findall(chosen_of, text, re.MULTILINE)
     if options:
         return chosen.stem in {option.removesuffix(".yaml").rpartition("/")[2] for option in options}
     if chooser.parent != chosen.parent:
         return True
     # Of one group's files one alone is chosen, unless one begins with another.
-    begins = rf"(?:^\s*-|[\[,])\s*[\"']?(?:/?{group}/)?{{}}(?:\.yaml)?[\"']?\s*(?=[,\]#]|$)"
+    begins = rf"(?:^[ \t]*-|[\[,])\s*[\"']?(?:/?{group}/)?{{}}(?:\.yaml)?[\"']?\s*(?=[,\]#]|$)"
     pairs = ((text, chosen.stem), (_read(chosen), chooser.stem))
     return any(re.search(begins.format(re.escape(stem)), each, re.MULTILINE) for each, stem in pairs)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.environment import told_by_environment
-from fsdp_migrate.adapters.conversion.text import read_documents
+from fsdp_migrate.adapters.conversion.here_documents import holds_settings
+from fsdp_migrate.adapters.conversion.text import convert_text, read_documents
 from fsdp_migrate.adapters.document.nodes import Reference, plain
 from fsdp_migrate.adapters.engine.settings import Settings
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def commands_become(text: str, *, is_json: bool, settings: Settings | None = Non
                 said.append(f"The command in `{path}` becomes `{' '.join(lines)}`.")
                 said += [f.message for f in done.findings if f.code in _NEEDED]
                 said += [f"{f.message} {f.hint}" for f in done.findings if f.code in _CHANGING and f.hint]
+        said += list(_configs(plain(document)))
         _, findings = told_by_environment(
             "\n".join(f"{name}={_quoted(value)}" for name, value in given.items()), settings
         )
@@ -94,6 +96,26 @@ def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str
             return
         for index, inner in enumerate(value):
             yield from _commands(inner, (*path, str(index)))
+
+
+def _configs(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Say which texts are configs, as the data of a ConfigMap are."""
+    if isinstance(value, str) and "\n" in value and holds_settings(value):
+        try:
+            done = convert_text(value)
+        except (ConfigError, UnsupportedFeatureError):
+            return
+        frameworks = dict.fromkeys(block.framework for block in done.blocks) if done.is_changed else ()
+        whose = " and ".join(frameworks)
+        if whose:
+            yield (
+                f"The text in `{'.'.join(path)}` is a config ({whose}): put it into a file, convert that "
+                "with `fsdp-migrate config`, and put the outcome there."
+            )
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield from _configs(inner, (*path, str(name)))
+    for index, inner in enumerate(value if isinstance(value, list) else ()):
+        yield from _configs(inner, (*path, str(index)))
 
 
 def _environment(value: Any) -> Iterator[tuple[str, str]]:

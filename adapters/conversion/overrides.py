@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_START = r"(?<![\w.$/-])[+~]{0,2}(?P<prefix>(?:\w+\.)*)fsdp_config"
+_START = r"(?<![\w.$/-])[+~]{0,2}(?P<block>(?:\w+\.)*(?:fsdp_config|parallelism_config\.fsdp))"
+_OUTER = r"(?<![\w.$/-])[+~]{0,2}(?P<block>(?:\w+\.)*parallelism_config)"
 _MAPPING = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _OVERRIDE = re.compile(rf"{_START}\.(?P<key>\w+)=\\?[\"']?(?P<value>{_MAPPING}|[^\s\"'\\;|&,)]*)")
 _BLOCK = re.compile(rf"{_START}=\\?[\"']?(?P<value>{_MAPPING})")
+_AROUND = re.compile(rf"{_OUTER}=\\?[\"']?(?P<value>{_MAPPING})")
 _TIGHT = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
 _COMPOSER = re.compile(r"(?:^|[\s;&|(/\"'])composer\s|\bllm-?foundry\b", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
@@ -61,7 +63,8 @@ def told_of_overrides(text: str) -> str:
     if not told:
         return ""
     where = "" if _COMPOSER.search(bare) else " where Composer reads it"
-    return f"The command overrides `fsdp_config`{where}: {'; '.join(told)}."
+    blocks = " and ".join(f"`{each}`" for each in dict.fromkeys(each.block for each in _overrides(bare)))
+    return f"The command overrides {blocks}{where}: {'; '.join(told)}."
 
 
 def with_overrides(done: TextConversion) -> TextConversion:
@@ -86,10 +89,14 @@ def without_overrides(text: str) -> str:
 
 def _overrides(bare: str) -> Iterator[_Override]:
     for match in _OVERRIDE.finditer(bare):
-        yield _Override(f"{match['prefix']}fsdp_config", match["key"], match["value"])
+        yield _Override(match["block"], match["key"], match["value"])
     for match in _BLOCK.finditer(bare):
         for key, value in _read(match["value"]).items():
-            yield _Override(f"{match['prefix']}fsdp_config", key, _shown(value), is_inside=True)
+            yield _Override(match["block"], key, _shown(value), is_inside=True)
+    for match in _AROUND.finditer(bare):
+        inner = _read(match["value"]).get("fsdp")
+        for key, value in inner.items() if isinstance(inner, dict) else ():
+            yield _Override(match["block"], key, _shown(value), is_inside=True)
 
 
 def _read(mapping: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ _SUFFIXES = frozenset(
     {
         ".sh",
         ".bash",
+        ".env",
         ".zsh",
         ".slurm",
         ".sbatch",
@@ -351,7 +352,7 @@ def _line_end(text: str, index: int) -> int:
 
 
 def _after_heredoc(text: str, index: int, word: str) -> int:
-    match = re.compile(rf"^\s*{word}\s*$", re.MULTILINE).search(text, index)
+    match = re.compile(rf"^[ \t]*{word}[ \t\r]*$", re.MULTILINE).search(text, index)
     return match.end() if match else len(text)
 
 

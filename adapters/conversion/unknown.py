@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.foreign import FOREIGN, foreign_of
 from fsdp_migrate.adapters.conversion.here_documents import settings_written
+from fsdp_migrate.adapters.conversion.plugins import told_of_plugins
 from fsdp_migrate.adapters.conversion.shell import in_folder_of
 from fsdp_migrate.adapters.document.nodes import (
     Alias,
@@ -153,12 +154,9 @@ def nothing_found(
         whose = f"{foreign.title} ({named(seen or by_value, 3)}), whose settings are its own"
         msg = f"It configures FSDP for {whose}: {foreign.says}."
         return NothingToConvertError(f"{msg} There is nothing to convert.", names_fsdp=True)
-    commands = [
-        f"`fsdp-migrate config {FILE} --from torch --key {path or '.'}`"
-        for path in argument_paths(documents)
-        if converts(path or ".")
-    ]
-    of_torch = (
+    of_plugin = told_of_plugins(documents)
+    commands = [of_plugin] if of_plugin else list(_of_torch(documents, converts))
+    of_torch = of_plugin or (
         f"Arguments of FullyShardedDataParallel for code of its own: {' or '.join(commands)}. Leave them "
         "where a rewritten source reads them: prepare_fully_shard takes FSDP1's arguments."
     )
@@ -181,6 +179,13 @@ def nothing_found(
     else:
         msg += " What code of its own makes of that, `fsdp-migrate scan` tells."
     return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands))
+
+
+def _of_torch(documents: list[Node], converts: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the commands that convert what may be arguments of torch."""
+    for path in argument_paths(documents):
+        if converts(path or "."):
+            yield f"`fsdp-migrate config {FILE} --from torch --key {path or '.'}`"
 
 
 def _of_no_run(documents: list[Node], like: list[tuple[str, Any]]) -> str:

@@ -29,17 +29,22 @@ _TELLING = re.compile(
     r"|torch\.distributed\.(?:run|launch)|--(?:bf16|fp16|mixed_precision|optim)\b"
 )
 _COMMENT = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.|(?<=\s)(#[^\n]*)", re.DOTALL)
+# What hands a text to another shell, with words that may stand before it: `ssh "$host" "torchrun t.py"`.
+_HANDED_ON = (
+    r"(?:--wrap|\b(?:ssh|pdsh|clush|tmux\s+send(?:-keys)?|screen|su|runuser|flock|gcloud)\b"
+    r"(?:[^\"'\n;&|]|\"[^\"\n]*\"|'[^'\n]*'){0,200}?)[\s=]"
+    r"(?=[\"'][^\"']*(?:\btorchrun\b|\baccelerate\b|\btorch\.distributed\b|\.py\b))"
+)
+_RUN_HERE = re.compile(r"(?:eval|(?:ba|z|da)?sh\s+-\w*c)\s")
 _TOKEN = re.compile(
-    r"(?:\beval|\b(?:ba|z|da)?sh\s+-\w*c)\s+"
+    rf"(?:(?:\beval|\b(?:ba|z|da)?sh\s+-\w*c)\s+|{_HANDED_ON})"
     r"(?P<inner>(?:\"(?:\\.|[^\"\\])*\"|'[^']*')(?:\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'();&|<>])*)"
     r"|\"\$\{(?P<all>\w+)\[[@*]\]\}\"|\$\{(?P<braced>\w+)(?:\[[@*]\])?\}|\$(?P<bare>[A-Za-z_]\w*)"
     r"|(?P<kept>\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.)",
     re.DOTALL,
 )
-_FLAG_PATTERN = r"[\"']?-[\w*=-]+[\"']?\*?"
-_PATTERN = re.compile(
-    rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_FLAG_PATTERN}\s*\|\s*)*{_FLAG_PATTERN}\s*\)\s*"
-)
+_CHOICE = r"[\"']?[\w.*?\[\]=-]+[\"']?\*?"
+_PATTERN = re.compile(rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_CHOICE}\s*\|\s*)*{_CHOICE}\s*\)\s*")
 _UNSAFE = re.compile(r"[\"'$`\\\n]")
 _DEEPEST = 5
 _MOST_VARIANTS = 4
@@ -88,6 +93,8 @@ class Expanded:
     branch: tuple[int, ...] = ()
     unsure: list[tuple[int, int]] = field(default_factory=list)
     """What of it stands there only where a condition holds under which the command is not."""
+    inner: tuple[int, int] | None = None
+    """Where the text stands that another shell runs."""
 
     def take(self, script: str, start: int, end: int, quote: str) -> None:
         """Append a text of the script; its comments become spaces."""
@@ -100,6 +107,19 @@ class Expanded:
     def space(self) -> None:
         """Part two texts that stand beside each other in no script."""
         self.text += " "
+
+    def end_inner(self, begin: int, *, is_joined: bool) -> None:
+        """End the text of another shell: what stands behind is no part of its command, if not run here."""
+        if not is_joined:
+            self.inner = (begin, len(self.text))
+        self.text += " " if is_joined else " ; "
+
+    def inner_of(self, changed: str) -> str | None:
+        """Return what of a change of this command is a text for another shell; None where there is none."""
+        if self.inner is None:
+            return None
+        begin, end = self.inner
+        return changed[begin : len(changed) - len(self.text) + end].strip()
 
     def placed(self, piece: Piece) -> Piece | None:
         """Return a change of this command as a change of the script; None where it cannot be made there."""
@@ -203,9 +223,10 @@ class Script:
                 to.take(self.text, at, inner, quote)
                 to.space()
                 # Quotes are closed within the text where a variable of the script itself stands in it.
+                begin = len(to.text)
                 for part in _parts_of(match["inner"], inner):
                     most = max(most, self._expand(to, part, number, depth))
-                to.space()
+                to.end_inner(begin, is_joined=_RUN_HERE.match(match[0]) is not None)
             elif name and name == adding:  # what it held before stands there already
                 to.take(self.text, at, match.start(), quote)
             elif name and (group := self._told(name, start, number)) and _may_go_on(to, depth):

@@ -24,6 +24,7 @@ _GETTERS = frozenset(
     }
 )
 _OF_POLICIES = frozenset({"transformer_layer_cls", "min_num_params"})
+_ENUMS = frozenset({"BackwardPrefetch", "ShardingStrategy"})
 _SIBLING = re.compile(r"\$\{\s*\.(\w+)\s*\}")
 _RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:\s*['\"]?([A-Za-z_][\w.]*)['\"]?\s*\}\Z")
 
@@ -69,6 +70,8 @@ def _instance(target: str, arguments: dict[str, Any], positional: list[Any] | No
     if name in {"transformer_auto_wrap_policy", "size_based_auto_wrap_policy"}:
         kept = {name: listed(inner) for name, inner in arguments.items() if name in _OF_POLICIES}
         return kept or name
+    if name in _ENUMS and len(arguments) == 1:
+        return next(iter(arguments.values()))
     return arguments or ({} if name in {"MixedPrecision", "CPUOffload"} else target)
 
 

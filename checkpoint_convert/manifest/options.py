@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 StateDictForm = Literal["auto", "sharded", "full"]
 DEFAULT_SHARD_SIZE: Final = 5 * 10**9
-_SIZE: Final = re.compile(r"^\s*(\d+)\s*([KMGT]?)(I?)B?\s*$", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\A\s*(\d+)\s*([KMGT]?)(I?)B?\s*\Z", re.IGNORECASE)
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 

@@ -38,7 +38,8 @@ class Outcome(str, Enum):
 
 
 File = Annotated[
-    Path | None, typer.Argument(metavar="FILE", help="YAML, JSON, or a shell script.", show_default=False)
+    Path | None,
+    typer.Argument(metavar="FILE", help="YAML, JSON, a shell script or a notebook.", show_default=False),
 ]
 CommandText = Annotated[
     str | None, option("TEXT", "A shell command with FSDP flags, in place of FILE.", SOURCE)

@@ -41,7 +41,8 @@ def scan(
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
-    configs, launches, is_prepared = find_configs(paths), find_launches(paths), call_prepare(paths)
+    launches, is_prepared = find_launches(paths), call_prepare(paths)
+    configs = find_configs(paths, launches)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
     packages = packages_of(report, [*(c.framework for c in configs), *(each.framework for each in launches)])

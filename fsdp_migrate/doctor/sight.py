@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.conversion.text import find_blocks
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
-from fsdp_migrate.config_files import documents_of, read_config_file
-from fsdp_migrate.config_texts import read_text
+from fsdp_migrate.config_files import read_config_file
+from fsdp_migrate.config_texts import documents_of, read_text
 from fsdp_migrate.doctor.known import MOST_SEEN, seen_of
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.factories import build_model

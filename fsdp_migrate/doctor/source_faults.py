@@ -84,7 +84,7 @@ SOURCE_FAULTS = (
         "What `dcp.load` raises is no `Exception` but a `BaseException`: `except Exception` misses it.",
         "measured",
         "sources",
-        _line(r"^\s*except Exception\b", beside=_DCP_LOAD),
+        _line(r"^[ \t]*except Exception\b", beside=_DCP_LOAD),
         "Catch `CheckpointException` too, and look into its `failures`.",
         reproduced=True,
         harm="costs",

@@ -8,8 +8,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source.files import MAYBE_CONFIGS, SETTINGS, find_sources, read_source
+from fsdp_migrate.source.files import (
+    MAYBE_CONFIGS,
+    SETTINGS,
+    find_sources,
+    is_shell,
+    read_source,
+)
+from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
 
 
 if TYPE_CHECKING:
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_BESIDE: Final = frozenset({NOTEBOOK, ".dockerfile", ".toml"})
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 # `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
@@ -32,7 +41,7 @@ ASKS_HF: Final = re.compile(
     r"|\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|--fsdp[ =]+['\"]?\$"
     rf"|{SWITCHED}"
 )
-"""What asks Hugging Face's Trainer for FSDP: its own words, in any file, or those of Accelerate's launch."""
+"""What asks Hugging Face's Trainer for FSDP: its own words, in any file, or what asks Accelerate."""
 ASKS_ACCELERATE: Final = re.compile(
     rf"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|{SWITCHED}"
 )
@@ -58,10 +67,10 @@ ASKS_COMPOSER: Final = re.compile(
 """What asks Composer for FSDP, beside what else is Composer's."""
 _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
-_COMMENT: Final = re.compile(r"^\s*(?:#|//).*$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"^[ \t]*(?:#|//).*$", re.MULTILINE)
 _IS_NEW: Final = re.compile(
-    r"\b(?:fsdp_version|FSDP_VERSION)['\"]?\]?\s*(?:[:=, ]|value\s*:)\s*['\"]?2"
-    r"|['\"]version['\"]\s*:\s*2|^\s+version\s*:\s*2"
+    r"\b(?i:fsdp_version)['\"]?\]?\s*(?:[:=, ]|value\s*:)\s*['\"]?2"
+    r"|['\"]version['\"]\s*:\s*2|^[ \t]+version\s*:\s*2"
     r"|\bModelParallelStrategy\b",
     re.MULTILINE,
 )
@@ -82,17 +91,23 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
-    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS) if paths else ():
+    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE) if paths else ():
         try:
-            if path.stat().st_size > _MOST or not (path.suffix in SETTINGS or is_accelerates(path)):
+            is_notebook = path.suffix == NOTEBOOK  # they hold pictures, too
+            if not is_notebook and (path.stat().st_size > _MOST or not _may_ask(path)):
                 continue
             # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
-            is_asked = asks(read_source(path), pattern)
+            is_asked = asks(asked_in_notebook(path) if is_notebook else read_source(path), pattern)
             if is_asked and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
                 return True
         except (SourceError, OSError):
             continue  # what is wrong with it is said where it is looked at
     return False
+
+
+def _may_ask(path: Path) -> bool:
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
+    return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

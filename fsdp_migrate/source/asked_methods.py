@@ -28,7 +28,7 @@ _LOOKS = re.compile(
 
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
 _DEEPEST = 2
-_SETS_CLIPPING = re.compile(r"^\s+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
+_SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
 
 def of_the_whole(project: Project) -> Links:

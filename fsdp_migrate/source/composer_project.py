@@ -43,7 +43,7 @@ _TRAINER = re.compile(r"\bTrainer\([^()]*\*\*|\bclass \w+\([^)]{0,200}?\bTrainer
 _TRAINERS = re.compile(r"^class (\w+)\([^)]{0,200}?\bTrainer\b", re.MULTILINE)
 _BY_HYDRA = re.compile(r"\btrainer\b[^\n=]*=[^\n=]*\binstantiate\([^()]*\bmodel\s*=")
 _CLASS = re.compile(r"^class (\w+)\([^)]{0,2000}?(?:Callback|Algorithm)\b", re.MULTILINE)
-_IMPORTS = re.compile(r"^\s*(?:from|import)\s+composer\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^[ \t]*(?:from|import)\s+composer\b", re.MULTILINE)
 # Composer shards behind these events: algorithms change the model in the first.
 _BEFORE = frozenset({"__init__", "before_load", "init", "match"})
 _IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")

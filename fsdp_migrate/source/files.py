@@ -22,8 +22,11 @@ MAX_BYTES = 5_000_000
 
 SUFFIXES = frozenset({".py", ".pyi", ".ipynb"})
 """What Python sources and notebooks end in."""
-SHELL = frozenset({".bash", ".job", ".pbs", ".sbatch", ".sh", ".slurm", ".zsh"})
-"""What shell scripts and scripts for schedulers end in."""
+SHELL = frozenset(
+    {".bash", ".env", ".job", ".just", ".mk", ".pbs", ".sbatch", ".sh", ".slurm", ".sub", ".zsh"}
+)
+"""What shell scripts, scripts for schedulers and recipes end in."""
+_SCRIPTS = frozenset({".env", "GNUmakefile", "Justfile", "Makefile", "justfile", "makefile"})
 CONFIGS = frozenset({".json", ".yaml", ".yml"})
 """What configs end in."""
 SETTINGS = CONFIGS | SHELL
@@ -33,6 +36,16 @@ MAYBE_CONFIGS = frozenset({"", ".cfg", ".conf", ".config"})
 _OTHERS = SETTINGS | {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 """What is never Python, also where it is named: configs, checkpoints and shell scripts."""
 NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
+
+
+def is_shell(path: Path) -> bool:
+    """Tell whether a file holds commands for a shell, or variables for its environment.
+
+    Example:
+        >>> is_shell(Path("a/run.sh")), is_shell(Path("Makefile")), is_shell(Path("LICENSE"))
+        (True, True, False)
+    """
+    return path.suffix in SHELL or path.name in _SCRIPTS
 
 
 @dataclass(eq=False)

@@ -24,6 +24,7 @@ from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
+from fsdp_migrate.source.notebook_settings import NOTEBOOK, sources_in
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -74,7 +75,16 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
 
     ``around``: the files and folders that were given, where configs and shell scripts may be.
     """
-    project = Project.read(path for path in paths if path.suffix == ".py")
+    paths = [*paths]
+    notebooks = _links_in(Project(_texts_in(path for path in paths if path.suffix == NOTEBOOK)), around)
+    return notebooks | _links_in(Project.read(path for path in paths if path.suffix == ".py"), around)
+
+
+def _texts_in(notebooks: Iterable[Path]) -> dict[Path, str]:
+    return {path: text for notebook in notebooks for path, text in sources_in(notebook).items()}
+
+
+def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dict[Path, Links]:
     links: dict[Path, Links] = {}
     following: _Following | None = None
     frameworks = framework_models(project, around)

@@ -23,6 +23,7 @@ from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
+from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import has_option, trained_elsewhere, using_lightning
@@ -83,7 +84,7 @@ _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
 _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
-_IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
+_IMPORTS_TRAINER = re.compile(r"^[ \t]*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
@@ -115,7 +116,11 @@ def with_frameworks(
     if models.trainers or "accelerate" in models.users:
         is_named = any(map(_NAMES_RECURRENT.search, texts.values()))
         words = (_RECURRENT, _PICKS_LAYERS) if is_named else (_RECURRENT,)
-        recurrent = (path for path, text in texts.items() if any(word.search(text) for word in words))
+        recurrent = (
+            path
+            for path, text in texts.items()
+            if any(word.search(text) for word in words) and (not is_a_test(path) or _runs_a_framework(text))
+        )
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
     if models.trainers and any(map(are_made_on_meta, texts.values())):
         links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
@@ -134,6 +139,11 @@ def _of_lightning(lightning: LightningProject, links: Mapping[Path, Links]) -> d
     }
     mixins = lightning.mixins
     return {path: replace(each, mixins=mixins.get(path, frozenset())) for path, each in told.items()}
+
+
+def _runs_a_framework(text: str) -> bool:
+    """Tell whether a test gives a framework its own models."""
+    return bool(prepares(text)) or "Trainer(" in text
 
 
 def _with_options(texts: Mapping[Path, str]) -> list[Path]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _GIVES: Final = re.compile(r"--mixed[_-]precision[= ]+(?!['\"]?no\b)")
 _NAMED: Final = re.compile(r"--config_file[= ]+['\"]?([^\s'\"]+)")
 _HAS_ITS_OWN: Final = re.compile(
-    r"^\s*['\"]?mixed_precision['\"]?\s*:\s*['\"]?(?:bf16|fp16|fp8)", re.MULTILINE
+    r"^[ \t]*['\"]?mixed_precision['\"]?\s*:\s*['\"]?(?:bf16|fp16|fp8)", re.MULTILINE
 )
 _VARIABLE: Final = re.compile(r"\A\$(?:\w+|\{\w+\})/")
 

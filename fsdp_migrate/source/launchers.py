@@ -11,8 +11,9 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
-from fsdp_migrate.source.files import SHELL, find_sources, read_source
+from fsdp_migrate.source.files import SHELL, find_sources, is_shell, read_source
 from fsdp_migrate.source.launch_precision import gives_precision
+from fsdp_migrate.source.notebook_settings import NOTEBOOK, settings_in_notebook
 
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _BY_HAND = (
     "by hand: its flags stand within quotes, or in a variable that others use, where they cannot be changed; "
     "`fsdp-migrate config` shows what each command becomes"
 )
+_ENVIRONMENT = "FM355"
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,21 @@ class LaunchFound:
     codes: frozenset[str] = frozenset()
     lacks_version: bool = False
     by_hand: bool = False
+    cell: int | None = None
+    """Of a notebook the cell, within which the line is counted."""
 
     @property
     def place(self) -> str:
         """Where it is, as editors understand it."""
-        return f"{self.path}:{self.line}"
+        where = self.path if self.cell is None else f"{self.path}:cell {self.cell}"
+        return f"{where}:{self.line}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
         return {
             "path": self.path,
             "line": self.line,
+            "cell": self.cell,
             "command": self.command,
             "framework": self.framework,
             "state": self.state,
@@ -74,7 +80,9 @@ class LaunchFound:
 
 
 def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
-    """Return the commands with FSDP flags in the shell scripts at and below paths. Nothing is run.
+    """Return the commands with FSDP flags in the shell scripts and notebooks at and below paths.
+
+    Of notebooks also the configs in their cells. Nothing is run.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -83,9 +91,17 @@ def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
         >>> find_launches(["fsdp_migrate/source"])
         []
     """
-    return [
-        found for path in find_sources(paths, SHELL) if path.suffix in SHELL for found in _of_script(path)
-    ]
+    files = [path for path in find_sources(paths, SHELL | {"", NOTEBOOK}) if path.is_file()]
+    scripts = (found for path in files if is_shell(path) for found in _of_script(path))
+    return [*scripts, *(each for path in files if path.suffix == NOTEBOOK for each in _of_notebook(path))]
+
+
+def _of_notebook(path: Path) -> Iterator[LaunchFound]:
+    for cell, line, command, block, said in settings_in_notebook(path):
+        framework = "" if block is None else block.framework
+        state = "refused" if block is None else _STATES.get(block.state, "elsewhere")
+        codes = frozenset({_ENVIRONMENT} if state == "elsewhere" else ())
+        yield LaunchFound(str(path), line, command, framework, state, said, codes, cell=cell)
 
 
 def _of_script(path: Path) -> Iterator[LaunchFound]:
@@ -98,7 +114,7 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
         speaks = _SPEAKS_OF_FSDP.search(command) is not None
         if not (speaks or gives_precision(path, command)):
             continue
-        found = _look_at(path, line, command)
+        found = _look_at(path, line, command, text)
         # What such a command says beside its config is that its precision is FSDP2's to cast.
         if found is None or not (speaks or _CASTS in found.codes):
             continue
@@ -111,6 +127,7 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
     elif _SPEAKS_OF_FSDP.search(text):
         yield from _in_variables(path, text, {each.line for each in written})
     yield from written
+    yield from _in_environment(path, text)
 
 
 def _told_by_script(path: Path, text: str, launches: list[LaunchFound]) -> Iterator[LaunchFound]:
@@ -171,6 +188,20 @@ def _converted(path: Path) -> ConfigConversion | None:
         return None
 
 
+def _in_environment(path: Path, text: str) -> Iterator[LaunchFound]:
+    """Yield where a script gives Accelerate FSDP1 by variables, which are left as they are."""
+    from fsdp_migrate.adapters.conversion.environment import told_by_environment
+
+    lines = text.splitlines()
+    blocks, findings = told_by_environment(text)
+    for block in blocks:
+        line = int(block.path.rpartition(" ")[2])
+        said = " ".join(f"{each.message} {each.hint or ''}".rstrip() for each in findings)
+        if block.state == "unchanged":
+            command, codes = lines[line - 1].strip(), frozenset(each.code for each in findings)
+            yield LaunchFound(str(path), line, command, "accelerate", "elsewhere", said, codes)
+
+
 def _written(path: Path, text: str) -> Iterator[LaunchFound]:
     """Yield the configs that a script writes itself, in here-documents."""
     from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds
@@ -211,11 +242,11 @@ def commands_of(text: str) -> Iterator[tuple[int, str]]:
         yield start, command
 
 
-def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
+def _look_at(path: Path, line: int, command: str, script: str) -> LaunchFound | None:
     from fsdp_migrate.config_files import convert_command_line
 
     try:
-        report = convert_command_line(command)
+        report = convert_command_line(command, script=script)
     except FindingsError as error:
         return LaunchFound(str(path), line, command, "", "refused", error.first_reason)
     except NothingToConvertError:

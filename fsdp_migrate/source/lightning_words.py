@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TEXTS = frozenset({"dest", "help", "metavar"})
 _OPTION = re.compile(r"^--?[\w-]*strategy$")
 _CHOSEN = "this word may be given for Lightning's FSDP1 strategy: where it is chosen, {}"
-_IMPORTS = re.compile(r"^\s*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^[ \t]*(from|import) (lightning|pytorch_lightning|lightning_fabric)\b", re.MULTILINE)
 _WRITTEN = "this names Lightning's FSDP1 strategy: {}"
 _TRAINERS = (
     "give the Trainer ModelParallelStrategy() instead, and call prepare_fully_shard(self, {...}) in the "

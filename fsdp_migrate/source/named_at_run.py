@@ -66,7 +66,7 @@ class NamedAtRun:
         """Tell whether a config, or a text of a source, has a function's name."""
         word = re.escape(name)
         # `lib.wrap`, `lib:wrap`, `from lib import wrap`, `wrap(net)`; not what an error says of it.
-        named = re.compile(rf"[.:]{word}\b|\bimport\b.*\b{word}\b|\b{word}\(|^\s*{word}\s*$")
+        named = re.compile(rf"[.:]{word}\b|\bimport\b.*\b{word}\b|\b{word}\(|\A\s*{word}\s*\Z")
         for module in self._modules([name]):
             above = self.callers.around(module).above
             for node in walked(module.tree):

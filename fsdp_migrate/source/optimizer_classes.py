@@ -57,7 +57,9 @@ def methods_by_file(
     found: dict[Path, frozenset[str]] = {}
     for path in project.holding(names):
         defined = {
-            name for name in names if re.search(rf"^\s+def {name}\(self\b", project.texts[path], re.MULTILINE)
+            name
+            for name in names
+            if re.search(rf"^[ \t]+def {name}\(self\b", project.texts[path], re.MULTILINE)
         }
         found.update({path: frozenset(defined)} if defined else {})
     return found

@@ -78,7 +78,7 @@ class PickedFunctions:
 
     def _decorated(self, module: Module, by: str) -> Iterator[Definition]:
         """Yield the functions and classes of the project that a decorator of a file stands above."""
-        pattern = re.compile(rf"^\s*@(?:\w+\.)*{re.escape(by)}\b", re.MULTILINE)
+        pattern = re.compile(rf"^[ \t]*@(?:\w+\.)*{re.escape(by)}\b", re.MULTILINE)
         for path in (path for path, text in self.project.texts.items() if pattern.search(text)):
             found = self.project.module(path)
             for each in found.definitions.values() if found is not None else ():

@@ -358,7 +358,7 @@ class PlainPlaces:
             rf"(?<!\bself)\.{word}\b(?!\s*[.(\[])[^=\n()]*=(?!=)|setattr\([^)\n]*['\"]{word}['\"]"
             rf"|\b(?:as|for)\s+\(?[\w., ]*\.{word}\b"
             rf"|(?<!\bself)\.{word}\.(?:append|extend|insert|add_\w+)\("
-            rf"|^\s*class \w+\([^)]*\b{last}\b",
+            rf"|^[ \t]*class \w+\([^)]*\b{last}\b",
             re.MULTILINE,
         )
         files = {*self.callers.holding(name), *self.callers.holding(last)}

@@ -13,6 +13,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
+from fsdp_migrate.source.loaded_by_path import loaded_by_path
 from fsdp_migrate.source.python.walked import children_of, walked
 
 
@@ -77,6 +78,7 @@ class Module:
                     self.imports[alias.asname or first] = alias.name if alias.asname else first
             elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 self._note_by_name(node.targets, node.value)
+        self.imports |= loaded_by_path(self.tree)
         self._note_definitions(self.tree.body, "")
 
     def _note_from(self, node: ast.ImportFrom) -> None:
@@ -187,7 +189,7 @@ class Project:
         if not wanted:
             return
         pattern = re.compile(
-            rf"^\s*(?:from\s.*\bimport\b.*\b(?:{wanted})\b|(?:{wanted}),?\s*$)", re.MULTILINE
+            rf"^[ \t]*(?:from\s.*\bimport\b.*\b(?:{wanted})\b|(?:{wanted}),?[ \t\r]*$)", re.MULTILINE
         )
         yield from (path for path, text in self.texts.items() if pattern.search(text))
 

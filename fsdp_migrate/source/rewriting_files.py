@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.uses import Use
 
 
-_IMPORTS_OURS = re.compile(r"^\s*(?:from|import) fsdp_migrate\b", re.MULTILINE)
+_IMPORTS_OURS = re.compile(r"^[ \t]*(?:from|import) fsdp_migrate\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,13 @@ def _of_sources(report: ScanReport) -> Iterator[_Result]:
 
 def _of_use(use: Use) -> _Result:
     is_refused = EXPLANATIONS[use.code].fidelity == "refused"
-    level = "note" if use.action == "rewritten" else "error" if is_refused else "warning"
+    level = (
+        "note"
+        if use.action == "rewritten" and not use.is_left_alone
+        else "error"
+        if is_refused
+        else "warning"
+    )
     text = f"{use.text} -> {use.becomes}"
     if use.cell is not None:
         return _Result(use.code, level, f"Cell {use.cell}, line {use.line}: {text}", use.path)
@@ -118,7 +124,12 @@ def _of_launches(launches: Sequence[LaunchFound]) -> Iterator[_Result]:
         if found.state in {"changes", "refused"}:
             level = "note" if found.state == "changes" else "warning"
             text = found.message or f"FSDP1 ({found.framework}): `fsdp-migrate config --command` converts it."
-            yield _Result("fsdp1-launch", level, text, found.path, found.line)
+            if found.cell is not None:
+                yield _Result(
+                    "fsdp1-launch", level, f"Cell {found.cell}, line {found.line}: {text}", found.path
+                )
+            else:
+                yield _Result("fsdp1-launch", level, text, found.path, found.line)
 
 
 def _of_pins(pins: Sequence[PinFound]) -> Iterator[_Result]:

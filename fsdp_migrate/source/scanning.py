@@ -11,13 +11,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.errors import SourceError
+from fsdp_migrate.adapters.conversion.notebook_cells import cells_of
+from fsdp_migrate.errors import ConfigError, SourceError
 from fsdp_migrate.source.analysis import has_anything
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.following import links_of
+from fsdp_migrate.source.notebook_settings import written_by
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.notebooks import code_cells, is_python
-from fsdp_migrate.source.rewriting import scan_linked, scan_source
+from fsdp_migrate.source.python.notebooks import code_of
+from fsdp_migrate.source.rewriting import scan_linked
 from fsdp_migrate.source.uses import FileReport, ScanReport
 
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeVar
 
+    from fsdp_migrate.adapters.conversion.notebook_cells import Cell
     from fsdp_migrate.source.python.links import Links
 
     T = TypeVar("T")
@@ -70,28 +73,37 @@ def scan_file(path: Path, links: Mapping[Path, Links]) -> FileReport | None:
             return None
         if path.suffix != ".ipynb":
             return FileReport(name, tuple(scan_linked(text, name, own)))
-        return _scan_notebook(text, name)
+        return _scan_notebook(text, path, links)
     except SourceError as error:
         return FileReport(name, problem=str(error))
 
 
-def _scan_notebook(text: str, name: str) -> FileReport:
-    """Scan a notebook's cells as one source, so that what one imports is known in the next."""
-    cells = code_cells(text, name)
-    starts: list[tuple[int, int]] = []
-    line = 1
-    for number, code in cells:
-        starts.append((line, number))
-        line += code.count("\n") + 1
+def _scan_notebook(text: str, path: Path, links: Mapping[Path, Links]) -> FileReport:
+    """Scan a notebook's cells as one source, and each that writes a source by itself."""
+    name = str(path)
+    code = code_of(text, name)
     uses = []
-    broken = [number for number, code in cells if not is_python(code)]
-    # The lines of a broken cell stay, as empty ones: those of all cells behind it are counted from the start.
-    text = "\n".join("\n" * code.count("\n") if number in broken else code for number, code in cells)
-    for use in scan_source(text + "\n", name):
-        start, number = max(each for each in starts if each[0] <= use.line)
-        uses.append(replace(use, line=use.line - start + 1, cell=number))
-    problem = f"{name}: cells {', '.join(map(str, broken))} left out: no Python 3." if broken else None
-    return FileReport(name, tuple(uses), problem)
+    for use in scan_linked(code.text, name, links.get(path, NOTHING)):
+        number, line = code.place(use.line)
+        uses.append(replace(use, line=line, cell=number))
+    broken = list(code.broken)
+    for cell in _sources(text):
+        try:
+            found = scan_linked(cell.body, name, links.get(written_by(path, cell), NOTHING))
+        except SourceError:
+            broken.append(cell.number)
+            continue
+        uses += [replace(use, line=use.line + 1, cell=cell.number) for use in found]
+    numbers = ", ".join(map(str, sorted(broken)))
+    problem = f"{name}: cells {numbers} left out: no Python 3." if broken else None
+    return FileReport(name, tuple(sorted(uses, key=lambda use: (use.cell or 0, use.line))), problem)
+
+
+def _sources(text: str) -> list[Cell]:
+    try:
+        return [cell for cell in cells_of(text) if cell.kind == "source"]
+    except (ConfigError, RecursionError):
+        return []
 
 
 def on_all_cores(

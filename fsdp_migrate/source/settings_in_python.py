@@ -59,14 +59,17 @@ class Converted:
     is_refused: bool = False
 
 
-def said_of_environment(given: Mapping[str, str]) -> str:
+def said_of_environment(given: Mapping[str, str], *, beside_hf: bool = False) -> str:
     """Return what to set for FSDP2 in place of Accelerate's variables, as is said of a shell script's.
+
+    ``beside_hf``: HF Trainer's own arguments ask for FSDP there too.
 
     Example:
         >>> said_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"})
         'For FSDP2 set ...FSDP_RESHARD_AFTER_FORWARD=false...'
     """
-    _, findings = told_by_environment("\n".join(f"{n}={shlex.quote(value)}" for n, value in given.items()))
+    text = "\n".join(f"{n}={shlex.quote(value)}" for n, value in given.items())
+    _, findings = told_by_environment(text, beside_hf=beside_hf)
     texts = [each.hint or each.message for each in findings[:1]]
     texts += [
         f"{each.subject.rpartition(' ')[2]}: {each.message} {each.hint or ''}".rstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,6 @@ _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
 _MOST_CONFIGS = 3
 _MOST_PINS = 8
-_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _DOCTOR = "See which known faults of torch and the frameworks hit you. This and the next two change nothing."
 _PLAN = "See how the model will be sharded, and whether it fits; no GPU is needed."
 _PARITY = (
@@ -83,14 +81,15 @@ _ANEW = (
     "under FSDP1 too."
 )
 _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
+_IN_CELLS = "the launch lines, and the configs in cells of notebooks"
 _WRITTEN = "the flags and here-documents of the scripts"
 _BY_HAND = (
     "Change by hand the launch lines whose flags stand within quotes, or in a variable that others use; this "
     "shows what each command becomes"
 )
 _ELSEWHERE = (
-    "Read what is said of launch lines whose settings stand in other files, such as what becomes of the "
-    "mixed precision that they ask for"
+    "Read what is said of launch lines whose settings stand in other files or in the environment, such as "
+    "what becomes of the mixed precision that they ask for"
 )
 _TOGETHER = (
     "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "
@@ -111,6 +110,7 @@ _IGNORED = (
     "nothing is said, its FSDP2 shards the modules in `ignored_modules` all the same, and gives every rank "
     "the values of rank 0"
 )
+_NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
@@ -164,7 +164,7 @@ def next_steps(
         apart: The places where Accelerate gets a model without its optimizer.
     """
     where = shlex.join(paths)
-    uses = _of_scripts(report)
+    uses = [use for use in report.uses if use.cell is None]
     left = [use for use in uses if use.is_for_people]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
@@ -186,7 +186,10 @@ def next_steps(
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     if unclear := [use for use in uses if use.action == "unclear"]:
         steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}.", ()))
-    steps += _steps_for_configs(converted, launches)
+    in_cells = [use for use in report.uses if use.cell is not None]
+    if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
+        steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
+    steps += _steps_for_configs(converted)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
         said = (
@@ -212,11 +215,9 @@ def are_turned(
         *(each.state for each in _to_convert(configs, reads=is_prepared)),
         *(each.state for each in launches),
     }
-    return "changes" not in states and not any(use.action == "rewritten" for use in _of_scripts(report))
-
-
-def _of_scripts(report: ScanReport) -> list[Use]:
-    return [use for use in report.uses if not use.path.endswith(".ipynb")]
+    return "changes" not in states and not any(
+        use.action == "rewritten" and use.cell is None for use in report.uses
+    )
 
 
 def _to_convert(configs: Sequence[ConfigFound], *, reads: bool) -> list[ConfigFound]:
@@ -294,8 +295,9 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         scripts = dict.fromkeys(each.path for each in changing)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)} --write" for path in scripts)
         writes = any("<<" in each.command for each in changing)
-        what = _WRITTEN if writes else "the flags of the launch lines"
-        text = f"Convert {what} ({places}); a backup of each script is kept."
+        in_cells = any(each.cell is not None for each in changing)
+        what = _WRITTEN if writes else _IN_CELLS if in_cells else "the flags of the launch lines"
+        text = f"Convert {what} ({places}); a backup of each {'file' if in_cells else 'script'} is kept."
         steps.append(Step(text, commands))
     if by_hand := [each for each in launches if each.by_hand]:
         places = ", ".join(each.place for each in by_hand)
@@ -313,28 +315,32 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         steps.append(Step(f"{_ELSEWHERE} ({places}).", commands))
     if refused := [each for each in launches if each.state == "refused"]:
         places = ", ".join(each.place for each in refused)
-        commands = tuple(f"fsdp-migrate config --command {shlex.quote(each.command)}" for each in refused)
+        commands = tuple(dict.fromkeys(map(_asking_why, refused)))
         steps.append(Step(f"See why these launch lines cannot be converted ({places}).", commands))
     return steps
+
+
+def _asking_why(launch: LaunchFound) -> str:
+    if launch.cell is not None:
+        return f"fsdp-migrate config {shlex.quote(launch.path)}"
+    return f"fsdp-migrate config --command {shlex.quote(launch.command)}"
 
 
 def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     """Tell whether more is to be said of it than that its settings stand in a config that was found."""
     names = {Path(word).name for word in launch.command.split()}
+    # What cells set in the environment is named with all that is to be said.
     return bool(launch.codes - {_STANDS_ELSEWHERE}) or (
         _STANDS_ELSEWHERE in launch.codes and names.isdisjoint(configs)
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     steps = []
-    # A file whose keys may be torch's or HF Trainer's, and which a launch line names as `--fsdp_config`.
-    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
-    known = [each for each in configs if each.state == "unclear" and Path(each.path).name in trainers]
     changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each in known else ''} --write"
+        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each.is_named else ''} --write"
         for each in configs
-        if each.state == "changes" or each in known
+        if each.state == "changes"
     )
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
@@ -342,7 +348,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[Launch
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if (each.needs_code or each.state in {"refused", "unclear", "broken"}) and each not in known
+        if each.needs_code or each.state in {"refused", "unclear", "broken"}
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import (
@@ -31,12 +32,21 @@ from fsdp_migrate.errors import (
 )
 from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.asked_around import is_accelerates
-from fsdp_migrate.source.files import CONFIGS, MAYBE_CONFIGS, NEVER, SHELL, SUFFIXES, find_sources
+from fsdp_migrate.source.files import (
+    CONFIGS,
+    MAYBE_CONFIGS,
+    NEVER,
+    SHELL,
+    SUFFIXES,
+    find_sources,
+)
 from fsdp_migrate.text_files import newest_backup
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from fsdp_migrate.source.launchers import LaunchFound
 
 
 _MODEL_CONFIG = "config.json"
@@ -45,6 +55,13 @@ _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
     rb"|limit_all_gathers|backward_prefetch|sync_module_states"
 )
+# What is not read: settings and tasks, and no package that has FSDP in its name.
+_IN_TOML = re.compile(
+    rb"--(?:use[_-])?fsdp\b|^[ \t]*\[?[\w.]*\bfsdp_config\b|^[ \t]*(?:fsdp_)?sharding_strategy\s*="
+    rb"|^[ \t]*strategy\s*=\s*['\"]fsdp|^[ \t]*distributed_type\s*=\s*['\"]FSDP|\bACCELERATE_USE_FSDP\b",
+    re.MULTILINE,
+)
+_NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
@@ -70,6 +87,7 @@ class ConfigFound:
     ``fsdp1_copy`` is the copy of FSDP1's settings that was kept beside one that is FSDP2's.
     ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
+    ``is_named``: HF Trainer's, by a launch line that names it, and not by what stands in it.
     ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
     """
 
@@ -80,6 +98,7 @@ class ConfigFound:
     fsdp1_copy: str = ""
     holds_arguments: bool = False
     lacks_version: bool = False
+    is_named: bool = False
     needs_code: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -151,10 +170,13 @@ class CheckpointFound:
         }
 
 
-def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
+def find_configs(
+    paths: Iterable[str | os.PathLike[str]], launches: Sequence[LaunchFound] = ()
+) -> list[ConfigFound]:
     """Return the YAML and JSON files at and below paths that speak of FSDP; ``.gitignore`` is respected.
 
-    Nothing is written. A file that cannot be read or parsed is returned with the reason.
+    Nothing is written. A file that cannot be read or parsed is returned with the reason. Of one that may be
+    torch's or HF Trainer's, ``launches`` tell: they may name it.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -165,16 +187,19 @@ def find_configs(paths: Iterable[str | os.PathLike[str]]) -> list[ConfigFound]:
     """
     from fsdp_migrate.source.own_configs import with_own
 
-    files = find_sources(paths, CONFIGS | MAYBE_CONFIGS)
+    files = find_sources(paths, CONFIGS | MAYBE_CONFIGS | {".dockerfile", ".toml"})
     found = (_look_at(path) for path in files if _may_be_config(path))
-    return with_own([each for each in found if each is not None], paths)
+    return _with_named(with_own([each for each in found if each is not None], paths), launches)
 
 
 def _may_be_config(path: Path) -> bool:
     try:
         if not path.is_file() or path.stat().st_size > _MAX_CONFIG:
             return False
-        return (path.suffix in CONFIGS and _speaks_of_fsdp(path)) or is_accelerates(path)
+        if path.suffix == ".toml":
+            return _IN_TOML.search(path.read_bytes()) is not None
+        is_one = path.suffix in CONFIGS or is_dockerfile(path)
+        return (is_one and _speaks_of_fsdp(path)) or is_accelerates(path)
     except OSError:
         return False
 
@@ -183,11 +208,22 @@ def _speaks_of_fsdp(path: Path) -> bool:
     return _SPEAKS_OF_FSDP.search(path.read_bytes()) is not None
 
 
-def _look_at(path: Path) -> ConfigFound | None:
+def _with_named(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[ConfigFound]:
+    """Return configs, those as HF Trainer's that may be torch's too, and that a launch line names."""
+    trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
+    return [
+        (_look_at(Path(each.path), "hf") or each)
+        if each.state == "unclear" and Path(each.path).name in trainers
+        else each
+        for each in configs
+    ]
+
+
+def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
     from fsdp_migrate.config_files import convert_config_file
 
     try:
-        report = convert_config_file(path)
+        report = convert_config_file(path, framework=framework)
     except FindingsError as error:
         return ConfigFound(str(path), "", "refused", error.first_reason)
     except ConfigError as error:
@@ -207,6 +243,7 @@ def _look_at(path: Path) -> ConfigFound | None:
         fsdp1_copy="" if copy is None else str(copy),
         holds_arguments=frameworks == "torch" and report.state == "changes",
         lacks_version=frameworks == "hf" and report.state == "changes" and not report.has_version,
+        is_named=framework != "auto",
         needs_code=bool(report.left_to) and any(block.code for block in report.conversion.blocks),
     )
 

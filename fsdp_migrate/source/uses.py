@@ -101,8 +101,13 @@ class Use:
 
     @property
     def is_for_people(self) -> bool:
-        """Whether ``rewrite`` leaves a comment, which somebody has to look at."""
-        return self.action == "commented" or bool(self.note)
+        """Whether somebody has to look at it: at the comment of ``rewrite``, or at what this leaves alone."""
+        return self.action == "commented" or bool(self.note) or self.is_left_alone
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether ``rewrite`` would turn it, but stands in a notebook."""
+        return self.action == "rewritten" and self.cell is not None
 
     @property
     def place(self) -> str:

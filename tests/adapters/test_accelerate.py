@@ -479,3 +479,14 @@ def test_a_setting_that_is_commented_out_keeps_its_own_name() -> None:
     done = convert_text(f"{text}{out}  fsdp_use_orig_params: true\n")
     assert out in done.text
     assert "# fsdp_use_orig_params" not in done.text
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [("SLURM", True), ("AMAZON_SAGEMAKER", True), ("LOCAL_MACHINE", False), ("${PLACE}", False)],
+)
+def test_accelerate_starts_nothing_in_another_environment(given: str, *, is_said: bool) -> None:
+    text = f"compute_environment: {given}\ndistributed_type: FSDP\n"
+    done = convert_text(f"{text}fsdp_config: {{fsdp_sharding_strategy: FULL_SHARD}}\n")
+    found = [f.hint for f in done.findings if f.subject == "compute_environment"]
+    assert found == ["Write LOCAL_MACHINE."] * is_said

@@ -177,6 +177,17 @@ def test_automatic_microbatches_that_composers_fsdp2_refuses_are_told(
     assert found == ({"FM343"} if told else set())
 
 
+@pytest.mark.parametrize(("size", "is_said"), [("8", True), ("${WORLD_SIZE}", False), ("1", False)])
+def test_experts_with_a_mesh_of_their_own(size: str, *, is_said: bool) -> None:
+    text = (
+        "max_duration: 10ba\nprecision: amp_bf16\n"
+        f"model: {{name: mpt_causal_lm, ffn_config: {{ffn_type: mb_dmoe, moe_world_size: {size}}}}}\n"
+        "fsdp_config: {sharding_strategy: FULL_SHARD}\n"
+    )
+    subjects = [f.subject for f in convert_text(text).findings if "device_mesh" in f.message]
+    assert subjects == ["model.ffn_config.moe_world_size"] * is_said
+
+
 @pytest.mark.parametrize("value", ["0", "'no'", "'f'", "false", "'False'"])
 def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
     for key in ("cpu_offload", "forward_prefetch", "te_checkpoint_wrapper"):
@@ -201,6 +212,11 @@ def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
         ("command: |\n  composer a.py  # later: FSDP_VERSION=2\n", False),
         ("command: |\n  FSDP_VERSION=2 composer a.py  # not FSDP_VERSION=1\n", True),
         ("command: |\n  export A=1 FSDP_VERSION='2'; composer a.py\n", True),
+        ("command: |\n  composer a.py; FSDP_VERSION=2 composer b.py\n", False),
+        ("command: |\n  export FSDP_VERSION=2\n  composer a.py && composer b.py\n", True),
+        ("command: |\n  composer a.py\n  export FSDP_VERSION=2\n  composer b.py\n", False),
+        ("one: composer a.py\ntwo: FSDP_VERSION=2 composer b.py\n", False),
+        ("env_variables: {FSDP_VERSION: 2}\none: composer a.py\n", True),
         ("", False),
     ],
 )

@@ -258,8 +258,8 @@ def test_a_code_host_is_told_where_what_is(
     assert found == {
         ("src%20dir/train.py", 3, "FM301", "note"),
         ("src%20dir/train.py", 4, "FM309", "warning"),
-        ("book.ipynb", 1, "FM301", "note"),
-        ("book.ipynb", 1, "FM329", "note"),  # the import, which a rewriting would take out
+        ("book.ipynb", 1, "FM301", "warning"),  # which `rewrite` leaves alone
+        ("book.ipynb", 1, "FM329", "warning"),
         ("broken.py", 1, "not-read", "warning"),
         ("fsdp.yaml", 1, "fsdp1-config", "note"),
         ("run.sh", 2, "fsdp1-launch", "note"),

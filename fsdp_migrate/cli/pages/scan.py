@@ -74,7 +74,7 @@ def scan_report(
     )
     files = len({use.path for use in report.uses})
     found = f"{counted(len(report.uses), 'use')} of FSDP1 in {counted(files, 'file')} of {report.num_files:,}"
-    written = sum(use.action == "rewritten" for use in needed)
+    written = sum(use.action == "rewritten" and not use.is_left_alone for use in needed)
     done = f"{written:,} by `fsdp-migrate rewrite`, {by_hand:,} by hand"
     verdict = f"{found}: {done}." if report.uses else nothing_found(report)
     tone: Tone = "bad" if refused else "warning" if steps else "good"

@@ -47,6 +47,7 @@ _UNCLEAR = (
     "A model or its optimizer comes here from where it could not be followed. What is said below holds if it "
     "is the sharded one; if it is not, the line is right as it is."
 )
+_IN_NOTEBOOK = "`rewrite` leaves notebooks alone. In a source it would become:"
 _SHOWN = 6
 _PLACES = 3
 
@@ -97,7 +98,7 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
         print_text(out, _UNCLEAR, indent="  ")
         _show_groups(out, unclear, len(unclear))
         out.print()
-    rewritten = Counter(use.code for use in uses if use.action == "rewritten")
+    rewritten = Counter(use.code for use in uses if use.action == "rewritten" and not use.is_left_alone)
     if rewritten:
         out.print(f"[bold]Done by `fsdp-migrate rewrite`: {counted(rewritten.total(), 'use')}[/]")
     for code, count in sorted(rewritten.items()):
@@ -118,7 +119,8 @@ def _show_groups(out: Console, uses: Sequence[Use], most: int) -> None:
         more = f" and {counted(len(found) - most, 'more place')}" if len(found) > most else ""
         texts = listed(dict.fromkeys(use.text for use in found), _PLACES, between="; ")
         out.print(f"  [bold]{escape(places)}[/]{more}: [{colour}]{code}[/] {escape(texts)}", soft_wrap=True)
-        print_text(out, becomes, indent="    ")
+        told = f"{_IN_NOTEBOOK} {becomes}" if any(use.is_left_alone for use in found) else becomes
+        print_text(out, told, indent="    ")
 
 
 def show_surroundings(

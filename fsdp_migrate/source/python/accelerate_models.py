@@ -45,7 +45,7 @@ _TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
 )
-_SAYS_NOTHING = re.compile(r"^\s*(?:#|import\b|from\b).*$", re.MULTILINE)
+_SAYS_NOTHING = re.compile(r"^[ \t]*(?:#|import\b|from\b).*$", re.MULTILINE)
 _CLASSES = "transformer_cls_names_to_wrap"
 ACCELERATE = "by:accelerate"
 NORM: Final = "norm"

@@ -52,7 +52,7 @@ _PACKAGES = frozenset({"lightning", "pytorch_lightning"})
 _WORD = re.compile(r"^['\"]fsdp(_native|_cpu_offload|_native_full_shard_offload)?['\"]$")
 
 _STRATEGIES = ("FSDPStrategy", "DDPFullyShardedNativeStrategy")
-_IMPORTS = re.compile(r"^\s*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
+_IMPORTS = re.compile(r"^[ \t]*(from|import)\s+(lightning|pytorch_lightning)\b", re.MULTILINE)
 _ASKS = re.compile(
     r"\b\w*FSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
     r"|['\"]fsdp(?:_native|_cpu_offload|_native_full_shard_offload)?['\"]"

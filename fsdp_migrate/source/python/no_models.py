@@ -41,6 +41,12 @@ _HOMES = (
 # It holds a copy of the model, which has a state of its own.
 _HOLDS_A_MODEL = frozenset({"AveragedModel"})
 _PARAMETERS = re.compile(r"(?:^|[._])parameters\(\)+$")
+_PLAIN = re.compile(
+    r"(?:typing\.|collections\.abc\.|pathlib\.|os\.)?(?:bool|bytes|float|int|str|Path|PathLike"
+    r"|(?:dict|list|tuple|set|frozenset|Dict|List|Tuple|Set|Mapping|MutableMapping|Sequence|Iterable|OrderedDict)"
+    r"(?:\[(?P<inner>.*)\])?)\Z"
+)
+_OF_MODELS = re.compile(r"model|module|net|\bAny\b|FSDP|FullyShardedDataParallel|object|\bT\b", re.IGNORECASE)
 _STATE = frozenset({"load_state_dict", "state_dict"})
 _MAX_DEPTH = 3
 
@@ -64,6 +70,29 @@ def is_no_model(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
     # What it is before it is made counts for nothing: `scheduler = None`.
     bindings = [each for each in index.scopes[node].lookup(node.value) if not _is_none(each)]
     return bool(bindings) and all(_is_bound_to_none(index, each, depth) for each in bindings)
+
+
+def is_annotated_plain(index: Index, node: cst.BaseExpression) -> bool:
+    """Tell whether a name is of a parameter that its annotation says to be no module, and to hold none.
+
+    ``progress: dict``, ``name: str | None``, but not ``models: list[nn.Module]``.
+    """
+    if not isinstance(node, cst.Name) or node not in index.scopes:
+        return False
+    bindings = index.scopes[node].lookup(node.value)
+    notes = [each.node.annotation for each in bindings if isinstance(each.node, cst.Param)]
+    is_all = bool(notes) and len(notes) == len(bindings)
+    return is_all and all(each is not None and _is_plain(text_of(each.annotation)) for each in notes)
+
+
+def _is_plain(annotation: str) -> bool:
+    text = annotation.strip("'\" ")
+    optional = re.fullmatch(r"(?:typing\.)?Optional\[(.*)\]", text)
+    parts = [each.strip() for each in (optional[1] if optional else text).split("|")]
+    found = [_PLAIN.match(each) for each in parts if each != "None"]
+    return bool(found) and all(
+        each is not None and not (each["inner"] and _OF_MODELS.search(each["inner"])) for each in found
+    )
 
 
 def is_of_no_model(index: Index, name: cst.Name | cst.Attribute) -> bool:

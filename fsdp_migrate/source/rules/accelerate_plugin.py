@@ -5,6 +5,7 @@ https://huggingface.co/docs/accelerate/concept_guides/fsdp1_vs_fsdp2
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ _LAUNCHED = (
     "`fsdp-migrate config FILE`, and this stays as it is. Where there is no such file:"
 )
 _ENVIRONMENT = "Accelerate makes its plugin of these variables of the environment. {}"
+_ASKS_HF = re.compile(r"\bfsdp['\"]?\s*[:=]\s*['\"]{1,2}(?:full_shard|shard_grad_op|hybrid_shard)")
 _ANY_VALUES = (
     "Set FSDP_VERSION to 2 as well. What else changes depends on their values, which are not seen here: "
     "write them as NAME=value into a file env.sh, and `fsdp-migrate config env.sh` says it."
@@ -137,7 +139,8 @@ def _of_variables(source: Source) -> str:
     every = fsdp_environment(source)
     given = {name: value for name, value in every.items() if name == SWITCH or name.startswith("FSDP_")}
     is_known = not any(map(REFERENCE.search, given.values()))
-    return (said_of_environment(given) if is_known else "") or _ANY_VALUES
+    beside_hf = _ASKS_HF.search(source.code) is not None
+    return (said_of_environment(given, beside_hf=beside_hf) if is_known else "") or _ANY_VALUES
 
 
 def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:

@@ -24,13 +24,14 @@ _SAID = (
     "`accelerate launch` runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the line, "
     "writes those of FSDP2, such as --fsdp_version 2."
 )
-_FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
-_SAID_OF_TRAINER = (
-    "Hugging Face's Trainer runs FSDP1 by these flags: `fsdp-migrate config --command '...'`, given the "
-    "line, writes those of FSDP2. What `--fsdp_config` names is done by `fsdp-migrate config FILE --from hf`."
+_SAID_HF = (
+    "HF Trainer runs FSDP1 by this flag: `fsdp-migrate config --command '...'`, given the line, writes those "
+    "of FSDP2, such as --fsdp_config with `version` 2."
 )
-_TRAINERS_FLAG = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
-_OF_TRAINER = re.compile(r"--fsdp[\s'\",=\\]+(?:full_shard|shard_grad_op|hybrid_shard)\w*")
+_HF = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
+_WORDS = re.compile(r"\b(?:full_shard|shard_grad_op|hybrid_shard(?:_zero2)?|no_shard)\b")
+_HAS_VERSION = re.compile(r"version[\\'\"\s]*:\s*[\\'\"]*2")
+_FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
 _LAUNCHES = re.compile(r"accelerate['\",\s]+launch|accelerate\.commands\.launch")
 _IS_NEW = re.compile(r"--fsdp[_-]version\b(?!['\"\s,=]+1\b)")
 # What shows a text to people: loggers, exceptions, and the options of the script's own.
@@ -42,8 +43,8 @@ _MAKES_TEXTS = frozenset({"dedent", "format", "join", "repr", "rstrip", "str", "
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find the flag that asks for FSDP, once a statement."""
-    yield from _of_the_trainer(source)
+    """Find the flags that ask for FSDP, once a statement."""
+    yield from _of_hf(source)
     if "--use" not in source.code or not _FLAG.search(source.code) or not _LAUNCHES.search(source.code):
         return
     told = [node for node in _texts(source) if not _is_shown(source, node)]
@@ -60,16 +61,17 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM320", node, _SAID, "commented")
 
 
-def _of_the_trainer(source: Source) -> Iterator[Found]:
-    """Find ``--fsdp "full_shard auto_wrap"`` of HF Trainer's scripts, once a statement."""
-    told = _texts(source) if _OF_TRAINER.search(source.code) else ()
-    seen = set()
-    for node in told:
-        statement = source.index.statement(node)
-        is_one = _TRAINERS_FLAG.search(node.value) is not None and statement not in seen
-        if is_one and _OF_TRAINER.search(_whole(source, node)) and not _is_shown(source, node):
+def _of_hf(source: Source) -> Iterator[Found]:
+    """Find the flag of HF Trainer's, with its words, in the texts of a launcher."""
+    if "--fsdp" not in source.code or not _WORDS.search(source.code):
+        return
+    seen: set[cst.CSTNode] = set()
+    for node in _texts(source):
+        whole, statement = _whole(source, node), source.index.statement(node)
+        is_one = _HF.search(node.value) and _WORDS.search(whole) and not _HAS_VERSION.search(whole)
+        if is_one and statement not in seen and not _is_shown(source, node):
             seen.add(statement)
-            yield Found("FM327", node, _SAID_OF_TRAINER, "commented")
+            yield Found("FM327", node, _SAID_HF, "commented")
 
 
 def _texts(source: Source) -> Iterator[cst.SimpleString | cst.FormattedStringText]:

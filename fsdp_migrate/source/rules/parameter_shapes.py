@@ -51,6 +51,9 @@ _COMPARED: Mapping[type[cst.BaseCompOp], Callable[[int, int], bool]] = {
 }
 # A weight of a convolution over volumes has five.
 _MOST_DIMENSIONS = 8
+_OVER = frozenset({"enumerate", "iter", "list", "reversed", "tqdm", "zip"})
+_GENERATES = frozenset({"batch_decode", "decode", "forward", "generate", "sample"})
+_DEEPEST = 8
 _LISTS = frozenset({"named_parameters", "parameters"})
 
 
@@ -167,7 +170,7 @@ def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
     return any(
         (binding.kind == "param" and is_whole)
         or any(
-            isinstance(a, loops) and not _is_of_a_state(a)
+            isinstance(a, loops) and not _is_of_a_state(a) and not _is_of_outputs(source, a)
             for a in (binding.node, *_two_above(source, binding))
         )
         for binding in bindings
@@ -197,6 +200,26 @@ def _is_of_a_state(loop: cst.For | cst.CompFor) -> bool:
     if not isinstance(over, cst.Call) or not isinstance(over.func, cst.Attribute):
         return False
     return over.func.attr.value in {"items", "values"} and "state" in text_of(over.func.value).lower()
+
+
+def _is_of_outputs(source: Source, loop: cst.For | cst.CompFor) -> bool:
+    """Tell whether a loop goes through what a model has computed: ``for ids in model.generate(x)``."""
+    over: cst.BaseExpression | None = loop.iter
+    for _ in range(_DEEPEST):
+        if isinstance(over, cst.Call):
+            name = dotted(over.func) or text_of(over.func)
+            if name in _OVER and over.args:
+                over = over.args[0].value
+                continue
+            is_made = isinstance(over.func, cst.Attribute) and over.func.attr.value in _GENERATES
+            return is_made or source.models.certainty(over.func) is not None
+        if isinstance(over, (cst.Attribute, cst.Subscript)):
+            over = over.value
+        elif isinstance(over, cst.Name) and over in source.index.scopes:
+            over = last_value(source.index, over)
+        else:
+            return False
+    return False
 
 
 def _two_above(source: Source, binding: Binding) -> list[cst.CSTNode]:

@@ -79,8 +79,8 @@ _NO_OTHERS = frozenset(
 )
 # What another FSDP is, or writes into its checkpoints: fairscale's, torch_xla's and a project's own.
 _IS_ANOTHERS = re.compile(
-    r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']|^\s+self\._fsdp_wrapped_module\s*="
-    r"|^\s*(?:from|import)\s+(?:fairscale|torch_xla\.distributed\.fsdp)\b",
+    r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']|^[ \t]+self\._fsdp_wrapped_module\s*="
+    r"|^[ \t]*(?:from|import)\s+(?:fairscale|torch_xla\.distributed\.fsdp)\b",
     re.MULTILINE,
 )
 _ASKING = frozenset({"delattr", "getattr", "hasattr", "setattr"})

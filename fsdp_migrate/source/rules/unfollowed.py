@@ -19,7 +19,7 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
 from fsdp_migrate.source.python.mentions import find_left
-from fsdp_migrate.source.python.no_models import is_no_model
+from fsdp_migrate.source.python.no_models import is_annotated_plain, is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
@@ -149,6 +149,7 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     for node, model, meant in (*done, *_loops(source), *lists):
         statement = source.index.statement(node)
         is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))
+        is_known = is_known or (model is not None and is_annotated_plain(source.index, model))
         is_whole = meant in {_PRETRAINED, _STATE} and source.contexts.is_summoned(node)
         if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
             continue

@@ -176,3 +176,25 @@ def test_an_argument_of_the_script_is_a_variable() -> None:
     advice, told = convert_script(text).findings
     assert "cannot be converted" not in (advice.hint or "")
     assert told.code == "FM346"
+
+
+@pytest.mark.parametrize("version", ["", " FSDP_VERSION=1"])
+def test_what_hf_trainer_sets_itself_decides_nothing(version: str) -> None:
+    export = f"export ACCELERATE_USE_FSDP=true FSDP_CPU_RAM_EFFICIENT_LOADING=1{version}\n"
+    run = "torchrun t.py --output_dir o --fsdp full_shard\n"
+    said = " ".join(f"{each.message} {each.hint}" for each in convert_script(export + run).findings)
+    assert "HF Trainer sets itself, to what `fsdp_config` says" in said
+    assert "rank 0 alone loads" not in said
+    assert "write false" not in said.lower()
+    alone = " ".join(
+        f"{each.message} {each.hint}" for each in convert_script(f"{export}python t.py").findings
+    )
+    assert "write false for such a model" in alone
+
+
+@pytest.mark.parametrize("launcher", ["--use_fsdp --fsdp_cpu_ram_efficient_loading true", "--use_fsdp"])
+def test_nor_does_what_its_launcher_sets(launcher: str) -> None:
+    run = f"accelerate launch {launcher} t.py --output_dir o --load_in_4bit"
+    messages = [each.message for each in convert_script(f"{run} --fsdp full_shard").findings]
+    assert not any("rank 0 alone loads" in each for each in messages)
+    assert any("rank 0 alone loads" in each.message for each in convert_script(run).findings)

@@ -145,3 +145,11 @@ def test_two_strategies_in_a_manifest_are_named() -> None:
         for given in ("2", "3")
     ]
     assert "Write false for 2, 3 and 5" in commands_become(json.dumps(jobs), is_json=True)
+
+
+def test_a_config_in_the_data_of_a_manifest_is_named(tmp_path: Path) -> None:
+    config = "    distributed_type: FSDP\n    fsdp_config:\n      fsdp_offload_params: true\n"
+    path = tmp_path / "map.yaml"
+    path.write_text(f"kind: ConfigMap\ndata:\n  fsdp.yaml: |\n{config}")
+    with pytest.raises(NothingToConvertError, match=r"`data\.fsdp\.yaml` is a config \(accelerate\)"):
+        convert_config_file(path)

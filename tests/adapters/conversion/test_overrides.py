@@ -33,6 +33,14 @@ RUN, ZERO_2 = "composer train.py y.yaml", "sharding_strategy=SHARD_GRAD_OP"
         ),
         (f"{RUN} +fsdp_config.sharding_strategy=$S\n", "`true` for FULL_SHARD, else `false`"),
         (
+            f"{RUN} trainer.parallelism_config.fsdp.sharding_strategy=SHARD_GRAD_OP\n",
+            "FSDP2 write `trainer.parallelism_config.fsdp.reshard_after_forward=false`",
+        ),
+        (
+            f"{RUN} 'parallelism_config={{fsdp:{{sharding_strategy:SHARD_GRAD_OP}}}}'\n",
+            "with FSDP2 write `reshard_after_forward:false`",
+        ),
+        (
             f"{RUN} fsdp_config.limit_all_gathers=true\n",
             "leave it out (true: FSDP2 bounds its memory",
         ),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.config_files import convert_config_file, documents_of
+from fsdp_migrate.config_files import convert_config_file
+from fsdp_migrate.config_texts import documents_of
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
 
 

@@ -346,7 +346,7 @@ def test_what_is_nobodys_mapping_is_not_asked_for(text: str, said: str) -> None:
 )
 def test_files_that_hold_no_config_as_a_whole_are_named(tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / name).write_text("# accelerate launch --use_fsdp\n")
-    with pytest.raises(ConfigError, match=f"{what}.* Expected YAML, JSON or a shell script"):
+    with pytest.raises(ConfigError, match=f"{what}.* Expected YAML, JSON, a shell script or a notebook"):
         convert_config_file(tmp_path / name)
 
 

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from fsdp_migrate.adapters.conversion.command import convert_script
+from fsdp_migrate.adapters.conversion.command import convert_command, convert_script
 from fsdp_migrate.adapters.conversion.variables import Script
 from fsdp_migrate.errors import ConfigError
 
@@ -166,3 +166,34 @@ def test_a_command_that_is_shown_can_be_typed(run: str) -> None:
         ConfigError, match=r"it becomes `(srun )?torchrun t\.py --output_dir o --fsdp 'full_shard"
     ):
         convert_script(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'sbatch -N 1 --wrap "{}"',
+        'sbatch --wrap="{}"',
+        'ssh $host "cd w && {}"',
+        "ssh -o 'X no' $host \"{}\" &",
+        'tmux send-keys -t a "{}" C-m',
+        'su bob -c "{}"',
+        'gcloud compute tpus tpu-vm ssh $T --command="{}"',
+    ],
+)
+def test_a_text_that_is_handed_to_another_shell(command: str) -> None:
+    before = command.format("accelerate launch --use_fsdp t.py")
+    after = before.replace("--use_fsdp", "--use_fsdp --fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT")
+    assert convert_script(f"{before}\n").text == f"{after}\n"
+    assert convert_command(before).text == after
+    hf = command.format("torchrun t.py --output_dir o --fsdp full_shard").replace('"', "'")
+    inner = "torchrun t.py --output_dir o --fsdp full_shard --fsdp_config '{"
+    with pytest.raises(ConfigError, match=f"The command for the other shell becomes `(cd w && )?{inner}"):
+        convert_script(f"{hf}\n")
+
+
+@pytest.mark.parametrize("pattern", ["fsdp)", "fsdp | zero3 )", '"fsdp")', "(fsdp*)", "*)"])
+def test_a_choice_of_a_case_sets_a_variable_in_its_line(pattern: str) -> None:
+    given = 'case "$1" in\n  ddp) A="--multi_gpu" ;;\n  {} A="{}" ;;\nesac\naccelerate launch $A t.py\n'
+    done = convert_script(given.format(pattern, "--use_fsdp --fsdp_offload_params true"))
+    assert 'A="--use_fsdp --fsdp_offload_params true --fsdp_version 2 ' in done.text
+    assert 'A="--multi_gpu" ;;' in done.text

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from tests.source.rules.test_unfollowed import found
 from tests.source.samples import IMPORTS, codes, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -69,3 +76,22 @@ def test_what_is_no_model_by_what_makes_it_has_a_state_of_its_own(made: str, ask
 )
 def test_what_may_hold_the_model_may_have_its_state(body: str) -> None:
     assert ("FM307", "commented") in codes(body, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("model", True),
+        ("model: dict", False),
+        ("model: 'dict[str, int] | None' = None", False),
+        ("model: Optional[str] = None", False),
+        ("model: list[nn.Module]", True),
+        ("model: Dict[str, Any]", True),
+        ("model: nn.Module", True),
+    ],
+)
+def test_a_parameter_that_is_annotated_as_no_module_is_none(
+    tmp_path: Path, given: str, *, is_said: bool
+) -> None:
+    tools = f"import copy\nfrom typing import *\nfrom torch import nn\n\n\ndef run({given}):\n"
+    assert bool(found(tmp_path, f"{tools}    return copy.deepcopy(model)\n")) is is_said

@@ -46,6 +46,11 @@ LEFT_ALONE = [
     "flat = x.ndim == 1\n",
     "for p in model.parameters():\n    d = x.dim()\n    y = d == 1, p\n",
     "for p in model.parameters():\n    d = p.dim()\n    y = d >= 1\n",
+    (
+        "out = unwrap(model).generate(x)\ntokens = out.sequences\n"
+        "for i, ids in enumerate(tokens):\n    assert ids.ndim == 1\nfor p in model.parameters():\n    p\n"
+    ),
+    "for x in model(batch):\n    assert x.ndim == 2\nfor p in model.parameters():\n    p\n",
     "nd = {n: x.ndim for n, x in things}\nxs = [n for n, p in model.named_parameters() if nd[n] < 2]\n",
 ]
 

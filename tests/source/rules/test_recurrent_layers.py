@@ -61,6 +61,19 @@ def test_recurrent_layers_under_accelerate(tmp_path: Path, made: str, *, is_one:
     assert rewrite_paths([tmp_path]).changed == ()
 
 
+@pytest.mark.parametrize(
+    ("beside", "is_said"), [("", False), (TRAIN.replace("from model import Net\n", ""), True)]
+)
+def test_a_layer_in_a_test_is_one_of_a_test_that_prepares_it(
+    tmp_path: Path, beside: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "fsdp.yaml").write_text(YAML.format("FSDP"))
+    (tmp_path / "test_model.py").write_text(f"{NET.format('torch', 'LSTM')}{beside}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
+    assert bool(found) is is_said
+
+
 def test_nothing_is_said_where_prepare_fully_shard_leaves_them_in_place(tmp_path: Path) -> None:
     imports = "from torch import nn\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
     (tmp_path / "train.py").write_text(f"{imports}\n\nmodel = FSDP(nn.LSTM(2, 2))\n")

@@ -1,0 +1,125 @@
+"""Notebooks: the configs and commands in their cells, converted where they stand.
+
+Their Python, and the sources that cells write, are those of ``fsdp-migrate scan``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
+from fsdp_migrate.adapters.conversion.exported import with_exports
+from fsdp_migrate.adapters.conversion.here_documents import holds_settings
+from fsdp_migrate.adapters.conversion.notebook_cells import Cell, cells_of, with_bodies
+from fsdp_migrate.adapters.conversion.notebook_lines import ShellLines, shell_lines
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.settings import Settings
+from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
+from fsdp_migrate.findings import make_finding
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_LINE = re.compile(r"\Aline (\d+)")
+_LEFT = "Convert it by hand, or a command of it with `--command`, and put the outcome there."
+_NOTHING = (
+    "No cell of this notebook has FSDP1 settings that can be changed: neither a config, such as that of "
+    "`%%writefile fsdp.yaml`, nor a command, such as `!accelerate launch ...`. What its Python asks for "
+    "`fsdp-migrate scan` tells."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CellConversion:
+    """What became of a cell, or of the lines of several for a shell; ``problem`` says why of nothing."""
+
+    cell: Cell | None
+    done: TextConversion | None
+    problem: str = ""
+    names_fsdp: bool = False
+
+
+def convert_notebook(text: str, settings: Settings | None = None) -> TextConversion:
+    """Turn the FSDP1 settings in the cells of a notebook into FSDP2's, and leave every other character.
+
+    Raises:
+        NothingToConvertError: No cell has any.
+        ConfigError: It is no notebook.
+    """
+    cells = cells_of(text)
+    lines = shell_lines(cells)
+    bodies: dict[int, str] = {}
+    blocks, findings, names = [], [], False
+    for each in converted_cells(cells, lines, settings):
+        names |= each.names_fsdp
+        place = _placing(each.cell, lines)
+        if each.done is None:
+            where = "notebook" if each.cell is None else f"cell {each.cell.number}"
+            is_said = each.names_fsdp and each.problem
+            message = f"Left as it is. {each.problem}"
+            findings += [make_finding("FM355", where, message, _LEFT)] if is_said else []
+            continue
+        blocks += [replace(block, path=place(block.path)) for block in each.done.blocks]
+        findings += [replace(found, subject=place(found.subject)) for found in each.done.findings]
+        if each.done.is_changed:
+            new = lines.bodies(each.done.text) if each.cell is None else {each.cell.number: each.done.text}
+            bodies.update(new)
+    if not blocks:
+        said = " ".join(f"{each.subject}: {each.message}" for each in findings)
+        raise NothingToConvertError(f"{_NOTHING} {said}".strip(), names_fsdp=names)
+    before = {cell.number: cell.body for cell in cells}
+    bodies = {number: body for number, body in bodies.items() if body != before[number]}
+    return TextConversion(text, with_bodies(text, bodies), tuple(blocks), tuple(findings))
+
+
+def texts_of_notebook(text: str, settings: Settings | None = None) -> list[tuple[str, bool | None]]:
+    """Return each config of a notebook, and what its commands stand for, with whether it is JSON."""
+    cells = cells_of(text)
+    lines = shell_lines(cells)
+    configs = [cell for cell in cells if cell.kind == "config" and holds_settings(cell.body)]
+    scripts = [*(cell.body for cell in cells if cell.kind == "shell"), lines.text]
+    told = with_exports(settings or Settings(), lines.text)
+    flags = [(given, True) for script in scripts for given in settings_in_script(script, told)]
+    return [*((cell.body, cell.is_json) for cell in configs), *flags]
+
+
+def converted_cells(
+    cells: list[Cell], lines: ShellLines, settings: Settings | None = None
+) -> Iterator[CellConversion]:
+    """Yield what becomes of each cell with a config or a script, and of the lines for a shell."""
+    told = with_exports(settings or Settings(), lines.text)
+    for cell in cells:
+        if cell.kind == "config":
+            yield _converted(cell, cell.body, convert_text, told)
+        elif cell.kind == "shell":
+            yield _converted(cell, cell.body, convert_script, told)
+    yield _converted(None, lines.text, convert_script, settings)
+
+
+def _converted(
+    cell: Cell | None, text: str, convert: Callable[..., TextConversion], settings: Settings | None
+) -> CellConversion:
+    given = {"is_json": cell.is_json} if cell is not None and cell.kind == "config" else {}
+    try:
+        return CellConversion(cell, convert(text, settings=settings, **given))
+    except NothingToConvertError as error:
+        return CellConversion(cell, None, str(error), error.names_fsdp)
+    except (ConfigError, UnsupportedFeatureError) as error:
+        return CellConversion(cell, None, str(error), "fsdp" in text.lower())
+
+
+def _placing(cell: Cell | None, lines: ShellLines) -> Callable[[str], str]:
+    """Return what says of a place in a converted text where in the notebook it is."""
+
+    def placed(subject: str) -> str:
+        found = _LINE.match(subject)
+        if found is None:
+            return subject if cell is None else f"cell {cell.number}: {subject}"
+        where = (cell.number, int(found[1]) + 1) if cell is not None else lines.places[int(found[1]) - 1]
+        return f"cell {where[0]}, line {where[1]}{subject[found.end() :]}"
+
+    return placed

@@ -1,0 +1,113 @@
+"""What asks for FSDP beside sources: recipes, variables in files, images, and settings that are not read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.surroundings import find_configs
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+TRAIN = (
+    "import torch\nfrom accelerate import Accelerator\naccelerator = Accelerator()\n"
+    "model = accelerator.prepare(net)\ntorch.save(accelerator.unwrap_model(model).state_dict(), 'a.pt')\n"
+)
+TRAINER = (
+    "from transformers import Trainer\ntrainer = Trainer(model=model, args=args)\n"
+    "trainer.train()\ntrainer.model.save_pretrained('out')\n"
+)
+RUN = "\taccelerate launch --use_fsdp train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Makefile", f"train:\n{RUN}"),
+        ("justfile", f"train:\n{RUN}"),
+        ("tasks.mk", f"train:\n{RUN}"),
+        (".env", "ACCELERATE_USE_FSDP=true\n"),
+        ("prod.env", "ACCELERATE_USE_FSDP='true'\n"),
+        ("run.sh", "export ACCELERATE_USE_FSDP=True\n"),
+        ("Dockerfile", "FROM x\nENV ACCELERATE_USE_FSDP true\n"),
+        ("pod.yaml", 'env:\n  - name: ACCELERATE_USE_FSDP\n    value: "true"\n'),
+        ("compose.yml", 'environment:\n  ACCELERATE_USE_FSDP: "true"\n'),
+        ("poe.toml", 'train = "accelerate launch --use_fsdp train.py"\n'),
+        ("start.py", "env = dict(os.environ, ACCELERATE_USE_FSDP='true')\n"),
+        ("sage.py", "est = PyTorch(environment={'ACCELERATE_USE_FSDP': 'true'})\n"),
+    ],
+)
+def test_whatever_asks_accelerate_for_fsdp_counts(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    assert not scan_paths([tmp_path]).uses
+    (tmp_path / name).write_text(text)
+    found = {(use.path.rpartition("/")[2], use.code) for use in scan_paths([tmp_path]).uses}
+    assert ("train.py", "FM333") in found
+    is_said = find_launches([tmp_path]) or find_configs([tmp_path]) or (name, "FM320") in found
+    assert is_said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hyperparameters = {'fsdp': '\"full_shard auto_wrap\"'}\n",
+        "os.system('torchrun t.py --output_dir o --fsdp \"full_shard auto_wrap\"')\n",
+        "run(['torchrun', 't.py', '--output_dir', 'o', '--fsdp', 'full_shard auto_wrap'])\n",
+    ],
+)
+def test_whatever_asks_the_trainer_for_fsdp_counts(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    assert not scan_paths([tmp_path]).uses
+    (tmp_path / "start.py").write_text(text)
+    found = {(use.path.rpartition("/")[2], use.code) for use in scan_paths([tmp_path]).uses}
+    assert found >= {("train.py", "FM333"), ("start.py", "FM327")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('run it with --fsdp \"full_shard auto_wrap\"')\n",
+        "run(['t.py', '--fsdp', 'full_shard', '--fsdp_config', '{\"version\": 2}'])\n",
+        "parser.add_argument('--fsdp', default='full_shard')\n",
+    ],
+)
+def test_a_flag_that_is_shown_or_new_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "start.py").write_text(text)
+    assert not [use for use in scan_paths([tmp_path]).uses if use.rule == "launch-flags"]
+
+
+def test_variables_are_named_with_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("set -a\nACCELERATE_USE_FSDP=true\nFSDP_SHARDING_STRATEGY=2\nset +a\n")
+    (found,) = find_launches([tmp_path])
+    assert (found.line, found.state, found.framework) == (2, "elsewhere", "accelerate")
+    assert "FSDP_RESHARD_AFTER_FORWARD=false" in found.message
+
+
+def test_numbers_of_a_script_are_known_where_its_lines_are_looked_at(tmp_path: Path) -> None:
+    run = "accelerate launch --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * 8)) --use_fsdp"
+    script = f"#SBATCH --nodes=4\n{run} --fsdp_sharding_strategy HYBRID_SHARD t.py\n"
+    (tmp_path / "run.sbatch").write_text(script)
+    assert [each.state for each in find_launches([tmp_path])] == ["changes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ('[trainer]\nstrategy = "fsdp"\n', True),
+        ('[fsdp_config]\nsharding_strategy = "FULL_SHARD"\n', True),
+        ('dependencies = ["torch", "fsdp-tools"]\n', False),
+    ],
+)
+def test_toml_is_named_as_not_read(tmp_path: Path, text: str, *, is_said: bool) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    found = find_configs([tmp_path])
+    assert ["TOML, which is not read" in each.message for each in found] == [True] * is_said
