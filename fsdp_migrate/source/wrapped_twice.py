@@ -93,10 +93,12 @@ def _bindings(
 
 
 def _both_run(source: Source, target: cst.CSTNode, name: cst.Name | cst.Attribute) -> bool:
-    """Tell whether a place may be reached in the same run as an assignment above it."""
+    """Tell whether a place is reached in the same run as an assignment above it."""
     index, models = source.index, source.models
     if index.excludes(target, name) or models.is_other_branch(name):
         return False
+    if not was_run(index, target, name) and not was_run(index, name, target):
+        return False  # in two branches of two switches, of which one may be on: `if fsdp:`, `if hsdp:`
     key = models.key_of(name)
     if key is not None and models.switches.is_off(name, key[0], [_name_of(target)]):
         return False

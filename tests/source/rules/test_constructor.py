@@ -125,6 +125,7 @@ ONCE = [
     "model = FSDP(net)\nrun(model)\nmodel = Net()\nmodel = FSDP(model)\n",
     "model = FSDP(net)\nif again:\n    model = build()\n    model = FSDP(model)\n",
     "for kind in kinds:\n    model = build(kind)\n    model = FSDP(model)\n",
+    "if fsdp:\n    net = FSDP(net)\nif hsdp:\n    net = FSDP(net)\n",
     "def f(m):\n    m = FSDP(m)\ndef g(m):\n    m = FSDP(m)\n",
     "def f(m):\n    if a:\n        return FSDP(m)\n    return m\nnet = f(net)\nnet = FSDP(net)\n",
 ]
