@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.checked_optimizers import is_of_a_plain_model
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.last_values import last_value
@@ -261,6 +262,8 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
         if not isinstance(func, cst.Attribute) or func.attr.value != name or source.models.never.holds(call):
             continue
         if not _is_optimizer(func.value) or _is_adapter(source, func.value):
+            continue
+        if is_of_a_plain_model(source.models.guards, func.value):
             continue
         if not _is_of_plain_models(source, func.value) and not is_asked_for_keys(source.index, call):
             yield call
