@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.bound_anew import (
     was_put_there,
 )
 from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name
+from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
@@ -52,7 +53,6 @@ from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
-from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, FSDP2, MAKES, SAME_MODEL
 from fsdp_migrate.source.python.written_names import written_names
 
@@ -456,8 +456,7 @@ class ModelKinds:
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
         for function in self.guards.functions(call.func):
             found |= self.returns.get(function, set())
-        given = ((each.keyword.value, text_of(each.value)) for each in call.args if each.keyword is not None)
-        return without_models(found) if found and is_switched_off(given) else found
+        return without_models(found) if found and is_told_off(call, self.links.plain_calls) else found
 
     def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
         """Return what a function of another file gives: what it is given here, where it gives that back."""
