@@ -25,6 +25,13 @@ _PLAIN: Final = frozenset({"classmethod", "enable_grad", "inference_mode", "no_g
 _PASSIVE: Final = frozenset({"ABC", "Generic", "Protocol", "object"})
 
 
+# Methods that torch calls of a module.
+_OF_MODULES: Final = re.compile(
+    r"^(?:_.*|forward|(?:(?:named_)?(?:buffers|children|modules|parameters)|get_.*|set_.*|.*state_dict.*|\w*hook\w*"
+    r"|apply|compile|cpu|cuda|eval|extra_repr|requires_grad_|share_memory|to|to_empty|train|zero_grad))$"
+)
+
+
 class Seen(NamedTuple):
     """One call, and where it stands."""
 
@@ -75,17 +82,19 @@ class Callers:
             return self._calls(function, name)
         if name == "__init__":
             return self._made(owner)
-        if name.startswith("__") or name == "forward" or not self._is_passive(owner):
+        if name.startswith("__") or not self._is_passive(owner, name):
             return None
         return self._calls(function, name)
 
-    def _is_passive(self, owner: Definition) -> bool:
-        """Tell whether nothing but the project calls the methods of a class."""
+    def _is_passive(self, owner: Definition, method: str) -> bool:
+        """Tell whether nothing but the project calls a method of a class."""
         assert isinstance(owner.node, ast.ClassDef)
         bases = self.project.bases(owner)
         named = [(dotted(each) or "?").split(".")[-1] for each in owner.node.bases]
-        own = {each.name.split(".")[-1] for each in bases}
-        return all(each in own or each in _PASSIVE for each in named) and all(map(self._is_passive, bases))
+        known = {each.name.split(".")[-1] for each in bases} | _PASSIVE
+        if not _OF_MODULES.search(method):
+            known.add("Module")
+        return all(each in known for each in named) and all(self._is_passive(each, method) for each in bases)
 
     def _calls(self, function: Definition, name: str) -> list[Seen] | None:
         found: list[Seen] = []

@@ -19,6 +19,7 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharding_words import shards
+from fsdp_migrate.source.tables import in_table
 from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
 
 
@@ -51,7 +52,7 @@ _SHARDS: Final = re.compile(
 )
 _OF_FSDP: Final = re.compile(
     r"FSDP\w*\(|FullyShardedDataParallel|fully_shard\w*\(|\.(?:_?prepare|setup)\w*\(|DataParallel"
-    r"|(?i:(?:apply|setup|shard|wrap)\w*fsdp|fsdp\w*(?:model|shard|wrap)\w*\()"
+    r"|(?i:(?:apply|setup|shard|wrap)\w*fsdp|fsdp(?!\w*polic)\w*(?:model|shard|wrap)\w*\()"
 )
 _OF_FSDP_CALL: Final = re.compile(r"FSDP|fully_shard|\.(?:_?prepare|setup)\w*\(|DataParallel|fsdp\w*\(")
 # A class that stands in a variable; not what wraps a model.
@@ -167,6 +168,14 @@ class PlainPlaces:
             and not self._external(text, place)
         ):
             return part is None and self._is_plain(call.func.value, place, depth)
+        picked = in_table(self.project, self.callers, call.func, place) if text is None else None
+        if picked is not None:
+            return all(
+                self._is_plain_class(each)
+                if isinstance(each.node, ast.ClassDef)
+                else self._gives_plain(each, depth, part)
+                for each in picked
+            ) and self._is_given_none(call, place, depth)
         made = self.callers.stands_for(text, place) if text is not None else None
         if text == "cls" and made is None:
             made = self.project.class_of(place)
@@ -285,7 +294,21 @@ class PlainPlaces:
         if values is None:
             return False
         is_one = any(_OF_FSDP_CALL.search(ast.unparse(each.node)) or _is_empty(each.node) for each in values)
-        return is_one or self._doubts.may_hold(node, place)
+        return is_one or self._doubts.may_hold(node, place) or any(map(self._is_given_one, values))
+
+    def _is_given_one(self, value: Bound) -> bool:
+        """Tell whether a call gives a parameter, that has no model's name, what is not plain."""
+        function = value.place.module.definitions.get(value.place.scope)
+        if not isinstance(value.node, ast.arg) or function is None:
+            return False
+        name = value.node.arg
+        key = (function.key, f"given {name}")
+        if key not in self._known:
+            self._known[key] = False  # what it gives to itself counts for nothing
+            calls = [(_given(function, name, call), place) for call, place in self.callers.of(function) or ()]
+            given = ((each, place) for each, place in calls if each is not None)
+            self._known[key] = not all(self._holds_none(each, place, 0) for each, place in given)
+        return self._known[key]
 
     def _may_be_made_sharded(self, func: ast.expr, place: Place) -> bool:
         """Tell whether a class in a variable, or a method by its name, may give a sharded model."""

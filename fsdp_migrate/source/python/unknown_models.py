@@ -11,9 +11,9 @@ from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_sai
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.fabric_models import set_up
-from fsdp_migrate.source.python.last_values import stands_for, values_set
+from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.wrappers import FSDP2
+from fsdp_migrate.source.python.wrappers import DDP, FSDP2
 
 
 if TYPE_CHECKING:
@@ -77,10 +77,25 @@ def is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool
         return _is_unknown_name(source, node, depth)
     if not isinstance(node, cst.Attribute):
         return False
+    if _is_inside_ddp(source, node):
+        return False
     if text_of(node.value) in {"self", "cls"}:
         return _is_unknown_attribute(source, node, depth)
     # Of a model that is made here the parts are plain as well.
     return is_unknown(source, node.value, depth + 1) if is_model(last_word(node.value)) else True
+
+
+def _is_inside_ddp(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether it is what DistributedDataParallel holds, which this source has made in any case."""
+    outer = node.value if node.attr.value == "module" else None
+    if isinstance(outer, cst.Name) and outer in source.index.scopes:
+        value = last_value(source.index, outer)
+        values = [value] if value is not None else []
+    else:
+        values = values_set(source.index, outer) if isinstance(outer, cst.Attribute) else []
+    is_chosen = any(isinstance(a, (cst.If, cst.Try)) for v in values for a in source.index.ancestors(v))
+    are_ddps = [isinstance(v, cst.Call) and bool(source.index.qualified(v.func) & DDP) for v in values]
+    return bool(values) and all(are_ddps) and not is_chosen
 
 
 def _is_known(source: Source, node: cst.BaseExpression) -> bool:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.any_torch
 
-MAKER = "def build(c, on=False, **more):\n    m = Net(c)\n    if c.x:\n        m = FSDP(m)\n    return m\n\n\n"
+MAKER = (
+    "def build(c, on=False, **more):\n    m = Net(c)\n    if c.x:\n        m = FSDP(m)\n    return m\n\n\n"
+)
 COPIED = "import copy\nmodel = build(c, {}={})\ntwin = copy.deepcopy(model)\n"
 GIVEN = [
     ("use_fsdp", "False", True),
