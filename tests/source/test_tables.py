@@ -134,3 +134,62 @@ def test_what_a_function_puts_into_ddp(tmp_path: Path, value: str, *, is_named: 
         f"def run(net, x):\n    net = {value}\n    torch.save(net.module.state_dict(), x)\n"
     )
     assert bool(named(tmp_path, does, "from tools import run\nrun(lib.net, 1)\n")) is is_named
+
+
+FITS = (
+    "class Keeper:\n    def keep(self, net, path):\n        torch.save(net.state_dict(), path)\n"
+    "def get(cls_of_lib, x):\n    lib.{call}\n"
+)
+KEPT = "from tools import Keeper\nKeeper().keep(Net(), 'x')\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "is_named"),
+    [
+        ("thing.keep(x)", False),  # it lacks an argument: another method of that name
+        ("thing.keep(x, y, z)", False),
+        ("thing.keep(x, other=1)", False),
+        ("thing.keep(x.net, 1)", True),
+        ("thing.keep(*x)", True),
+        ("thing.keep(**x)", True),
+        ("thing.keep(path=1, net=x.net)", True),
+    ],
+)
+def test_a_call_that_does_not_fit_is_of_another_method(tmp_path: Path, call: str, *, is_named: bool) -> None:
+    assert is_said(tmp_path, FITS.format(call=call), KEPT) is is_named
+
+
+SETS = (
+    "class Keeper:\n    def __init__(self, net):\n        self.net = net\n"
+    "    def keep(self):\n        torch.save(self.net.state_dict(), 'x')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("sets", "is_named"),
+    [
+        ("for name, p in k.net.named_parameters():\n    print(name)\n", False),
+        ("class State:\n    pass\ndef fill(state: State, net):\n    state.net = net\n", False),
+        ("class State:\n    pass\ns = State()\ns.net = lib.net\n", False),
+        ("def fill(state: Keeper, net):\n    state.net = net\n", True),
+        ("class More(Keeper):\n    pass\ndef fill(state: More, net):\n    state.net = net\n", True),
+        ("def fill(state, net):\n    state.net = net\n", True),
+        ("k.net = lib.net\n", True),
+        ("for k.net in lib.nets:\n    k.keep()\n", True),
+    ],
+)
+def test_who_sets_an_attribute(tmp_path: Path, sets: str, *, is_named: bool) -> None:
+    other = f"from tools import Keeper\nk = Keeper(Net())\n{sets}k.keep()\n"
+    assert is_said(tmp_path, SETS, other) is is_named
+
+
+@pytest.mark.parametrize(
+    ("made", "is_named"), [("Net()", False), ("lib.net", True), ("lib.shard(Net())", True)]
+)
+def test_what_a_fixture_gives(tmp_path: Path, made: str, *, is_named: bool) -> None:
+    tests = (
+        "import pytest\nfrom tools import save\nfrom wrap import wrap\n"
+        f"@pytest.fixture\ndef net():\n    return {made}\n"
+        "def test_save(net):\n    save(net)\n"
+    )
+    assert is_said(tmp_path, SAVE, tests) is is_named

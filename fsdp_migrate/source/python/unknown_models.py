@@ -26,7 +26,10 @@ _MODEL: Final = re.compile(
     r"(?:^|_)(?:actor|critic|controlnet|dit|encoder|decoder|ema|generator|discriminator|llm|model|module|net"
     r"|network|policy|student|teacher|transformer|unet|vae|vit)(?:_\w+)?$"
 )
-_NO_MODEL: Final = re.compile(r"args|cfg|class|config|file|id|kwargs|name|path|type|url|str$")
+_NO_MODEL: Final = re.compile(
+    r"args|cfg|class(?!ifi)|config|(?<!pro)file|(?:^|_|model)ids?(?:_|$)|kwargs|name|path|(?<!proto)type|url|str$"
+    r"|_(?:device|dim|len|length|lr|size|tokens|version)$"
+)
 # What makes a model anew, which nobody has sharded yet.
 _MAKES: Final = re.compile(r"^[A-Z]|from_|create|build|load|copy|make|init|get_(?:\w+_)?model")
 _SHARDS: Final = re.compile(r"^(?:prepare|setup)|shard|wrap|parallel")
@@ -38,8 +41,8 @@ def is_model(name: str) -> bool:
     """Tell whether a name is one that models have.
 
     Example:
-        >>> is_model("ref_policy"), is_model("model_config")
-        (True, False)
+        >>> [is_model(each) for each in ("ref_policy", "video_model", "model_config", "llm_max_length")]
+        [True, True, False, False]
     """
     return _MODEL.search(name) is not None and _NO_MODEL.search(name) is None
 
