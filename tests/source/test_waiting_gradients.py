@@ -26,7 +26,10 @@ def train(net, batches, optimizer, scaler):
 ALONE = "with model.no_sync():\n    model(x).sum().backward()\n"
 CHOSEN = "with nullcontext() if last else model.no_sync():\n    model(x).sum().backward()\n"
 BY_NAME = "ctx = nullcontext if last else model.no_sync\nwith ctx():\n    model(x).sum().backward()\n"
-BRANCHES = "if last:\n    model(x).sum().backward()\nelse:\n    with model.no_sync():\n        model(x).sum().backward()\n"
+BRANCHES = (
+    "if last:\n    model(x).sum().backward()\n"
+    "else:\n    with model.no_sync():\n        model(x).sum().backward()\n"
+)
 NANS = "nans = any(p.grad is not None and p.grad.isnan().any() for p in model.parameters())"
 
 
