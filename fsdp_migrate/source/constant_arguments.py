@@ -50,6 +50,8 @@ class _Unknown(Exception):  # noqa: N818 - it is no error, but an answer
 
 Called = Callable[[ast.expr, Place], Iterable[Definition]]
 """What an expression at a place may call."""
+Has = Callable[[str, Place], bool]
+"""Whether a name at a place is known to be, or to hold, a sharded model."""
 
 
 @dataclass(eq=False)
@@ -58,17 +60,25 @@ class ToldOff:
 
     _plain: dict[Path, set[Signature]] = field(default_factory=dict, repr=False)
     _others: dict[Path, set[Signature]] = field(default_factory=dict, repr=False)
-    _known: dict[ast.Call, bool] = field(default_factory=dict, repr=False)
+    _known: dict[ast.Call, frozenset[str] | None] = field(default_factory=dict, repr=False)
 
-    def holds(self, call: ast.Call, definition: Definition, place: Place, called: Called) -> bool:
+    def holds(self, call: ast.Call, definition: Definition, place: Place, called: Called, has: Has) -> bool:
         """Tell whether a call of what gives a sharded model leaves out what shards it."""
         if is_switched_off((each.arg or "", ast.unparse(each.value)) for each in call.keywords):
             return True
         if call not in self._known:
             self._known[call] = shards_never(definition, call, called)
-            seen = self._plain if self._known[call] else self._others
-            seen.setdefault(place.module.path, set()).add(signature_of(call))
-        return self._known[call]
+        read, its = self._known[call], Place(definition.module, definition.name)
+        given = [*call.args, *(each.value for each in call.keywords)]
+        # What is given to it, or is there already, it may give back.
+        texts = [
+            (dotted(each), place) for part in given for each in ast.walk(part) if isinstance(each, ast.expr)
+        ]
+        texts += [(each, its) for each in read or ()]
+        is_one = read is not None and not any(text is not None and has(text, at) for text, at in texts)
+        seen = self._plain if is_one else self._others
+        seen.setdefault(place.module.path, set()).add(signature_of(call))
+        return is_one
 
     def in_file(self, path: Path) -> frozenset[Signature]:
         """Return those of a file, without what has the same text elsewhere in it and is sharded there."""
@@ -81,8 +91,8 @@ class Value(NamedTuple):
     value: object
 
 
-def shards_never(function: Definition, call: ast.Call, called: Called) -> bool:
-    """Tell whether a function runs nothing that may shard a model, by the constants that a call gives.
+def shards_never(function: Definition, call: ast.Call, called: Called) -> frozenset[str] | None:
+    """Return what a function reads from outside, where it runs nothing that may shard, by a call's constants.
 
     Args:
         function: The function.
@@ -91,14 +101,18 @@ def shards_never(function: Definition, call: ast.Call, called: Called) -> bool:
     """
     node = function.node
     if not isinstance(node, _FUNCTIONS) or node.decorator_list:
-        return False
+        return None
     known = dict(_constants(node, call, is_method=function.owner is not None))
     if not known:
-        return False
+        return None
     run = _Run(known)
     run.block(node.body)
     place = Place(function.module, function.name)
-    return run.is_decided and not any(_may_shard(each, place, called, 0) for each in run.calls)
+    if not run.is_decided or any(_may_shard(each, place, called, 0) for each in run.calls):
+        return None
+    own = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)} - {"self", "cls"}
+    own |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not _is_read(each)}
+    return frozenset(each for each in run.read if each.partition(".")[0] not in own)
 
 
 def _may_shard(call: ast.Call, place: Place, called: Called, depth: int) -> bool:
@@ -144,6 +158,8 @@ class _Run:
 
     known: dict[str, Value]
     calls: list[ast.Call] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    """The names and attributes that may be read."""
     is_decided: bool = False
     """Whether a constant has left something out."""
 
@@ -193,6 +209,8 @@ class _Run:
             return
         if isinstance(node, ast.Call):
             self.calls.append(node)
+        if isinstance(node, (ast.Attribute, ast.Name)) and (text := dotted(node)) is not None:
+            self.read.add(text)
         for each in ast.iter_child_nodes(node):
             self._see(each)
 

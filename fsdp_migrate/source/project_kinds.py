@@ -300,7 +300,9 @@ class ProjectKinds:
     def _returned_to(self, call: ast.Call, definition: Definition, place: Place) -> set[str]:
         """Return what a call of a function gives."""
         found = self.returned(definition)
-        if has_model(found) and self.told_off.holds(call, definition, place, self.called):
+        if has_model(found) and self.told_off.holds(
+            call, definition, place, self.called, lambda text, at: has_model(self.lookup(text, at))
+        ):
             return without_models(found)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None

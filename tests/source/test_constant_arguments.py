@@ -75,6 +75,27 @@ def test_a_constant_may_leave_out_the_branch_that_shards(
     assert {each.code for each in uses} <= {"FM308", "FM333"}
 
 
+GIVES_BACK = "def get(m, compiles=False):\n    if compiles:\n        m = torch.compile(m)\n    return m\n"
+KEEPS = (
+    "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+    "    def get(self, compiles=False):\n        if compiles:\n            return torch.compile(self.net)\n"
+    "        return self.net\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("makes", "call"),
+    [
+        (f"{GIVES_BACK}def main(net):\n    m = FSDP(net)\n    model = get(m)\n", "model"),
+        (f"{GIVES_BACK}def main(net):\n    model = get(FSDP(net))\n", "model"),
+        (f"{KEEPS}def main(net):\n    t = T(net)\n    model = t.get()\n", "model"),
+    ],
+)
+def test_what_is_sharded_before_is_given_back(tmp_path: Path, makes: str, call: str) -> None:
+    (tmp_path / "run.py").write_text(f"import torch\n{FSDP}{makes}    torch.save({call}.state_dict(), 'x')\n")
+    assert "FM308" in {each.code for each in scan_paths([tmp_path]).uses}
+
+
 def test_each_call_is_asked_by_itself(tmp_path: Path) -> None:
     (tmp_path / "make.py").write_text(f"{FSDP}{BY_SIZE}")
     other = "def other(args):\n    large = get(args.size)\n    torch.save(large.state_dict(), 'y')\n"
