@@ -71,11 +71,13 @@ class ToldOff:
         read, its = self._known[call], Place(definition.module, definition.name)
         given = [*call.args, *(each.value for each in call.keywords)]
         # What is given to it, or is there already, it may give back.
-        texts = [
-            (dotted(each), place) for part in given for each in ast.walk(part) if isinstance(each, ast.expr)
-        ]
+        parts = [each for part in given for each in ast.walk(part) if isinstance(each, ast.expr)]
+        texts = [(dotted(each), place) for each in parts]
         texts += [(each, its) for each in read or ()]
         is_one = read is not None and not any(text is not None and has(text, at) for text, at in texts)
+        is_one = is_one and not any(
+            isinstance(each, ast.Call) and _may_shard(each, place, called, 0) for each in parts
+        )
         seen = self._plain if is_one else self._others
         seen.setdefault(place.module.path, set()).add(signature_of(call))
         return is_one

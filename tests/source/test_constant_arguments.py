@@ -88,6 +88,10 @@ KEEPS = (
     [
         (f"{GIVES_BACK}def main(net):\n    m = FSDP(net)\n    model = get(m)\n", "model"),
         (f"{GIVES_BACK}def main(net):\n    model = get(FSDP(net))\n", "model"),
+        (
+            f"{GIVES_BACK}def own(x):\n    return FSDP(x)\ndef main(net):\n    model = get(own(net))\n",
+            "model",
+        ),
         (f"{KEEPS}def main(net):\n    t = T(net)\n    model = t.get()\n", "model"),
     ],
 )
