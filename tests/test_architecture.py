@@ -88,6 +88,7 @@ HOUSE: House = (
                 "source.parameter_values",
                 "source.settings_in_python",
                 "source.sharded_parts",
+                "source.wrapped_twice",
             ],
             [
                 "source.copied_parameters",

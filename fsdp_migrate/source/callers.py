@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 _PLAIN: Final = frozenset({"classmethod", "enable_grad", "inference_mode", "no_grad", "staticmethod"})
 # Classes that call no methods of those below them but what these are known for.
 _PASSIVE: Final = frozenset({"ABC", "Generic", "Protocol", "object"})
+# Bases that call the methods of torch's modules alone.
+_MODULES: Final = frozenset({"GenerationMixin", "Module"})
+
+
+# Methods that torch calls of a module.
+_OF_MODULES: Final = re.compile(
+    r"^(?:_.*|forward|(?:(?:named_)?(?:buffers|children|modules|parameters)|get_.*|set_.*|.*state_dict.*|\w*hook\w*"
+    r"|apply|compile|cpu|cuda|eval|extra_repr|requires_grad_|share_memory|to|to_empty|train|zero_grad))$"
+)
 
 
 class Seen(NamedTuple):
@@ -75,17 +84,19 @@ class Callers:
             return self._calls(function, name)
         if name == "__init__":
             return self._made(owner)
-        if name.startswith("__") or name == "forward" or not self._is_passive(owner):
+        if name.startswith("__") or not self._is_passive(owner, name):
             return None
         return self._calls(function, name)
 
-    def _is_passive(self, owner: Definition) -> bool:
-        """Tell whether nothing but the project calls the methods of a class."""
+    def _is_passive(self, owner: Definition, method: str) -> bool:
+        """Tell whether nothing but the project calls a method of a class."""
         assert isinstance(owner.node, ast.ClassDef)
         bases = self.project.bases(owner)
         named = [(dotted(each) or "?").split(".")[-1] for each in owner.node.bases]
-        own = {each.name.split(".")[-1] for each in bases}
-        return all(each in own or each in _PASSIVE for each in named) and all(map(self._is_passive, bases))
+        known = {each.name.split(".")[-1] for each in bases} | _PASSIVE
+        if not _OF_MODULES.search(method):
+            known |= _MODULES
+        return all(each in known for each in named) and all(self._is_passive(each, method) for each in bases)
 
     def _calls(self, function: Definition, name: str) -> list[Seen] | None:
         found: list[Seen] = []
@@ -122,13 +133,33 @@ class Callers:
         meant = None if text is None else self.stands_for(text, place or Place(module, ""))
         if meant is not None and meant is not function:
             # A method that a class below has of its own is another.
-            return False if meant.owner is None or not is_method else None
+            owner, its = meant.owner, function.owner
+            is_below = owner is not None and its is not None and akin(self.project, owner, its)
+            return None if is_below else False
         if isinstance(node, ast.Attribute) and meant is None and not is_method:
             return False  # of an object, or of a module that is not the project's
         if isinstance(node, ast.Name) and meant is None and node.id in module.imports:
             return False
+        is_open = isinstance(node, ast.Attribute) and meant is None
+        if is_open and not self._may_be(function, text, above, module):
+            return False
         is_call = isinstance(above, ast.Call) and above.func is node and place is not None
         return True if is_call else None
+
+    def _may_be(self, function: Definition, text: str | None, call: ast.AST | None, module: Module) -> bool:
+        """Tell whether something may be a method: its arguments fit, and no package has the class.
+
+        ``AutoModel.from_pretrained`` is none of the project's.
+        """
+        if isinstance(call, ast.Call) and text == dotted(call.func) and not fits(function, call):
+            return False
+        owner = (text or "").rpartition(".")[0]
+        written = module.imports.get(owner.partition(".")[0], "")
+        parts = written.split(".")
+        starts = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        is_class = owner.rpartition(".")[2][:1].isupper()
+        is_own = written.startswith(".") or any(self.project.paths(module, each) for each in starts)
+        return not is_class or not written or is_own
 
     def is_named_in_vain(self, function: Definition) -> bool:
         """Tell whether something that never runs speaks of a function."""
@@ -185,6 +216,32 @@ class Callers:
             left = frozenset(id(part) for each in never for part in ast.walk(each))
             self._around[module] = Around(above, places, left)
         return self._around[module]
+
+
+def akin(project: Project, one: Definition, other: Definition) -> bool:
+    """Tell whether a class is another, or derives from it, or that from the first."""
+    return (
+        one is other
+        or any(akin(project, base, other) for base in project.bases(one))
+        or any(akin(project, one, base) for base in project.bases(other))
+    )
+
+
+def fits(function: Definition, call: ast.Call) -> bool:
+    """Tell whether a function takes what a call gives it, without an error."""
+    if isinstance(function.node, ast.ClassDef) or any(isinstance(each, ast.Starred) for each in call.args):
+        return True
+    args = function.node.args
+    is_static = any(dotted(each) == "staticmethod" for each in function.node.decorator_list)
+    placed = [each.arg for each in (*args.posonlyargs, *args.args)]
+    placed = placed[1 if function.owner is not None and not is_static else 0 :]
+    named = {each.arg for each in call.keywords}
+    if (args.vararg is None and len(call.args) > len(placed)) or None in named:
+        return None in named
+    needed = placed[: len(placed) - len(args.defaults)][len(call.args) :]
+    needed += [a.arg for a, d in zip(args.kwonlyargs, args.kw_defaults, strict=True) if d is None]
+    known = {*placed, *(each.arg for each in args.kwonlyargs)}
+    return named.issuperset(needed) and (args.kwarg is not None or named <= known)
 
 
 def _word(node: ast.AST) -> str | None:

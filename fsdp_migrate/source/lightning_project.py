@@ -42,7 +42,7 @@ _MODULES = re.compile(r"\bclass \w+\([^)]{0,2000}?\bLightningModule\b")
 _READS_CONFIGS = re.compile(r"\bLightningCLI[()]|\binstantiate\(")
 _FITS = re.compile(r"\btrainer\.fit\(\s*[\w.]")
 # Their Trainers fit as well, in names that are the same.
-_IS_ANOTHERS = re.compile(r"^\s*(?:from|import)\s+(?:composer|keras)\b", re.MULTILINE)
+_IS_ANOTHERS = re.compile(r"^[ \t]*(?:from|import)\s+(?:composer|keras)\b", re.MULTILINE)
 _TRAINER = re.compile(r"\bTrainer\(")
 # What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
 _HANDS_ON = re.compile(

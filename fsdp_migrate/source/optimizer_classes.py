@@ -108,19 +108,22 @@ def makers_beside(modules: Iterable[Module], scopes: Collection[str], called: Ca
     return found
 
 
-def made_beside_models(modules: Iterable[Module], owners: set[str], called: Called) -> Made:
+def made_beside_models(
+    modules: Iterable[Module], owners: set[str], called: Called, off: Collection[ast.Call] = ()
+) -> Made:
     """Return the optimizers of a project's own that are made beside FSDP1 models.
 
     Args:
         modules: The files.
         owners: The paths of those that have FSDP1 models.
         called: What of the project an expression of a file names.
+        off: Calls that run without FSDP alone.
     """
     made = Made()
     for module in (each for each in modules if str(each.path) in owners):
         prepared = set(map(id, _prepared_below(module)))
         for node in walked(module.tree):
-            if isinstance(node, ast.Call):
+            if isinstance(node, ast.Call) and node not in off:
                 for definition in picked(node.func, module, called):
                     is_one = note(definition, called, made.classes)
                     if is_one and id(node) not in prepared:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.callers import Callers
+from fsdp_migrate.source.object_classes import Objects, given_by
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Definition, Place, dotted
@@ -19,6 +20,7 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharding_words import shards
+from fsdp_migrate.source.tables import in_table
 from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
 
 
@@ -51,7 +53,7 @@ _SHARDS: Final = re.compile(
 )
 _OF_FSDP: Final = re.compile(
     r"FSDP\w*\(|FullyShardedDataParallel|fully_shard\w*\(|\.(?:_?prepare|setup)\w*\(|DataParallel"
-    r"|(?i:(?:apply|setup|shard|wrap)\w*fsdp|fsdp\w*(?:model|shard|wrap)\w*\()"
+    r"|(?i:(?:apply|setup|shard|wrap)\w*fsdp|fsdp(?!\w*polic)\w*(?:model|shard|wrap)\w*\()"
 )
 _OF_FSDP_CALL: Final = re.compile(r"FSDP|fully_shard|\.(?:_?prepare|setup)\w*\(|DataParallel|fsdp\w*\(")
 # A class that stands in a variable; not what wraps a model.
@@ -75,11 +77,13 @@ class PlainPlaces:
     project: Project
     callers: Callers = field(init=False, repr=False)
     _doubts: Doubts = field(init=False, repr=False)
+    _objects: Objects = field(init=False, repr=False)
     _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.callers = Callers(self.project)
         self._doubts = Doubts(self.project, self.callers)
+        self._objects = Objects(self.project, self.callers)
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
         """Return the line and the text of each expression that something is done with, and that is plain."""
@@ -139,6 +143,10 @@ class PlainPlaces:
         key = (function.key, name)
         if key not in self._known:
             self._known[key] = True  # what it gives to itself counts for nothing
+            fixture = self._fixture(function, name)
+            if fixture is not None:
+                self._known[key] = self._gives_plain(fixture, depth, None)
+                return self._known[key]
             calls = self.callers.of(function)
             is_called = bool(calls) or not (
                 shards(self.project.texts[function.module.path]) or self._doubts.is_any_picked()
@@ -151,13 +159,20 @@ class PlainPlaces:
                 and all(
                     is_of_other_engine(place)
                     or (
-                        (given := _given(function, name, call)) is not None
+                        (given := given_by(function, name, call)) is not None
                         and self._is_plain(given, place, depth)
                     )
                     for call, place in calls
                 )
             )
         return self._known[key]
+
+    @staticmethod
+    def _fixture(function: Definition, name: str) -> Definition | None:
+        """Return what pytest gives to a test, or to another such function: one of the same file."""
+        fixture = function.module.definitions.get(name)
+        is_asked = function.node.name.startswith("test") or _is_fixture(function)
+        return fixture if is_asked and fixture is not None and _is_fixture(fixture) else None
 
     def _is_made_plain(self, call: ast.Call, place: Place, depth: int, part: int | None = None) -> bool:
         text = dotted(call.func)
@@ -167,6 +182,14 @@ class PlainPlaces:
             and not self._external(text, place)
         ):
             return part is None and self._is_plain(call.func.value, place, depth)
+        picked = in_table(self.project, self.callers, call.func, place) if text is None else None
+        if picked is not None:
+            return all(
+                self._is_plain_class(each)
+                if isinstance(each.node, ast.ClassDef)
+                else self._gives_plain(each, depth, part)
+                for each in picked
+            ) and self._is_given_none(call, place, depth)
         made = self.callers.stands_for(text, place) if text is not None else None
         if text == "cls" and made is None:
             made = self.project.class_of(place)
@@ -285,7 +308,39 @@ class PlainPlaces:
         if values is None:
             return False
         is_one = any(_OF_FSDP_CALL.search(ast.unparse(each.node)) or _is_empty(each.node) for each in values)
-        return is_one or self._doubts.may_hold(node, place)
+        return is_one or self._doubts.may_hold(node, place) or any(map(self._is_given_one, values))
+
+    def _is_given_one(self, value: Bound) -> bool:
+        """Tell whether a call gives a parameter, that has no model's name, what is not plain."""
+        function = value.place.module.definitions.get(value.place.scope)
+        if not isinstance(value.node, ast.arg) or function is None:
+            return False
+        name = value.node.arg
+        key = (function.key, f"given {name}")
+        if key not in self._known:
+            self._known[key] = False  # what it gives to itself counts for nothing
+            calls = [
+                (given_by(function, name, call), place) for call, place in self.callers.of(function) or ()
+            ]
+            given = ((each, place) for each, place in calls if each is not None)
+            self._known[key] = any(self._has_one(each, place) for each, place in given)
+        return self._known[key]
+
+    def _has_one(self, node: ast.expr, place: Place) -> bool:
+        """Tell whether a model's name, or a call that wraps one, is in what is given to another name."""
+        called = {id(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
+        for each in ast.walk(node):
+            if id(each) in called:
+                continue  # `Net` of `Net(config)`
+            if isinstance(each, ast.Call) and self._doubts.wraps(each, place):
+                return True
+            text = dotted(each) if isinstance(each, (ast.Attribute, ast.Name)) else None
+            if text is not None and is_model(text.split(".")[-1].lower()):
+                return isinstance(each, ast.expr) and not self._is_plain(each, place, 0)
+            values = values_bound(place, each.id) if isinstance(each, ast.Name) else None
+            if any(map(self._is_given_one, values or ())):
+                return True
+        return False
 
     def _may_be_made_sharded(self, func: ast.expr, place: Place) -> bool:
         """Tell whether a class in a variable, or a method by its name, may give a sharded model."""
@@ -296,7 +351,9 @@ class PlainPlaces:
         for value in values:
             function = value.place.module.definitions.get(value.place.scope)
             if isinstance(value.node, ast.arg) and function is not None:
-                given = ((_given(function, value.node.arg, c), p) for c, p in self.callers.of(function) or ())
+                given = (
+                    (given_by(function, value.node.arg, c), p) for c, p in self.callers.of(function) or ()
+                )
                 made += [(each, at) for each, at in given if each is not None]
         return any(self._doubts.is_a_maker(each, at) for each, at in made)
 
@@ -307,7 +364,7 @@ class PlainPlaces:
             return own is not None and self._is_field_plain(own, node.attr, depth)
         if is_model((dotted(owner) or "").split(".")[-1].lower()):
             return self._is_plain(owner, place, depth)
-        classes = self._classes(owner, place, depth)
+        classes = self._objects.of(owner, place, depth)
         if classes and all(map(self._is_module, classes)):
             return self._is_plain(
                 owner, place, depth
@@ -322,7 +379,9 @@ class PlainPlaces:
             values = list(self._values_of(owner, name))
             is_none = all(isinstance(each.node, ast.Constant) for each in values)
             is_set_here = (
-                not is_none and self._is_plain_class(owner) and not self._is_set_elsewhere(owner, name)
+                not is_none
+                and self._is_plain_class(owner)
+                and not self._objects.is_set_elsewhere(owner, name)
             )
             self._known[key] = is_set_here and all(self._is_value_plain(each, depth + 1) for each in values)
             self._known[key] &= not self._is_filled(owner, name)
@@ -350,43 +409,10 @@ class PlainPlaces:
                         return True
         return any(self._is_filled(base, name) for base in self.project.bases(owner))
 
-    def _is_set_elsewhere(self, owner: Definition, name: str) -> bool:
-        """Tell whether an attribute may be set from outside its class, or by a class below."""
-        last = owner.name.split(".")[-1]
-        word = re.escape(name)
-        outside = re.compile(
-            rf"(?<!\bself)\.{word}\b(?!\s*[.(\[])[^=\n()]*=(?!=)|setattr\([^)\n]*['\"]{word}['\"]"
-            rf"|\b(?:as|for)\s+\(?[\w., ]*\.{word}\b"
-            rf"|(?<!\bself)\.{word}\.(?:append|extend|insert|add_\w+)\("
-            rf"|^[ \t]*class \w+\([^)]*\b{last}\b",
-            re.MULTILINE,
-        )
-        files = {*self.callers.holding(name), *self.callers.holding(last)}
-        return any(outside.search(self.project.texts[path]) for path in files)
 
-    def _classes(self, node: ast.expr, place: Place, depth: int) -> list[Definition]:
-        """Return the project's classes whose objects an expression may be; none where one is not seen."""
-        if depth > _DEEPEST:
-            return []
-        if isinstance(node, ast.Call):
-            text = dotted(node.func)
-            made = self.callers.stands_for(text, place) if text is not None else None
-            made = self.project.class_of(place) if text == "cls" else made
-            return [made] if made is not None and isinstance(made.node, ast.ClassDef) else []
-        values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
-        found: list[Definition] = []
-        for value in values or ():
-            if isinstance(value.node, ast.arg):
-                function = value.place.module.definitions.get(value.place.scope)
-                calls = self.callers.of(function) if function is not None else None
-                given = [(_given(function, value.node.arg, c), p) for c, p in calls or ()] if function else []
-            else:
-                given = [(value.node if value.part is None else None, value.place)]
-            those = [self._classes(each, at, depth + 1) if each is not None else [] for each, at in given]
-            if not those or not all(those):
-                return []
-            found += [each for part in those for each in part]
-        return found
+def _is_fixture(function: Definition) -> bool:
+    words = [each.func if isinstance(each, ast.Call) else each for each in function.node.decorator_list]
+    return any((dotted(each) or "").split(".")[-1] == "fixture" for each in words)
 
 
 def _may_be_one(text: str) -> bool:
@@ -426,28 +452,3 @@ def _set_by(target: ast.expr, value: ast.expr, name: str, place: Place) -> Itera
                 yield Bound(values[count], place) if is_same else Bound(value, place, count)
     elif dotted(target) == f"self.{name}":
         yield Bound(value, place)
-
-
-def _given(function: Definition, name: str, call: ast.Call) -> ast.expr | None:
-    """Return what a call gives to a parameter, or its default; None where that is not seen."""
-    if isinstance(function.node, ast.ClassDef):
-        return None
-    args = function.node.args
-    order = [*args.posonlyargs, *args.args]
-    named = {each.arg: each.value for each in call.keywords}
-    if name in named:
-        return named[name]
-    if any(isinstance(each, ast.Starred) for each in call.args):
-        return None
-    is_static = any(dotted(each) == "staticmethod" for each in function.node.decorator_list)
-    is_method = function.owner is not None and not is_static
-    names = [each.arg for each in order][1 if is_method else 0 :]
-    if name in names and names.index(name) < len(call.args):
-        return call.args[names.index(name)]
-    if None in named:  # `**kwargs`
-        return None
-    defaults = dict(zip([each.arg for each in order][::-1], args.defaults[::-1], strict=False))
-    defaults.update(
-        {k.arg: v for k, v in zip(args.kwonlyargs, args.kw_defaults, strict=True) if v is not None}
-    )
-    return defaults.get(name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.bound_since import is_bound_since
+from fsdp_migrate.source.constant_arguments import ToldOff
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.method_order import runs_before
@@ -37,7 +38,6 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
@@ -107,6 +107,7 @@ class ProjectKinds:
     """The scope whose statements are gone through."""
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
+    told_off: ToldOff = field(default_factory=ToldOff, repr=False)
     _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
 
@@ -300,7 +301,9 @@ class ProjectKinds:
     def _returned_to(self, call: ast.Call, definition: Definition, place: Place) -> set[str]:
         """Return what a call of a function gives."""
         found = self.returned(definition)
-        if found and is_switched_off((each.arg or "", ast.unparse(each.value)) for each in call.keywords):
+        if has_model(found) and self.told_off.holds(
+            call, definition, place, self.called, lambda text, at: has_model(self.lookup(text, at))
+        ):
             return without_models(found)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None

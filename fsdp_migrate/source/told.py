@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.global_switches import calls_without
 from fsdp_migrate.source.optimizer_classes import (
     made_beside_models,
     makers_beside,
@@ -63,7 +64,11 @@ class Told:
         beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
         self.known.look_at(beside)
         optimizers = made_beside_models(
-            self.known.looked_at, owners.union(map(str, beside)), self.known.called
+            self.known.looked_at,
+            owners.union(map(str, beside)),
+            self.known.called,
+            # What a framework shards asks for no switch of the project's own.
+            calls_without(self.known.project) if not self.known.frameworks.files else (),
         )
         methods = methods_by_file(self.known.project, self.known.methods)
         states = states_by_file(self.known.project, self.known.methods)
@@ -102,6 +107,7 @@ class Told:
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.known.fields_told.get(p, {}),
+                plain_calls=self.known.told_off.in_file(p),
                 shards_parts=parts.certain.get(p, frozenset()),
                 asked_for_parts=parts.asked.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),

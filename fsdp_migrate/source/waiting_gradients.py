@@ -146,6 +146,8 @@ def _is_in(source: Source, window: Window, node: cst.CSTNode) -> bool | None:
         return None  # in another branch
     if any(isinstance(each, _LOOPS) for each in above[: above.index(common)]):
         return None  # the loop may go on until the gradients are reduced
+    if any(isinstance(each, cst.IndentedBlock) and leaves(each) for each in above[: above.index(common)]):
+        return None  # `continue` below it: the place is of another round
     if _is_reduced_between(source, window.node, node):
         return None
     is_certain = window.is_always and not _choices(above[: above.index(common)])

@@ -22,7 +22,7 @@ SAME = [
 OTHER = [
     "    m = wrap(m)\n    return m\n\n\ndef wrap(m):\n    return m\n",
     "    m = inner(m)\n    return m\n\n\ndef inner(x):\n    return copy(x)\n",
-    "    if mode:\n        return make()\n    return m\n",
+    "    if m.mode:\n        return make()\n    return m\n",
 ]
 
 

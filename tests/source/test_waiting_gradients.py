@@ -26,6 +26,10 @@ def train(net, batches, optimizer, scaler):
 ALONE = "with model.no_sync():\n    model(x).sum().backward()\n"
 CHOSEN = "with nullcontext() if last else model.no_sync():\n    model(x).sum().backward()\n"
 BY_NAME = "ctx = nullcontext if last else model.no_sync\nwith ctx():\n    model(x).sum().backward()\n"
+BRANCHES = (
+    "if last:\n    model(x).sum().backward()\n"
+    "else:\n    with model.no_sync():\n        model(x).sum().backward()\n"
+)
 NANS = "nans = any(p.grad is not None and p.grad.isnan().any() for p in model.parameters())"
 
 
@@ -51,6 +55,7 @@ def _said(body: str) -> list[tuple[str, bool]]:
         (f"{ALONE}torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)", "always"),
         (f"{ALONE}scaler.unscale_(optimizer)", "always"),
         (f"{CHOSEN}{NANS}", "at times"),
+        (f"{BRANCHES}{NANS}", "at times"),
         (f"{BY_NAME}{NANS}", "at times"),
         (f"{CHOSEN}if not {NANS.partition('= ')[2]}:\n    continue", "at times"),
     ],
@@ -69,6 +74,7 @@ def test_what_asks_for_gradients_while_they_wait(body: str, said: str) -> None:
             f"if last:\n    model(x).sum().backward()\n    {NANS}\nelse:\n    with model.no_sync():\n"
             "        model(x).sum().backward()"
         ),
+        f"{BRANCHES}    continue\n{NANS}",
         "with model.no_sync():\n    y = model(x)",
         f"{NANS}\n{ALONE}",
         # The step's own switch, by a name that speaks of gradients.

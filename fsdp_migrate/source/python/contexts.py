@@ -334,6 +334,16 @@ class Contexts:
                 inside.append(node)
         return None if inside or optim else "what asks for the state in it is not seen"
 
+    def _is_given_as_an_optimizer(self, node: cst.BaseExpression) -> bool:
+        """Tell whether the same function gives something to FSDP1's functions beside the model."""
+        function, text = self.source.index.function(node), text_of(node)
+        calls = (each for each in self.source.calls if self.source.class_function(each) in _OPTIM_CALLS)
+        return any(
+            self.source.index.function(call) is function
+            and any(text_of(arg.value) == text for arg in call.args[1:])
+            for call in calls
+        )
+
     def _problem_of_call(self, call: cst.Call, model: cst.BaseExpression) -> str | None:
         func, text = call.func, text_of(model)
         name = dotted(func) or ""
@@ -342,7 +352,8 @@ class Contexts:
                 return None if can_turn(call) else "`state_dict` is given arguments that have no equivalent"
             # `dist_cp.load_state_dict(...)` is a function of a module, and asks no model.
             index = self.source.index
-            if not is_no_model(index, func.value) and not index.qualified(func.value):
+            is_known = is_no_model(index, func.value) or self._is_given_as_an_optimizer(func.value)
+            if not is_known and not index.qualified(func.value):
                 return f"whether `{name or 'this'}` belongs to the same model is not seen"
             return None
         if name in {f"{text}.{saver}" for saver in _SAVERS}:

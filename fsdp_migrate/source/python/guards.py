@@ -406,7 +406,7 @@ def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
     if isinstance(test, cst.Comparison):
         is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
         return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
-    return not truth and _is_switch(test)
+    return not truth and is_switch(test)
 
 
 def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
@@ -419,7 +419,7 @@ def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
     return truth and _DDPS_SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
-def _is_switch(test: cst.BaseExpression) -> bool:
+def is_switch(test: cst.BaseExpression) -> bool:
     """Tell whether it is a switch for FSDP by its name, or for all that ranks do together."""
     if isinstance(test, cst.Call):
         return dotted(test.func) in _INITIALIZED and not test.args

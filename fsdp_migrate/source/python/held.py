@@ -34,7 +34,7 @@ WRAPS = "._wrapped>params"
 _SHARDING = frozenset({"", "prepare", "prepare_model", "setup", "setup_module"})
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
-_MOST_STEPS = 3
+_MOST_STEPS = 5
 
 
 def item(name: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.scopes import Binding, Index
+
+
+# Contexts that take up what is raised in them.
+_TAKES_UP = re.compile(r"(?i)suppress|raises|ignor|catch(?!_warnings)|fail")
 
 
 def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpression | None:
@@ -184,5 +189,15 @@ def always_runs(index: Index, binding: Binding, node: cst.CSTNode) -> bool:
 def was_run(index: Index, line: cst.CSTNode, node: cst.CSTNode) -> bool:
     """Tell whether what stands above a place stands in a block that the place stands in too."""
     blocks = (cst.IndentedBlock, cst.SimpleStatementSuite, cst.Module)
-    block = next((a for a in index.ancestors(line) if isinstance(a, blocks)), None)
+    around = (a for a in index.ancestors(line) if isinstance(a, blocks) and not _is_of_a_context(index, a))
+    block = next(around, None)
     return block is not None and block in set(index.ancestors(node))
+
+
+def _is_of_a_context(index: Index, block: cst.CSTNode) -> bool:
+    """Tell whether a block is that of a ``with``, which runs to its end wherever what is below it runs."""
+    above = index.parents.get(block)
+    if not isinstance(above, cst.With):
+        return False
+    asked = [text_of(each.item.func) for each in above.items if isinstance(each.item, cst.Call)]
+    return not any(_TAKES_UP.search(each) for each in asked)

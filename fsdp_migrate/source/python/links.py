@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fsdp_migrate.source.python.call_signatures import Signature
+
 
 Kinds = frozenset[str]
 """What an expression may be: ``fsdp``, ``ddp``, ``fsdp2``, or nothing that is known.
@@ -148,6 +150,9 @@ class Links:
 
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
+
+    plain_calls: frozenset[Signature] = frozenset()
+    """Calls of this file that give plain models, by the constants that they are given."""
 
     plain: frozenset[tuple[int, str]] = frozenset()
     """Expressions of a file to which a model may come that the project shows to be plain: line and text."""

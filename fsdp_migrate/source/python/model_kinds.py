@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.bound_anew import (
     was_put_there,
 )
 from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name
+from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
@@ -52,7 +53,6 @@ from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
-from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
 from fsdp_migrate.source.python.written_names import written_names
 
@@ -448,8 +448,7 @@ class ModelKinds:
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= whole(self.kinds(call.func.value))
         found = found or given_by(self, call) or self._kinds_of_wrapping(call, names)
-        given = ((each.keyword.value, text_of(each.value)) for each in call.args if each.keyword is not None)
-        return without_models(found) if found and is_switched_off(given) else found
+        return without_models(found) if found and is_told_off(call, self.links.plain_calls) else found
 
     def _made_by_functions(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what functions of this file and of others give."""

@@ -11,9 +11,9 @@ from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_sai
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.fabric_models import set_up
-from fsdp_migrate.source.python.last_values import stands_for, values_set
+from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.wrappers import FSDP2
+from fsdp_migrate.source.python.wrappers import DDP, FSDP2
 
 
 if TYPE_CHECKING:
@@ -26,7 +26,10 @@ _MODEL: Final = re.compile(
     r"(?:^|_)(?:actor|critic|controlnet|dit|encoder|decoder|ema|generator|discriminator|llm|model|module|net"
     r"|network|policy|student|teacher|transformer|unet|vae|vit)(?:_\w+)?$"
 )
-_NO_MODEL: Final = re.compile(r"args|cfg|class|config|file|id|kwargs|name|path|type|url|str$")
+_NO_MODEL: Final = re.compile(
+    r"args|cfg|class(?!ifi)|config|(?<!pro)file|(?:^|_|model)ids?(?:_|$)|kwargs|name|path|(?<!proto)type|url|str$"
+    r"|_(?:device|dim|len|length|lr|size|tokens|version)$"
+)
 # What makes a model anew, which nobody has sharded yet.
 _MAKES: Final = re.compile(r"^[A-Z]|from_|create|build|load|copy|make|init|get_(?:\w+_)?model")
 _SHARDS: Final = re.compile(r"^(?:prepare|setup)|shard|wrap|parallel")
@@ -38,8 +41,8 @@ def is_model(name: str) -> bool:
     """Tell whether a name is one that models have.
 
     Example:
-        >>> is_model("ref_policy"), is_model("model_config")
-        (True, False)
+        >>> [is_model(each) for each in ("ref_policy", "video_model", "model_config", "llm_max_length")]
+        [True, True, False, False]
     """
     return _MODEL.search(name) is not None and _NO_MODEL.search(name) is None
 
@@ -77,10 +80,25 @@ def is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool
         return _is_unknown_name(source, node, depth)
     if not isinstance(node, cst.Attribute):
         return False
+    if _is_inside_ddp(source, node):
+        return False
     if text_of(node.value) in {"self", "cls"}:
         return _is_unknown_attribute(source, node, depth)
     # Of a model that is made here the parts are plain as well.
     return is_unknown(source, node.value, depth + 1) if is_model(last_word(node.value)) else True
+
+
+def _is_inside_ddp(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether it is what DistributedDataParallel holds, which this source has made in any case."""
+    outer = node.value if node.attr.value == "module" else None
+    if isinstance(outer, cst.Name) and outer in source.index.scopes:
+        value = last_value(source.index, outer)
+        values = [value] if value is not None else []
+    else:
+        values = values_set(source.index, outer) if isinstance(outer, cst.Attribute) else []
+    is_chosen = any(isinstance(a, (cst.If, cst.Try)) for v in values for a in source.index.ancestors(v))
+    are_ddps = [isinstance(v, cst.Call) and bool(source.index.qualified(v.func) & DDP) for v in values]
+    return bool(values) and all(are_ddps) and not is_chosen
 
 
 def _is_known(source: Source, node: cst.BaseExpression) -> bool:

@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.makers import is_partial_of_fsdp
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.uses import Found, Need, Replace
+from fsdp_migrate.source.wrapped_twice import wrapped_twice
 
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ _PARTS = (
     "FSDP around parts of a model. Where another is around the whole: shard that once, "
     "prepare_fully_shard(model, {'auto_wrap_policy': ...}), and select the parts by the policy. Where none "
     "is, call prepare_fully_shard(part, {...}) for each; states and parameters of the whole hold DTensors."
+)
+_TWICE = (
+    "FSDP around a model that it has wrapped already, and FSDP2 shards a model once: make one "
+    "prepare_fully_shard(model, {...}) of both. Parameters that the first call ignored for the second are "
+    "sharded with the others then."
 )
 _ASKED_FOR = (
     "no FSDP is seen around `{}`, which shards its parts: call prepare_fully_shard(part, {{...}}) "
@@ -100,6 +106,8 @@ def wrapping_calls(source: Source) -> list[cst.Call]:
 
 def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
     """Return what is said of a part that is wrapped: also where the file wraps nothing but such parts."""
+    if call in wrapped_twice(source, calls):
+        return _TWICE
     owners = {source.index.class_of(each) for each in calls}
     names = {source.index.path_of(owner) if owner is not None else "" for owner in owners}
     owner = source.index.class_of(call)
@@ -186,7 +194,8 @@ def words_of_container(source: Source, call: cst.Call) -> str | None:
 
 
 def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
-    """Return the calls that wrap a part of a model, and those that wrap a model with such parts."""
+    """Return the calls that wrap a part of a model, those that wrap a model with such parts, or twice."""
+    twice = wrapped_twice(source, calls)
     inner = {call for call in calls if _wraps_a_part(source, call)}
     wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}
     pairs = {
@@ -198,14 +207,14 @@ def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
         and not source.index.excludes(part, whole)
     }
     if not inner and not pairs:
-        return set()
+        return twice
     wholes = {
         whole
         for whole, other in wrapped.items()
         if any(text.startswith((f"{other}.", f"{other}[")) for part, text in wrapped.items() if part in pairs)
     }
     # A part that is wrapped in a loop, in another function even, belongs to some model that is wrapped too.
-    return pairs | wholes | (set(calls) if inner else set())
+    return twice | pairs | wholes | (set(calls) if inner else set())
 
 
 def _itself(model: cst.BaseExpression) -> cst.BaseExpression:

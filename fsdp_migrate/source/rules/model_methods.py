@@ -90,7 +90,18 @@ _BY_SETTING = {
 }
 _TE = "transformer_engine.pytorch.distributed.prepare_te_modules_for_fsdp"
 _TRL = "trl.models.prepare_fsdp"
+_AVERAGES = (
+    "ema_pytorch.EMA",
+    "ema_pytorch.ema_pytorch.EMA",
+    "torch.optim.swa_utils.AveragedModel",
+    *(f"timm.utils.{path}ModelEma{version}" for path in ("", "model_ema.") for version in ("", "V2", "V3")),
+)
+_AVERAGED = (
+    "this copies the model, and an FSDP2 model cannot be copied: take clone_parameters(model) of "
+    "fsdp_migrate.runtime, and its ema_update and swapped_parameters."
+)
 _FUNCTIONS = {
+    **dict.fromkeys(_AVERAGES, ("FM323", _AVERAGED)),
     "copy.deepcopy": (
         "FM323",
         (

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.checked_optimizers import is_of_a_plain_model
 from fsdp_migrate.source.python.evidence import is_off
-from fsdp_migrate.source.python.held import EACH, has_model, held, item, taken
+from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import PARAMETERS
@@ -261,7 +262,10 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != name or source.models.never.holds(call):
             continue
-        if not _is_optimizer(func.value) or _is_adapter(source, func.value):
+        is_one = _is_optimizer(func.value) or _steps_a_model(source, func.value)
+        if not is_one or _is_adapter(source, func.value):
+            continue
+        if is_of_a_plain_model(source.models.guards, func.value):
             continue
         if not _is_of_plain_models(source, func.value) and not is_asked_for_keys(source.index, call):
             yield call
@@ -347,6 +351,11 @@ def _makers_within(source: Source, made: cst.Call, depth: int) -> Iterator[cst.C
                 yield value
             elif isinstance(value, (cst.Name, cst.Attribute)):
                 yield from _makers(source, value, depth + 1)
+
+
+def _steps_a_model(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is seen to be an optimizer of a sharded model, by any name: ``o`` of a list of them."""
+    return any(kind.startswith(attribute("param_groups")) for kind in source.models.kinds(node))
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:

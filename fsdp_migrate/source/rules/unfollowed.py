@@ -14,6 +14,7 @@ from fsdp_migrate.source.kept_in_classes import kept_in_doubt
 from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
+from fsdp_migrate.source.python.checked_optimizers import is_made_for_fsdp1, is_of_a_plain_model
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.lightning_models import is_before_sharding
@@ -214,6 +215,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
             is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
             is_done = is_done or (name == "state_dict" and is_loaded_back(source.index, call))
             is_done = is_done or is_asked_for_keys(source.index, call)
+            is_done = is_done or is_of_a_plain_model(source.models.guards, func.value)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
@@ -275,6 +277,8 @@ def _is_made_for_loading(source: Source, call: cst.Call) -> bool:
     if is_its_own_state(source.index, call):
         return True
     if isinstance(given, cst.Name):
+        if is_made_for_fsdp1(source.models.guards, given, _MAKES_STATES):
+            return True
         given = last_value(source.index, given)
     return isinstance(given, cst.Call) and _name(given) in _MAKES_STATES
 

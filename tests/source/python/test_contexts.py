@@ -218,3 +218,13 @@ def test_a_context_that_a_variable_holds_may_show_whole_parameters(
     assert ("FM308 `save_pretrained`" in after) is is_said
     assert ("get_model_state_dict(" in after.split("def save")[1]) is is_said
     assert is_said or "FM313" in after
+
+
+@pytest.mark.parametrize(("given", "is_seen"), [("o", True), ("p", False)])
+def test_what_is_given_beside_the_model_is_an_optimizer_by_any_name(given: str, *, is_seen: bool) -> None:
+    body = (
+        "model = FSDP(net)\nwith FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n"
+        "    model.load_state_dict(x)\n"
+        f"    o.load_state_dict(FSDP.optim_state_dict_to_load(model, {given}, y))\n"
+    )
+    assert ("FM307" in turned(body)) is not is_seen

@@ -106,6 +106,42 @@ def test_calls_are_turned_with_the_same_arguments(before: str, after: str) -> No
     assert plain(before) == after
 
 
+TWICE = [
+    "net = FSDP(net, ignored_states=small)\nnet = FSDP(net, sharding_strategy=s)\n",
+    "net = FSDP(net, ignored_states=small, **kwargs)\nouter = dict(kwargs, a=1)\nnet = FSDP(net, **outer)\n",
+    "inner = FSDP(net)\ninner = inner.to(0)\nouter = FSDP(inner)\n",
+    "if small:\n    net = FSDP(net, ignored_states=small)\nnet = FSDP(torch.compile(net))\n",
+    "def wrap(net):\n    net = FSDP(net, ignored_states=small)\n    return FSDP(module=net)\n",
+    "net = FSDP(net) if a else FSDP(net, b)\nnet = FSDP(net)\n",
+    "self.net = FSDP(self.net)\nself.net = FSDP(self.net)\n",
+    "def once(m):\n    return FSDP(m)\nnet = once(net)\nnet = FSDP(net)\n",
+]
+ONCE = [
+    "if a:\n    net = FSDP(net)\nelse:\n    net = FSDP(net, limit_all_gathers=True)\n",
+    "if a == 1:\n    net = FSDP(net)\nif a == 2:\n    net = FSDP(net, limit_all_gathers=True)\n",
+    "def f(net):\n    if a():\n        net = FSDP(net)\n        return net\n    net = FSDP(net)\n",
+    "try:\n    net = FSDP(net, use_orig_params=True)\nexcept TypeError:\n    net = FSDP(net)\n",
+    "net = FSDP(net)\nif not isinstance(net, FSDP):\n    net = FSDP(net)\n",
+    "model = FSDP(net)\nrun(model)\nmodel = Net()\nmodel = FSDP(model)\n",
+    "model = FSDP(net)\nif again:\n    model = build()\n    model = FSDP(model)\n",
+    "for kind in kinds:\n    model = build(kind)\n    model = FSDP(model)\n",
+    "if fsdp:\n    net = FSDP(net)\nif hsdp:\n    net = FSDP(net)\n",
+    "def f(m):\n    m = FSDP(m)\ndef g(m):\n    m = FSDP(m)\n",
+    "def f(m):\n    if a:\n        return FSDP(m)\n    return m\nnet = f(net)\nnet = FSDP(net)\n",
+]
+
+
+@pytest.mark.parametrize("body", TWICE)
+def test_a_model_that_is_wrapped_twice_gets_a_comment_at_both(body: str) -> None:
+    assert "FM303 FSDP around a model that it has wrapped already" in turned(body)
+    assert codes(body) == [("FM303", "commented")] * body.count("FSDP(")
+
+
+@pytest.mark.parametrize("body", ONCE)
+def test_a_model_that_is_wrapped_once_in_each_run_is_turned(body: str) -> None:
+    assert "FM303" not in dict(codes(body))
+
+
 COMMENTED = [
     ("model = FSDP(*args, **kwargs)\n", ["FM303"]),
     ("self.module = FSDP(module, *args, **kwargs)\n", ["FM303"]),
@@ -305,6 +341,10 @@ OTHER_BRANCH = (
     "def main(args):\n    model = make()\n    optimizer = {}\n    if args.plain:\n"
     "        optimizer = Adam(model.parameters())\n    else:\n        model = FSDP(model)\n"
 )
+EITHER = (
+    "net = make()\nif x:\n    net = FSDP(net)\n"
+    "optimizer = Adam(net.parameters())\nif not x:\n    net = FSDP(net)\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -313,10 +353,7 @@ OTHER_BRANCH = (
         (STAGES, 0),  # it holds what an earlier stage has sharded, and need not be bound here
         (OTHER_BRANCH.format("None"), 0),
         (OTHER_BRANCH.format("Adam(model.parameters())"), 1),
-        (
-            "net = make()\nif x:\n    net = FSDP(net)\noptimizer = Adam(net.parameters())\nnet = FSDP(net)\n",
-            1,
-        ),
+        (EITHER, 1),
     ],
 )
 def test_optimizers_of_other_branches_and_of_sharded_models_are_not_handed_over(

@@ -24,6 +24,8 @@ COMMENTED = [
         "FM317",
     ),
     ("import copy\ncopied = copy.deepcopy(model)\n", "FM323"),
+    ("from torch.optim import swa_utils\nswa = swa_utils.AveragedModel(model)\n", "FM323"),
+    ("from timm.utils import ModelEmaV3\nema = ModelEmaV3(model, decay=0.9)\n", "FM323"),
     (
         (
             "import torch.distributed.algorithms._checkpoint.checkpoint_wrapper as w\n"
@@ -78,6 +80,7 @@ LEFT_ALONE = [
     "model.rope.apply(q, k)\nmodel.restart()\n",
     "class Net(nn.Module):\n    def init_weights(self):\n        self.step = 0\n\nmodel.init_weights()\n",
     "import copy\ncopied = copy.deepcopy(net)\n",
+    "from torch.optim.swa_utils import AveragedModel\nswa = AveragedModel(net)\n",
 ]
 
 

@@ -503,3 +503,23 @@ def test_a_state_that_is_asked_for_its_keys_alone(use: str, *, is_said: bool) ->
         f"model = FSDP(net)\nopt = torch.optim.AdamW(model.parameters())\nsave(model.state_dict())\n{use}\n"
     )
     assert (("FM425", "commented") in codes(body)) is is_said
+
+
+SEVERAL = "model = FSDP(net)\nopts = {made}\ntorch.save({{'m': model.state_dict(), 'o': {saved}}}, path)\n"
+ADAM = "torch.optim.Adam(model.parameters())"
+
+
+@pytest.mark.parametrize(
+    ("made", "saved", "is_said"),
+    [
+        (f"[{ADAM}]", "[o.state_dict() for o in opts]", True),
+        (f"[{ADAM}]", "opts[0].state_dict()", True),
+        (f"{{'a': {ADAM}}}", "{k: v.state_dict() for k, v in opts.items()}", True),
+        (f"{{'a': {ADAM}}}", "opts['a'].state_dict()", True),
+        ("[torch.optim.Adam(other.parameters())]", "[o.state_dict() for o in opts]", False),
+        (f"[{ADAM}, sampler]", "opts[1].state_dict()", False),
+    ],
+)
+def test_the_states_of_several_optimizers(made: str, saved: str, is_said: bool) -> None:
+    body = SEVERAL.format(made=made, saved=saved)
+    assert (("FM425", "commented") in codes(f"other = Net()\nsampler = Sampler()\n{body}")) is is_said

@@ -1,0 +1,248 @@
+"""Calls whose constants leave out the branch of a function that shards: ``get_model(world_size=1)``."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.python.call_signatures import signature_of
+from fsdp_migrate.source.python.switched_off import is_switched_off
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.python.call_signatures import Signature
+
+
+_DEEPEST: Final = 3
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LEAVES: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+# What may shard by its name, or by what its source has; not what only asks ranks.
+_MAY_SHARD: Final = re.compile(r"(?i)accelerat|ddp|fsdp|parallel|prepare|setup|shard|wrap|convert|distribut")
+_ASKS: Final = re.compile(
+    r"(?:^|\.)(?:get_(?:local_)?rank|get_world_size|is_(?:available|initialized)|barrier|set_device|print)$"
+)
+_TEXTS: Final = frozenset({"endswith", "lower", "startswith", "strip", "upper"})
+_COMPARED: Final[dict[type[ast.cmpop], Callable[[object, object], object]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,  # type: ignore[dict-item]
+    ast.LtE: operator.le,  # type: ignore[dict-item]
+    ast.Gt: operator.gt,  # type: ignore[dict-item]
+    ast.GtE: operator.ge,  # type: ignore[dict-item]
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, other: one in other,  # type: ignore[operator]
+    ast.NotIn: lambda one, other: one not in other,  # type: ignore[operator]
+}
+
+
+class _Unknown(Exception):  # noqa: N818 - it is no error, but an answer
+    """What an expression gives is not known before it runs."""
+
+
+Called = Callable[[ast.expr, Place], Iterable[Definition]]
+"""What an expression at a place may call."""
+Has = Callable[[str, Place], bool]
+"""Whether a name at a place is known to be, or to hold, a sharded model."""
+
+
+@dataclass(eq=False)
+class ToldOff:
+    """The calls of a project that say that their models are not sharded."""
+
+    _plain: dict[Path, set[Signature]] = field(default_factory=dict, repr=False)
+    _others: dict[Path, set[Signature]] = field(default_factory=dict, repr=False)
+    _known: dict[ast.Call, frozenset[str] | None] = field(default_factory=dict, repr=False)
+
+    def holds(self, call: ast.Call, definition: Definition, place: Place, called: Called, has: Has) -> bool:
+        """Tell whether a call of what gives a sharded model leaves out what shards it."""
+        if is_switched_off((each.arg or "", ast.unparse(each.value)) for each in call.keywords):
+            return True
+        if call not in self._known:
+            self._known[call] = shards_never(definition, call, called)
+        read, its = self._known[call], Place(definition.module, definition.name)
+        given = [*call.args, *(each.value for each in call.keywords)]
+        # What is given to it, or is there already, it may give back.
+        parts = [each for part in given for each in ast.walk(part) if isinstance(each, ast.expr)]
+        texts = [(dotted(each), place) for each in parts]
+        texts += [(each, its) for each in read or ()]
+        is_one = read is not None and not any(text is not None and has(text, at) for text, at in texts)
+        is_one = is_one and not any(
+            isinstance(each, ast.Call) and _may_shard(each, place, called, 0) for each in parts
+        )
+        seen = self._plain if is_one else self._others
+        seen.setdefault(place.module.path, set()).add(signature_of(call))
+        return is_one
+
+    def in_file(self, path: Path) -> frozenset[Signature]:
+        """Return those of a file, without what has the same text elsewhere in it and is sharded there."""
+        return frozenset(self._plain.get(path, set()) - self._others.get(path, set()))
+
+
+class Value(NamedTuple):
+    """A constant that a parameter has."""
+
+    value: object
+
+
+def shards_never(function: Definition, call: ast.Call, called: Called) -> frozenset[str] | None:
+    """Return what a function reads from outside, where it runs nothing that may shard, by a call's constants.
+
+    Args:
+        function: The function.
+        call: A call of it.
+        called: Returns what an expression at a place may call.
+    """
+    node = function.node
+    if not isinstance(node, _FUNCTIONS) or node.decorator_list:
+        return None
+    known = dict(_constants(node, call, is_method=function.owner is not None))
+    if not known:
+        return None
+    run = _Run(known)
+    run.block(node.body)
+    place = Place(function.module, function.name)
+    if not run.is_decided or any(_may_shard(each, place, called, 0) for each in run.calls):
+        return None
+    own = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)} - {"self", "cls"}
+    own |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not _is_read(each)}
+    return frozenset(each for each in run.read if each.partition(".")[0] not in own)
+
+
+def _may_shard(call: ast.Call, place: Place, called: Called, depth: int) -> bool:
+    text = dotted(call.func) or (call.func.attr if isinstance(call.func, ast.Attribute) else "?")
+    if _ASKS.search(text) is None and (text == "?" or _MAY_SHARD.search(text) is not None):
+        return True
+    for made in called(call.func, place):
+        if re.search(r"FSDP|FullyShard|fully_shard|\.prepare\(", made.written):
+            return True
+        inner = (each for each in ast.walk(made.node) if isinstance(each, ast.Call))
+        its = Place(made.module, made.name)
+        if depth < _DEEPEST and any(_may_shard(each, its, called, depth + 1) for each in inner):
+            return True
+    return False
+
+
+def _constants(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call, *, is_method: bool
+) -> Iterator[tuple[str, Value]]:
+    """Yield the parameters that have constants, by a call or by their defaults, and that keep them."""
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(not k.arg for k in call.keywords):
+        return
+    stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not _is_read(each)}
+    order = [*node.args.posonlyargs, *node.args.args]
+    placed = [each.arg for each in order][1 if is_method else 0 :]
+    given: dict[str, ast.expr | None] = {}
+    given.update(zip([each.arg for each in order][::-1], node.args.defaults[::-1], strict=False))
+    given.update(zip((each.arg for each in node.args.kwonlyargs), node.args.kw_defaults, strict=True))
+    given.update(zip(placed, call.args, strict=False))
+    given.update((each.arg or "", each.value) for each in call.keywords)
+    for name, value in given.items():
+        if name not in stored and isinstance(value, ast.Constant):
+            yield name, Value(value.value)
+
+
+def _is_read(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Load)
+
+
+@dataclass
+class _Run:
+    """What may run of a function whose parameters have constants."""
+
+    known: dict[str, Value]
+    calls: list[ast.Call] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    """The names and attributes that may be read."""
+    is_decided: bool = False
+    """Whether a constant has left something out."""
+
+    def block(self, body: list[ast.stmt]) -> bool:
+        """Go through a block, and return whether it always leaves the one around it."""
+        return any(self._leaves(each) for each in body)
+
+    def _leaves(self, node: ast.stmt) -> bool:
+        if isinstance(node, ast.If):
+            self._see(node.test)
+            truth = self._truth(node.test)
+            if truth is None:
+                return all([self.block(node.body), self.block(node.orelse)])
+            self.is_decided = True
+            return self.block(node.body if truth else node.orelse)
+        for name, value in ast.iter_fields(node):
+            parts = value if isinstance(value, list) else [value]
+            if name in {"body", "orelse", "finalbody"} and all(isinstance(each, ast.stmt) for each in parts):
+                leaves = self.block(parts)
+                if leaves and isinstance(node, ast.With):
+                    return True
+                continue
+            for each in parts:
+                if isinstance(each, (ast.ExceptHandler, ast.match_case)):
+                    self.block(each.body)
+                elif isinstance(each, ast.AST):
+                    self._see(each)
+        return isinstance(node, _LEAVES)
+
+    def _see(self, node: ast.AST) -> None:
+        """Note the calls of an expression that may be evaluated."""
+        if isinstance(node, ast.IfExp):
+            self._see(node.test)
+            truth = self._truth(node.test)
+            self.is_decided |= truth is not None
+            if truth is not False:
+                self._see(node.body)
+            if truth is not True:
+                self._see(node.orelse)
+            return
+        if isinstance(node, ast.BoolOp):
+            for part in node.values:
+                self._see(part)
+                if self._truth(part) is isinstance(node.op, ast.Or):
+                    self.is_decided = True
+                    return
+            return
+        if isinstance(node, ast.Call):
+            self.calls.append(node)
+        if isinstance(node, (ast.Attribute, ast.Name)) and (text := dotted(node)) is not None:
+            self.read.add(text)
+        for each in ast.iter_child_nodes(node):
+            self._see(each)
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        """Return whether a test is true by what is known; None where that is not seen."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            truth = self._truth(test.operand)
+            return None if truth is None else not truth
+        if isinstance(test, ast.BoolOp):
+            ends = isinstance(test.op, ast.Or)
+            parts = [self._truth(each) for each in test.values]
+            return ends if ends in parts else None if None in parts else not ends
+        try:
+            return bool(self._value(test))
+        except (_Unknown, TypeError):
+            return None
+
+    def _value(self, node: ast.expr) -> object:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in self.known:
+            return self.known[node.id].value
+        if isinstance(node, (ast.List, ast.Set, ast.Tuple)):
+            return tuple(self._value(each) for each in node.elts)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            one, other = self._value(node.left), self._value(node.comparators[0])
+            return _COMPARED[type(node.ops[0])](one, other)
+        func = node.func if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and isinstance(func, ast.Attribute) and func.attr in _TEXTS:
+            text = self._value(func.value)
+            if isinstance(text, str) and not node.keywords:
+                return getattr(text, func.attr)(*map(self._value, node.args))
+        raise _Unknown

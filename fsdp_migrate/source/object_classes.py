@@ -1,0 +1,124 @@
+"""Objects of a project's classes: which class an expression may be of, and who sets their attributes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.callers import Callers, akin
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.values_bound import values_bound
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Project
+
+
+_DEEPEST: Final = 24
+
+
+@dataclass(eq=False)
+class Objects:
+    """Answers of which classes objects are. Reads only."""
+
+    project: Project
+    callers: Callers
+
+    def of(self, node: ast.expr, place: Place, depth: int) -> list[Definition]:
+        """Return the project's classes whose objects an expression may be; none where one is not seen."""
+        if depth > _DEEPEST:
+            return []
+        if isinstance(node, ast.Call):
+            text = dotted(node.func)
+            made = self.callers.stands_for(text, place) if text is not None else None
+            made = self.project.class_of(place) if text == "cls" else made
+            return [made] if made is not None and isinstance(made.node, ast.ClassDef) else []
+        values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
+        found: list[Definition] = []
+        for value in values or ():
+            if isinstance(value.node, ast.arg):
+                function = value.place.module.definitions.get(value.place.scope)
+                calls = self.callers.of(function) if function is not None else None
+                given = (
+                    [(given_by(function, value.node.arg, c), p) for c, p in calls or ()] if function else []
+                )
+            else:
+                given = [(value.node if value.part is None else None, value.place)]
+            those = [self.of(each, at, depth + 1) if each is not None else [] for each, at in given]
+            if not those or not all(those):
+                return []
+            found += [each for part in those for each in part]
+        return found
+
+    def is_set_elsewhere(self, owner: Definition, name: str) -> bool:
+        """Tell whether an attribute may be set from outside its class, or by a class below."""
+        last = owner.name.split(".")[-1]
+        word = re.escape(name)
+        outside = re.compile(
+            rf"(?P<set>(?<!\bself)\.{word}\b(?!\s*[.(\[])[^=\n()]*=(?!=))|setattr\([^)\n]*['\"]{word}['\"]"
+            rf"|\b(?:as|for)\s+\(?(?:(?!\bin\b)[\w., ])*\.{word}\b"
+            rf"|(?<!\bself)\.{word}\.(?:append|extend|insert|add_\w+)\("
+            rf"|^[ \t]*class \w+\([^)]*\b{last}\b",
+            re.MULTILINE,
+        )
+        files = {*self.callers.holding(name), *self.callers.holding(last)}
+        found = [(path, list(outside.finditer(self.project.texts[path]))) for path in files]
+        if any(each["set"] is None for _, every in found for each in every):
+            return True
+        return any(every and self._is_set_in(path, owner, name) for path, every in found)
+
+    def _is_set_in(self, path: Path, owner: Definition, name: str) -> bool:
+        """Tell whether a file sets an attribute of what may be an object of a class, and of no other."""
+        module = self.project.module(path)
+        if module is None:
+            return True
+        for statement in (each for scope in scopes_of(module) for each in scope.statements):
+            node = statement.node
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            parts = [each for target in targets if target is not None for each in ast.walk(target)]
+            for each in parts:
+                if isinstance(each, ast.Attribute) and each.attr == name and dotted(each.value) != "self":
+                    own = self.project.class_of(statement.place) if dotted(each.value) == "cls" else None
+                    classes = [own] if own is not None else self._noted(each.value, statement.place)
+                    classes = classes or self.of(each.value, statement.place, 0)
+                    if not classes or any(akin(self.project, one, owner) for one in classes):
+                        return True
+        return False
+
+    def _noted(self, node: ast.expr, place: Place) -> list[Definition]:
+        """Return the project's class that a parameter is said to be of."""
+        values = values_bound(place, node.id) if isinstance(node, ast.Name) else None
+        notes = [each.node.annotation for each in values or () if isinstance(each.node, ast.arg)]
+        text = dotted(notes[0]) if len(notes) == len(values or ()) == 1 and notes[0] is not None else None
+        made = self.callers.stands_for(text, place) if text is not None else None
+        return [made] if made is not None and isinstance(made.node, ast.ClassDef) else []
+
+
+def given_by(function: Definition, name: str, call: ast.Call) -> ast.expr | None:
+    """Return what a call gives to a parameter, or its default; None where that is not seen."""
+    if isinstance(function.node, ast.ClassDef):
+        return None
+    args = function.node.args
+    order = [*args.posonlyargs, *args.args]
+    named = {each.arg: each.value for each in call.keywords}
+    if name in named:
+        return named[name]
+    if any(isinstance(each, ast.Starred) for each in call.args):
+        return None
+    is_static = any(dotted(each) == "staticmethod" for each in function.node.decorator_list)
+    is_method = function.owner is not None and not is_static
+    names = [each.arg for each in order][1 if is_method else 0 :]
+    if name in names and names.index(name) < len(call.args):
+        return call.args[names.index(name)]
+    if None in named:  # `**kwargs`
+        return None
+    defaults = dict(zip([each.arg for each in order][::-1], args.defaults[::-1], strict=False))
+    defaults.update(
+        {k.arg: v for k, v in zip(args.kwonlyargs, args.kw_defaults, strict=True) if v is not None}
+    )
+    return defaults.get(name)
