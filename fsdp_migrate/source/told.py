@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.following import _Following
+    from fsdp_migrate.source.optimizer_classes import Made
     from fsdp_migrate.source.python.links import Links
 
 
@@ -60,16 +61,7 @@ class Told:
         project = self.known.project
         whole_project = replace(of_the_whole(project), saves_itself=saves_itself(project))
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
-        owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
-        beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
-        self.known.look_at(beside)
-        optimizers = made_beside_models(
-            self.known.looked_at,
-            owners.union(map(str, beside)),
-            self.known.called,
-            # What a framework shards asks for no switch of the project's own.
-            calls_without(self.known.project) if not self.known.frameworks.files else (),
-        )
+        optimizers = self._optimizers()
         methods = methods_by_file(self.known.project, self.known.methods)
         states = states_by_file(self.known.project, self.known.methods)
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
@@ -111,15 +103,27 @@ class Told:
                 shards_parts=parts.certain.get(p, frozenset()),
                 asked_for_parts=parts.asked.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
-                not_run=frozenset(
-                    name
-                    for key, names in self.known.not_run.items()
-                    if key.startswith(f"{p}:")
-                    for name in names
-                ),
+                not_run=self._not_run(p),
             )
             for p in paths
         }
+
+    def _optimizers(self) -> Made:
+        """Return the optimizers that are made beside sharded models, and look at the files that make them."""
+        owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
+        beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
+        self.known.look_at(beside)
+        return made_beside_models(
+            self.known.looked_at,
+            owners.union(map(str, beside)),
+            self.known.called,
+            # What a framework shards asks for no switch of the project's own.
+            calls_without(self.known.project) if not self.known.frameworks.files else (),
+        )
+
+    def _not_run(self, path: Path) -> frozenset[str]:
+        every = self.known.not_run.items()
+        return frozenset(name for key, names in every if key.startswith(f"{path}:") for name in names)
 
     def _named(
         self,

@@ -285,14 +285,15 @@ CHOSEN = "import lightning as L\n\n\nclass Kind(str, Enum):\n    fsdp = 'fsdp'\n
         (MAKES.format("strategy='ddp', devices=2"), BUILDS, {}, False),
         (MAKES.format("strategy=args.strategy"), BUILDS, {"c.py": "strategy: str = 'ddp'\n"}, False),
         ("", HYDRAS, {"c.yaml": STRATEGY.replace("FSDPStrategy", "DDPStrategy")}, False),
-        (MAKES.format("strategy='fsdp', devices=2"), "import composer\n" + BUILDS, {}, None),
-        (MAKES.format("strategy='fsdp', devices=2"), "trainer = L.Trainer()\n" + BUILDS, {}, None),
+        (MAKES.format("strategy='fsdp', devices=2"), "import composer\n" + BUILDS, {}, True),
+        (MAKES.format("strategy='fsdp', devices=2"), "trainer = L.Trainer()\n" + BUILDS, {}, True),
+        # The modules are asked about, and not what fits one by a Trainer that is another's.
+        (MAKES.format("strategy='fsdp', devices=2"), "trainer = L.Trainer()\n", {}, None),
     ],
 )
 def test_a_file_that_fits_what_another_one_makes(
     tmp_path: Path, train: str, makes: str, more: dict[str, str], *, is_asked: bool | None
 ) -> None:
-    """None: the modules are asked about, and not what fits one by a Trainer that is another's."""
     for name, text in {"main.py": FITS.format(makes), **more}.items():
         (tmp_path / name).write_text(text)
     found = said(tmp_path, OF_MODULE, train)

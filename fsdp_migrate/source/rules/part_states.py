@@ -45,17 +45,14 @@ _PUSHED = (
 _WHOLE = "torch's get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
 _STATES = {"load_state_dict": _LOAD, "state_dict": _STATE}
 _IN_ITS_METHOD = "this method is called on a model that is sharded, or may be: {}"
-_WHOLE = (
-    "on every rank take torch's get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, "
-    "cpu_offload=True))"
-)
 _OF_SELF = {
     "load_state_dict": (
         "its parameters are DTensors then, which take no plain tensors by this. Take "
         "load_model_state_dict({}, state) of fsdp_migrate.runtime, on every rank."
     ),
-    "save_pretrained": f"its state is of DTensors then: {_WHOLE}, and on rank 0 give it as state_dict=.",
-    "state_dict": f"its state is of DTensors then, each rank's its shards: {_WHOLE}, which rank 0 has.",
+    "save_pretrained": f"its state is of DTensors then: on every rank take {_WHOLE}, and on rank 0 give it as state_dict=.",
+    "state_dict": f"its state is of DTensors then, each rank's its shards: on every rank take {_WHOLE}, which "
+    f"rank 0 has.",
 }
 _ITSELF = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 
