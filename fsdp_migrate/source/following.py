@@ -17,6 +17,7 @@ from fsdp_migrate.source.compat_modules import with_compat_modules
 from fsdp_migrate.source.composed_optimizers import with_composed_optimizers
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
+from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
@@ -76,7 +77,7 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
-        links = Told(following).links()
+        links = with_fsdp2_givers(project, Told(following).links())
     links = with_composed_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
