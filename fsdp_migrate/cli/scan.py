@@ -44,7 +44,9 @@ def scan(
     configs, launches, is_prepared = find_configs(paths), find_launches(paths), call_prepare(paths)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
-    packages = packages_of(report, [*(c.framework for c in configs), *(each.framework for each in launches)])
+    # What its framework does not read, such as `fsdp:` without a value, asks for nothing.
+    asking = (each.framework for each in (*configs, *launches) if each.state != "unused")
+    packages = packages_of(report, asking)
     pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),

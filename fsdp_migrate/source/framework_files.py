@@ -73,6 +73,9 @@ _LAUNCHES = "accelerate"
 _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _IMPORTS_TRAINER = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
+_UNSLOTH = re.compile(r"^[ \t]*from[ \t]+unsloth\b", re.MULTILINE)
+_MAKERS = re.compile(r"\b(?!\w*(?:Config|Processor|Tokenizer)\b)(\w+)\.(?:from_config|from_pretrained)\(")
+_UNSLOTHS = re.compile(r"Fast\w*Model")
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
@@ -179,7 +182,7 @@ def _asked_by_configs(
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files that use Hugging Face's Trainer, in a project that asks it for FSDP1."""
     named = {path: text for path, text in texts.items() if any(word in text for word in _OF_TRAINERS)}
-    found = {path for path, text in named.items() if _USES_TRAINER.search(text)}
+    found = {path for path, text in named.items() if _USES_TRAINER.search(text) and not _is_unsloths(text)}
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
@@ -187,6 +190,14 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
         _asks_otherwise(text) or (path in found and _asks_itself(text)) for path, text in texts.items()
     )
     return found if is_asked or asked_around(around, ASKS_HF) else set()
+
+
+def _is_unsloths(text: str) -> bool:
+    """Tell whether unsloth makes all models of a file, which trains on one card, and knows no FSDP."""
+    if "unsloth" not in text or _UNSLOTH.search(text) is None or asks(text, ASKS_HF):
+        return False
+    makers = set(_MAKERS.findall(text))
+    return bool(makers) and all(map(_UNSLOTHS.fullmatch, makers))
 
 
 def _asks_otherwise(text: str) -> bool:
