@@ -75,11 +75,13 @@ HOUSE: House = (
             "source.answers",
             [
                 "source.called_methods",
+                "source.fsdp2_models",
                 "source.initialising",
                 "source.kept_lists",
                 "source.kept_parameters",
                 "source.lightning_checks",
                 "source.lightning_modules",
+                "source.lightning_numbers",
                 "source.lightning_words",
                 "source.lightning_wrappers",
                 "source.looked_up",
