@@ -91,7 +91,8 @@ def with_frameworks(
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
     # What names the Trainer's optimizer may stand in another file than the Trainer.
-    of_arguments = (path for path, text in texts.items() if models.trainers and _ARGUMENTS.search(text))
+    named = (each for each in texts.items() if models.trainers and _ARGUMENTS.search(each[1]))
+    of_arguments = (path for path, text in named if not _is_unsloths(text))
     told |= {path: {"transformers"} for path in of_arguments}
     for name, paths in models.told.items():
         for path in paths:

@@ -325,10 +325,12 @@ UNSLOTH = (
     [
         ("'x')", "'x')", False),
         ("FastLanguageModel", "FastVisionModel", False),
+        ("args=args", "args=TrainingArguments('z', optim='adamw_8bit')", False),
         ("'x')\n", "'x')\n    if args.plain:\n        model = AutoModel.from_pretrained('x')\n", True),
         ("unsloth import FastLanguageModel", "models import FastLanguageModel", True),
         ("args=args", "args=TrainingArguments(fsdp='full_shard')", True),
     ],
 )
 def test_a_model_of_unsloths_is_plain(tmp_path: Path, old: str, new: str, *, is_said: bool) -> None:
-    assert ("own.py" in said(tmp_path, {"own.py": UNSLOTH.replace(old, new)})) is is_said
+    files = {"own.py": UNSLOTH.replace(old, new), "trains.py": TRAINS.format("", "", "")}
+    assert ("own.py" in said(tmp_path, files)) is is_said
