@@ -76,11 +76,13 @@ HOUSE: House = (
             [
                 "source.called_methods",
                 "source.compiled_names",
+                "source.fsdp2_models",
                 "source.initialising",
                 "source.kept_lists",
                 "source.kept_parameters",
                 "source.lightning_checks",
                 "source.lightning_modules",
+                "source.lightning_numbers",
                 "source.lightning_words",
                 "source.lightning_wrappers",
                 "source.looked_up",

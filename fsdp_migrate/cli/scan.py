@@ -45,7 +45,10 @@ def scan(
     configs = find_configs(paths, launches)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
-    packages = packages_of(report, [*(c.framework for c in configs), *(each.framework for each in launches)])
+    # What its framework does not read, such as `fsdp:` without a value, asks for nothing.
+    asking = [each.framework for each in configs if each.state != "unused"]
+    asking += [each.framework for each in launches if each.state != "unused"]
+    packages = packages_of(report, asking)
     pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),

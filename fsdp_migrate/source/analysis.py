@@ -14,6 +14,7 @@ from fsdp_migrate.source.python import mentions
 from fsdp_migrate.source.python.branches import fsdp1_branch, is_fsdp1s_function
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
+from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.python.torchrec import torchrecs_model
 from fsdp_migrate.source.rules import (
@@ -81,7 +82,11 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
     source = Source(code, path, links)
     # What no other rule has anything to say of is looked at for models that could not be followed alone.
     found = with_questions(source, list(_find(source))) if _has_uses(code, links) else []
-    near = (use for use in unfollowed.find(source, found) if not source.models.never.holds(use.node))
+    near = (
+        use
+        for use in unfollowed.find(source, found)
+        if not source.models.never.holds(use.node) and not is_in_other_engines_branch(source, use.node)
+    )
     found += [(unfollowed.NAME, use) for use in near]
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 
@@ -102,6 +107,9 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
                 covered.update(each.covers)
                 if each.covers:
                     yield rule.NAME, Found(each.code, each.node, _NEVER_RUN, "kept", covers=each.covers)
+                continue
+            if each.action == "commented" and is_in_other_engines_branch(source, each.node):
+                covered.update(each.covers)
                 continue
             if each.edits and has_own:
                 continue  # a copy of torch's file, whose attributes are its own

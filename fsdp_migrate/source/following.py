@@ -17,6 +17,7 @@ from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
+from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
 from fsdp_migrate.source.given_optimizers import with_given_optimizers
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
@@ -91,7 +92,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
         following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
         following.run()
-        links = Told(following).links()
+        links = with_fsdp2_givers(project, Told(following).links())
     links = with_kept_in_families(project, links, following)
     links = with_given_optimizers(project, links, frameworks)
     links = with_chosen_optimizers(project, links)

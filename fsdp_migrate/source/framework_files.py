@@ -85,6 +85,9 @@ _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
 _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
 _IMPORTS_TRAINER = re.compile(r"^[ \t]*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
+_UNSLOTH = re.compile(r"^[ \t]*from[ \t]+unsloth\b", re.MULTILINE)
+_MAKERS = re.compile(r"\b(?!\w*(?:Config|Processor|Tokenizer)\b)(\w+)\.(?:from_config|from_pretrained)\(")
+_UNSLOTHS = re.compile(r"Fast\w*Model")
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
@@ -100,7 +103,8 @@ def with_frameworks(
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
     # What names the Trainer's optimizer may stand in another file than the Trainer.
-    of_arguments = (path for path, text in texts.items() if models.trainers and _ARGUMENTS.search(text))
+    named = (each for each in texts.items() if models.trainers and _ARGUMENTS.search(each[1]))
+    of_arguments = (path for path, text in named if not _is_unsloths(text))
     told |= {path: {"transformers"} for path in of_arguments}
     composed = models.composer.files if models.composer is not None else ()
     for name, paths in {**models.told, "composer": composed}.items():
@@ -231,7 +235,7 @@ def _asked_by_configs(
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files that use Hugging Face's Trainer, in a project that asks it for FSDP1."""
     named = {path: text for path, text in texts.items() if any(word in text for word in _OF_TRAINERS)}
-    found = {path for path, text in named.items() if _USES_TRAINER.search(text)}
+    found = {path for path, text in named.items() if _USES_TRAINER.search(text) and not _is_unsloths(text)}
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
@@ -239,6 +243,14 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
         _asks_otherwise(text) or (path in found and _asks_itself(text)) for path, text in texts.items()
     )
     return found if is_asked or asked_around(around, ASKS_HF) else set()
+
+
+def _is_unsloths(text: str) -> bool:
+    """Tell whether unsloth makes all models of a file, which trains on one card, and knows no FSDP."""
+    if "unsloth" not in text or _UNSLOTH.search(text) is None or asks(text, ASKS_HF):
+        return False
+    makers = set(_MAKERS.findall(text))
+    return bool(makers) and all(map(_UNSLOTHS.fullmatch, makers))
 
 
 def _asks_otherwise(text: str) -> bool:

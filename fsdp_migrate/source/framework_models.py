@@ -16,7 +16,7 @@ from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import CLIPS, NORM, prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
-from fsdp_migrate.source.python.fabric_models import FABRICS, set_up_by, shards_nothing
+from fsdp_migrate.source.python.fabric_models import FABRICS, SETS_UP, set_up_by, shards_nothing
 from fsdp_migrate.source.python.heirs import OF_KINDS
 from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.starred import given_in
@@ -103,7 +103,7 @@ class FrameworkModels:
                 found = {NORM}
             found = set() if found and is_of_other_launch(place) else found
         if not found and not isinstance(call.args[0], ast.Starred) and self._uses("fabric", place):
-            is_its = self._is_one(FABRICS, owner, place) and not _is_made_plain(owner, place)
+            is_its = self._is_one(FABRICS, owner, place) and not is_fabric_plain(owner, place)
             found = set_up_by(func.attr, has_optimizers=len(call.args) > 1) if is_its else set()
         return found
 
@@ -120,7 +120,7 @@ class FrameworkModels:
         return place.module.path in self.users.get(framework, ())
 
 
-def _is_made_plain(owner: str, place: Place) -> bool:
+def is_fabric_plain(owner: str, place: Place) -> bool:
     """Tell whether the function of a place makes a Fabric, once, that shards nothing."""
     function = place.module.definitions.get(place.scope)
     assigns = [
@@ -133,6 +133,16 @@ def _is_made_plain(owner: str, place: Place) -> bool:
         return False
     given = {each.arg: ast.unparse(each.value) for each in made.keywords if each.arg}
     return len(given) == len(made.keywords) and shards_nothing(given)
+
+
+def given_to_plain_fabric(call: ast.Call, place: Place) -> list[ast.expr] | None:
+    """Return what ``fabric.setup(model, optimizer)`` is given, where that Fabric shards nothing."""
+    func = call.func
+    if not isinstance(func, ast.Attribute) or func.attr not in SETS_UP or not call.args:
+        return None
+    owner = dotted(func.value)
+    is_hidden = any(isinstance(each, ast.Starred) for each in call.args)
+    return None if owner is None or is_hidden or not is_fabric_plain(owner, place) else list(call.args)
 
 
 def unwrapped(call: ast.Call, place: Place) -> ast.expr | None:

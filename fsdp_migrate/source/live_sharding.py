@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.callers import Callers
-    from fsdp_migrate.source.project import Module
+    from fsdp_migrate.source.project import Definition, Module
 
 
 # Words of what may shard otherwise than by a call of the class.
@@ -64,6 +64,28 @@ class LiveSharding:
             return True
         is_made = any(map(self._makes, made)) or not self._is_called_in_vain
         return is_made or self._is_handed_on(made)
+
+    def is_only_asked_for(self) -> bool:
+        """Tell whether the class is only asked for, in tests too, and of the project's models."""
+        texts = self.callers.project.texts
+        made = [path for path, text in texts.items() if catalog.FSDP in text]
+        modules = [self.callers.project.module(path) for path in made]
+        is_seen = all(module is not None and not module.stars for module in modules)
+        return is_seen and not any(map(self._uses, filter(None, modules))) and not self._is_handed_on(made)
+
+    def _uses(self, module: Module) -> bool:
+        above = self.callers.around(module).above
+        asked = list(self._references(module))
+        if any(not _only_asks(node, above.get(id(node)), above) for node in asked):
+            return True
+        given_out = (each for each in module.definitions.values() if self._is_for_users(each))
+        return any(node in asked for each in given_out for node in ast.walk(each.node))
+
+    def _is_for_users(self, function: Definition) -> bool:
+        """Tell whether nothing in the project calls a function of a file: who has such models may."""
+        if isinstance(function.node, ast.ClassDef) or "." in function.name or not function.node.args.args:
+            return False
+        return self.callers.of(function) == []
 
     def _shards_otherwise(self, path: Path) -> bool:
         text = self.callers.project.texts[path]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.callers import Callers
+from fsdp_migrate.source.framework_models import given_to_plain_fabric
 from fsdp_migrate.source.object_classes import Objects, given_by
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
@@ -176,6 +177,9 @@ class PlainPlaces:
 
     def _is_made_plain(self, call: ast.Call, place: Place, depth: int, part: int | None = None) -> bool:
         text = dotted(call.func)
+        if (given := given_to_plain_fabric(call, place)) is not None:
+            one = given[part or 0] if (part or 0) < len(given) else None
+            return one is not None and self._is_plain(one, place, depth)
         if (
             isinstance(call.func, ast.Attribute)
             and call.func.attr in _SAME

@@ -7,6 +7,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.fsdp2_alone import FSDP2Alone
 from fsdp_migrate.source.live_sharding import LiveSharding
 from fsdp_migrate.source.plain_places import PlainPlaces
 from fsdp_migrate.source.project import Module, is_a_test, parts_of
@@ -45,9 +47,12 @@ def with_reach(
     ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
+    plain = PlainPlaces(project)
+    if not by_frameworks and FSDP2Alone(plain.callers, around).holds():
+        asking = (path for path, text in project.texts.items() if catalog.FSDP in text)
+        return {**links, **{each: replace(links.get(each, NOTHING), fsdp2_alone=True) for each in asking}}
     reached = (path for path in _reached(project, by_frameworks) if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
-    plain = PlainPlaces(project)
     if near and not by_frameworks and not LiveSharding(plain.callers, around).is_any():
         return dict(links)
     told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}

@@ -735,3 +735,23 @@ def test_what_a_trainers_config_without_version_runs_is_said_by_version(
     _, document = run_json("scan", ".")
     [said] = [step["text"] for step in document["steps"] if "Do it before" in step["text"]]
     assert ("HF Trainer itself runs FSDP1 by run.sh before" in said) is (version is None)
+
+
+@pytest.mark.parametrize(("value", "is_said"), [("", False), (" full_shard auto_wrap", True)])
+def test_a_config_that_asks_for_nothing_makes_no_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    value: str,
+    *,
+    is_said: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(f"base_model: x\ndatasets: [a]\nfsdp:{value}\nfsdp_config:\n")
+    Path("eval.py").write_text(
+        "from accelerate import Accelerator\n\n\ndef main(model):\n    accelerator = Accelerator()\n"
+        "    model = accelerator.prepare(model)\n    model.eval()\n"
+    )
+    assert main(["scan", ".", "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert ("out of Accelerate's hands" in str(steps)) is is_said

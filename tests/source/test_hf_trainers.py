@@ -315,3 +315,26 @@ def test_what_a_trainer_was_given_in_other_ways(
     (tmp_path / "asks.py").write_text(ASKS)
     uses = (use for use in scan_paths([tmp_path]).uses if use.path.endswith("train.py"))
     assert {(use.line - 2, use.code) for use in uses} == found
+
+
+UNSLOTH = (
+    "from transformers import Trainer\nfrom unsloth import FastLanguageModel\n\n\n"
+    "def main(args):\n    model, _ = FastLanguageModel.from_pretrained('x')\n"
+    "    trainer = Trainer(model=model, args=args)\n    trainer.train()\n    model.save_pretrained('y')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_said"),
+    [
+        ("'x')", "'x')", False),
+        ("FastLanguageModel", "FastVisionModel", False),
+        ("args=args", "args=TrainingArguments('z', optim='adamw_8bit')", False),
+        ("'x')\n", "'x')\n    if args.plain:\n        model = AutoModel.from_pretrained('x')\n", True),
+        ("unsloth import FastLanguageModel", "models import FastLanguageModel", True),
+        ("args=args", "args=TrainingArguments(fsdp='full_shard')", True),
+    ],
+)
+def test_a_model_of_unsloths_is_plain(tmp_path: Path, old: str, new: str, *, is_said: bool) -> None:
+    files = {"own.py": UNSLOTH.replace(old, new), "trains.py": TRAINS.format("", "", "")}
+    assert ("own.py" in said(tmp_path, files)) is is_said

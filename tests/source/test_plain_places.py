@@ -213,3 +213,26 @@ def test_the_else_of_a_switch_that_decides_on_the_wrapping(
     (tmp_path / "train.py").write_text(f"import torch\n{SWITCH.format(**known)}")
     found = [use for use in scan_paths([tmp_path]).uses if use.code in {"FM450", "FM308"}]
     assert bool(found) is is_named
+
+
+FABRIC = (
+    "from tools import save\nimport lightning as L\n\n\ndef run():\n    fabric = L.Fabric({})\n"
+    "    net, optimizer = fabric.setup(Net(), torch.optim.AdamW(Net().parameters()))\n    save(net)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_named"),
+    [
+        ("devices=1, precision='bf16-true'", False),
+        ("devices=n, strategy='ddp'", False),
+        ("devices=n, strategy=DeepSpeedStrategy(config=c)", False),
+        ("devices=n, strategy=(DeepSpeedStrategy(config=c) if n > 1 else 'auto')", False),
+        ("devices=n", True),
+        ("devices=n, strategy=strategy", True),
+        ("devices=n, strategy=ModelParallelStrategy()", True),
+        ("**given", True),
+    ],
+)
+def test_a_fabric_that_is_asked_for_no_fsdp(tmp_path: Path, given: str, *, is_named: bool) -> None:
+    assert bool(named(tmp_path, SAVE, FABRIC.format(given))) is is_named

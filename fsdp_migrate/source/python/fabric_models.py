@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,7 @@ from fsdp_migrate.source.python.heirs import FABRICS as THEIRS, is_itself, is_ma
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_objects import NamedObjects
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import code as written, text_of
 
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ FABRIC = "by:fabric"
 _CLASS = re.compile(r"Fabric$")
 _STRATEGY = re.compile(r"^(lightning|lightning_fabric)\b.*\bFSDPStrategy$")
 _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
-_SETS_UP = frozenset({"setup", "setup_module"})
+SETS_UP = frozenset({"setup", "setup_module"})
 FABRICS: Final = NamedObjects(
     "Fabric",
-    shards=_SETS_UP,
+    shards=SETS_UP,
     tells=frozenset(
         {
             *("backward", "clip_gradients", "is_global_zero", "launch", "load_raw", "no_backward_sync"),
@@ -85,7 +86,7 @@ def set_up(index: Index, call: cst.Call) -> set[str]:
     if not isinstance(func, cst.Attribute) or not call.args or call.args[0].star:
         return set()
     others = [arg for arg in call.args[1:] if arg.keyword is None]
-    if func.attr.value not in _SETS_UP:
+    if func.attr.value not in SETS_UP:
         return set()
     is_its = is_one(FABRICS, text_of(func.value), index) or is_made_by(index, func.value, THEIRS)
     if not is_its and not is_itself(index, func.value, THEIRS):
@@ -102,7 +103,7 @@ def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
         return False
     if not any(map(THEIRS.match, index.qualified(made.func))):
         return False
-    given = {arg.keyword.value: text_of(arg.value) for arg in made.args if arg.keyword is not None}
+    given = {arg.keyword.value: written(arg.value) for arg in made.args if arg.keyword is not None}
     return len(given) == len(made.args) and shards_nothing(given)
 
 
@@ -118,7 +119,17 @@ def shards_nothing(given: Mapping[str, str]) -> bool:
     strategy = given.get("strategy", "'auto'")
     if strategy in {"'auto'", '"auto"'}:
         return given.get("devices") == "1" and "num_nodes" not in given
-    return strategy[:1] in {"'", '"'} and "fsdp" not in strategy
+    return _is_others(ast.parse(f"({strategy})", mode="eval").body)
+
+
+def _is_others(strategy: ast.expr) -> bool:
+    """Tell whether a strategy is another's than FSDP's, whichever of several is chosen."""
+    if isinstance(strategy, ast.IfExp):
+        return _is_others(strategy.body) and _is_others(strategy.orelse)
+    if isinstance(strategy, ast.Call):
+        name = ast.unparse(strategy.func).split(".")[-1]
+        return name.endswith("Strategy") and re.search(r"FSDP|FullySharded|ModelParallel", name) is None
+    return isinstance(strategy, ast.Constant) and "fsdp" not in str(strategy.value)
 
 
 def set_up_by(method: str, *, has_optimizers: bool) -> set[str]:
@@ -128,7 +139,7 @@ def set_up_by(method: str, *, has_optimizers: bool) -> set[str]:
         >>> set_up_by("setup", has_optimizers=False) == {"fsdp", "other", "by:fabric"}
         True
     """
-    if method not in _SETS_UP:
+    if method not in SETS_UP:
         return set()
     kinds = {"fsdp", "other", FABRIC}
     return put("0", kinds) if has_optimizers and method == "setup" else kinds

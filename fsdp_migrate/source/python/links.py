@@ -128,6 +128,12 @@ class Links:
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False
     """Whether a file of the project shards by FSDP2 itself, and by FSDP1 only where that is missing."""
+    fsdp2_alone: bool = False
+    """Whether FSDP2 alone shards the project's models, and this file asks for FSDP1's class."""
+    gives_fsdp2s: frozenset[str] = frozenset()
+    """Functions, as this file calls them, that give FSDP2's model, DDP's or a plain one."""
+    called_here: frozenset[str] = frozenset()
+    """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
     shards_parts: frozenset[str] = frozenset()

@@ -55,6 +55,10 @@ class Values:
         """Return the value of an expression; within it, ``${0}`` stands for what is not known."""
         return self._read(node, 0)
 
+    def unknown(self, node: cst.BaseExpression) -> str:
+        """Return what stands for an expression whose value is another than the source shows."""
+        return self._unknown(node)
+
     def expression(self, value: object) -> cst.BaseExpression | None:
         """Return the expression that a value of :meth:`read` stands for, where it was not understood."""
         match = re.fullmatch(r"\$\{(\d+)\}", value) if isinstance(value, str) else None

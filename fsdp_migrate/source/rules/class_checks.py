@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
@@ -72,12 +73,12 @@ def find(source: Source) -> Iterator[Found]:
         if name != catalog.FSDP:
             continue
         if not _asks_for_the_class(source, node):
-            found = None if knows_fsdp2 else _of_type(source, node)
-            if found is not None:
-                yield found
+            yield from () if knows_fsdp2 else _of_type(source, node)
             continue
         check = _check_of(source, node) if knows_fsdp2 else None
-        if _is_about_fsdp1(source, node) and _check_of(source, node) is not None:
+        if _is_never_fsdp1s(source, node):
+            yield stays("FM305", node, (node,))
+        elif _is_about_fsdp1(source, node) and _check_of(source, node) is not None:
             yield Found("FM420", node, _BY_NAME, "commented", covers=(node,))
         elif _leaves_out_wrappers(source, node):
             yield Found("FM305", node, _WRAPPERS, "commented", covers=(node,))
@@ -90,6 +91,16 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
             yield _beside_fsdp2(source, node, check)
+
+
+def _is_never_fsdp1s(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a check, or an annotation, is about a model of FSDP2's, which it never found to be one."""
+    check = _check_of(source, node)
+    if check is None:
+        return source.links.fsdp2_alone
+    if any(_is_fsdp2(source, part) for part in walk(check.args[1].value)):
+        return False
+    return is_fsdp2s(source, check.args[0].value)
 
 
 def _falls_back(source: Source) -> bool:
@@ -270,18 +281,18 @@ def _check_of(source: Source, node: cst.CSTNode) -> cst.Call | None:
     return None
 
 
-def _of_type(source: Source, node: cst.BaseExpression) -> Found | None:
-    """Return what ``type(x) == FSDP`` becomes: FSDP2's classes are made of the model's own."""
+def _of_type(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
+    """Yield what ``type(x) == FSDP`` becomes: FSDP2's classes are made of the model's own."""
     target = source.index.parents[node]
     whole = source.index.parents[target]
     if not isinstance(target, cst.ComparisonTarget) or not isinstance(whole, cst.Comparison):
-        return None
+        return
     asked = whole.left
     if len(whole.comparisons) != 1 or not (isinstance(asked, cst.Call) and dotted(asked.func) == "type"):
-        return None
+        return
     is_equal = isinstance(target.operator, (cst.Equal, cst.Is))
     if len(asked.args) != 1 or not (is_equal or isinstance(target.operator, (cst.NotEqual, cst.IsNot))):
-        return None
+        return
     new = source.local_name(MODULE)
 
     def build(updated: cst.Comparison) -> cst.BaseExpression:
@@ -290,7 +301,10 @@ def _of_type(source: Source, node: cst.BaseExpression) -> Found | None:
         made: cst.BaseExpression = check if is_equal else cst.UnaryOperation(cst.Not(), check)
         return made.with_changes(lpar=updated.lpar, rpar=updated.rpar)
 
-    return Found(
+    if source.links.fsdp2_alone:
+        yield stays("FM305", node, (node,))
+        return
+    yield Found(
         "FM305", whole, f"isinstance(..., {new})", "rewritten", (Replace(whole, build),), (MODULE,), (node,)
     )
 

@@ -16,6 +16,7 @@ from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
+from fsdp_migrate.source.lightning_numbers import value_there
 from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apart
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
@@ -228,7 +229,7 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
         hidden = any(arg.star for arg in asked.trainer.args)
         for name in ("devices", "num_nodes", "precision", "sync_batchnorm"):
             if name in given:
-                document[name] = asked.values.read(given[name])
+                document[name] = value_there(source, asked.values, given[name], asked.node)
             # What `**` may hold is known only when this runs; the adapter takes such a word for that.
             elif hidden:
                 document[name] = f"${{{name}}}"

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of
+from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.nodes import argument_of, arguments, call as make_call, dotted, text_of
 from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -59,6 +61,9 @@ _WHICH = (
 _REKEY = (
     "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them; rekey nothing."
 )
+_NAMED = "stays: torch gave this state, keyed by names as FSDP2's are"
+_REKEYED = ((0, "optim_state_dict"), (2, "model"))
+_BY_TORCH = frozenset({"torch.distributed.checkpoint.state_dict.get_optimizer_state_dict"})
 _SHARDED_LOAD = (
     "call load_checkpoint(PATH, model, optimizer) of fsdp_migrate, which reads the sharded state into both; "
     "an optimizer in a folder of its own with strict=False. Remove the lines that hand "
@@ -83,7 +88,7 @@ def find(source: Source) -> Iterator[Found]:
         elif name in _LOADERS:
             yield _loading(source, call, name)
         elif name == "rekey_optim_state_dict":
-            yield Found("FM309", call, _REKEY, "commented", covers=(call.func,))
+            yield _rekeying(source, call)
         elif "torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict" in (
             source.index.qualified(call.func)
         ):
@@ -132,6 +137,17 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
         return make_call(source.local_name(_FULL), new["model"], new["optim"], **flags)
 
     return _found(source, call, _SHARDED if sharded else _FULL, build)
+
+
+def _rekeying(source: Source, call: cst.Call) -> Found:
+    """Return what becomes of a call that gives a state other keys: one that torch gave has FSDP2's names."""
+    state, model = (argument_of(call, place, {name}) for place, name in _REKEYED)
+    if model is not None and is_fsdp2s(source, model):
+        return stays("FM309", call, (call.func,))
+    given = last_value(source.index, state) if isinstance(state, cst.Name) else state
+    if isinstance(given, cst.Call) and not source.index.qualified(given.func).isdisjoint(_BY_TORCH):
+        return Found("FM309", call, _NAMED, "kept", covers=(call.func,))
+    return Found("FM309", call, _REKEY, "commented", covers=(call.func,))
 
 
 def _read_into(source: Source, call: cst.Call) -> cst.Call | None:

@@ -50,9 +50,12 @@ _OF_SELF = {
         "its parameters are DTensors then, which take no plain tensors by this. Take "
         "load_model_state_dict({}, state) of fsdp_migrate.runtime, on every rank."
     ),
-    "save_pretrained": f"its state is of DTensors then: on every rank take {_WHOLE}, and on rank 0 give it as state_dict=.",
-    "state_dict": f"its state is of DTensors then, each rank's its shards: on every rank take {_WHOLE}, which "
-    f"rank 0 has.",
+    "save_pretrained": (
+        f"its state is of DTensors then: on every rank take {_WHOLE}, and on rank 0 give it as state_dict=."
+    ),
+    "state_dict": (
+        f"its state is of DTensors then, each rank's its shards: take {_WHOLE} on every rank, rank 0 has it."
+    ),
 }
 _ITSELF = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module"})
 

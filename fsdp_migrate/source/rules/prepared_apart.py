@@ -27,6 +27,7 @@ from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.starred import added_to, given_to
 from fsdp_migrate.source.uses import Found
@@ -143,6 +144,8 @@ def _knows_of_fsdp(source: Source) -> bool:
 
 def _is_elsewhere(source: Source, call: cst.Call) -> bool:
     """Tell whether a call stands in a branch that FSDP does not come to."""
+    if is_in_other_engines_branch(source, call):
+        return True
     facts = source.models.guards.facts(call)
     return any(fsdp_said(test, truth=truth, index=source.index) is False for test, truth in facts)
 

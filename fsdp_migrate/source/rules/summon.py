@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.called_methods import is_the_model, methods_that_may_run
+from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
@@ -96,6 +97,9 @@ def find(source: Source) -> Iterator[Found]:
     """Find every call, of the class or of an instance."""
     for call in source.calls:
         if unbound(source, call, "summon_full_params"):
+            if call.args and is_fsdp2s(source, call.args[0].value):
+                yield stays("FM313", call, (call.func,))
+                continue
             yield _of_call(source, call, (call.func,))
             yield from _by_themselves(source, call)
             continue

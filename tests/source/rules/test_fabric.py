@@ -107,3 +107,21 @@ def test_fabric_takes_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     assert strategy.setup_module(net) is net
     assert asked["mesh"] == "the mesh"
     assert asked["mixed_precision"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("test", "size"),
+    [
+        ("devices > 1", "<number of ranks>"),
+        ("devices * num_nodes > 1", "<number of ranks>"),
+        ("not quantize and devices != 1", "<number of ranks>"),
+        ("devices == 1", "1"),
+        ("quantize", "1"),
+        ("num_nodes < 2", "1"),
+    ],
+)
+def test_a_branch_shows_that_there_are_more_devices_than_the_source_sets(test: str, size: str) -> None:
+    body = f"devices = 1\nnum_nodes = 1\nif {test}:\n    strategy = FSDPStrategy()\n"
+    body += "else:\n    strategy = 'auto'\n"
+    body += "fabric = Fabric(devices=devices, num_nodes=num_nodes, strategy=strategy)\n"
+    assert f"data_parallel_size={size}," in comment(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import MODEL, PREPARED, assert_commented, plain, turned
+from tests.source.samples import MODEL, PREPARED, assert_commented, codes, plain, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -117,3 +117,11 @@ def test_the_type_of_a_context_is_seen_whatever_else_stands_in_it() -> None:
     assert "FM307" in after
     assert "FM309" not in after
     assert "state = full_optimizer_state_dict(model, optimizer, rank0_only=False)" in after
+
+
+def test_a_state_that_torch_gave_is_rekeyed_as_before() -> None:
+    body = "from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict\n"
+    body += (
+        "state = get_optimizer_state_dict(net, opt)\nstate = FSDP.rekey_optim_state_dict(state, kind, net)\n"
+    )
+    assert ("FM309", "kept") in codes(body)

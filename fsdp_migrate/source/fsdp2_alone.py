@@ -1,0 +1,111 @@
+"""Whether FSDP2 alone shards a project's models: it calls ``fully_shard``, and nothing makes FSDP1's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around
+from fsdp_migrate.source.live_sharding import LiveSharding
+from fsdp_migrate.source.project import Place, dotted, is_a_test
+from fsdp_migrate.source.python.made_by_others import is_made_by_others
+from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.wrappers import FSDP2
+from fsdp_migrate.source.sharding_words import shards
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from fsdp_migrate.source.callers import Callers
+    from fsdp_migrate.source.project import Module
+
+
+_OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|ModelParallelStrategy|fully_shard)\b")
+# A setting, `getattr(args, "fsdp", False)`, is no function that shards.
+_SETTING: Final = re.compile(
+    r"\bgetattr\(\s*(?:\w+\.){0,5}(?:args|cfg|conf|config|hparams|opts?|options|settings)\s*,\s*['\"]"
+)
+_BY_NAME: Final = re.compile(r"\bgetattr\([^)\n]{0,500}fsdp", re.IGNORECASE)
+# A launch that stands in no file of the project may ask these for FSDP1.
+_OTHERS: Final = re.compile(
+    r"\b(?:enable_wrap|prepare_fully_shard)\b|^[ \t]*import[ \t]+accelerate\b"
+    r"|^[ \t]*from[ \t]+accelerate\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bAccelerator\b"
+    r"|^[ \t]*(?:from|import)[ \t]+(?:composer|trl)\b"
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bTrainer\b|\btransformers\.Trainer\b",
+    re.MULTILINE,
+)
+_LIGHTNING: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:lightning|pytorch_lightning)\b", re.MULTILINE)
+_BY_FSDP2: Final = re.compile(r"\bModelParallelStrategy\b|\bstrategies\.model_parallel\b")
+_RUNS: Final = frozenset({"Fabric", "Trainer"})
+
+
+@dataclass(eq=False)
+class FSDP2Alone:
+    """Answers so for a project. Reads only."""
+
+    callers: Callers
+    around: Iterable[str | os.PathLike[str]] = ()
+    """The files and folders that were given, where configs may ask Lightning for FSDP1."""
+    _texts: dict[Path, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        texts = self.callers.project.texts
+        self._texts = {path: text for path, text in texts.items() if not is_a_test(path)}
+
+    def holds(self) -> bool:
+        """Tell whether it does, for certain."""
+        if not self._shards() or is_made_by_others(list(self._texts.values())):
+            return False
+        if any(map(_may_shard_otherwise, self._texts.values())):
+            return False
+        is_asked = not any(map(_LIGHTNING.search, self._texts.values())) or self._is_lightning_by_fsdp2()
+        return is_asked and LiveSharding(self.callers).is_only_asked_for()
+
+    def _shards(self) -> bool:
+        """Tell whether a file makes use of FSDP2's function."""
+        project = self.callers.project
+        for path in (each for each in self._texts if "fully_shard" in self._texts[each]):
+            module = project.module(path)
+            nodes = walked(module.tree) if module is not None else ()
+            names = (dotted(node) for node in nodes if isinstance(node, (ast.Attribute, ast.Name)))
+            if module is not None and any(
+                name is not None and project.qualified(name, Place(module, "")) in FSDP2 for name in names
+            ):
+                return True
+        return False
+
+    def _is_lightning_by_fsdp2(self) -> bool:
+        """Tell whether Lightning shards by a strategy of FSDP2's, and each that is given to it is seen."""
+        if not any(map(_BY_FSDP2.search, self._texts.values())) or asked_around(self.around, ASKS_LIGHTNING):
+            return False
+        for path in (each for each in self._texts if _LIGHTNING.search(self._texts[each])):
+            module = self.callers.project.module(path)
+            if module is None or not all(self._is_seen(each, module) for each in walked(module.tree)):
+                return False
+        return True
+
+    def _is_seen(self, node: ast.AST, module: Module) -> bool:
+        """Tell whether a call makes no Trainer of Lightning's, or one whose strategy stands there."""
+        if not isinstance(node, ast.Call) or (dotted(node.func) or "").split(".")[-1] not in _RUNS:
+            return True
+        given = {each.arg: each.value for each in node.keywords}
+        if None in given or node.args:
+            return False
+        strategy = given.get("strategy")
+        if isinstance(strategy, ast.Constant):
+            return "fsdp" not in str(strategy.value)
+        name = (dotted(strategy.func) or "") if isinstance(strategy, ast.Call) else ""
+        made = self.callers.project.named(name, Place(module, "")) if name else None
+        is_own = made is not None and isinstance(made.node, ast.ClassDef)
+        return strategy is None or is_own or name.endswith("Strategy")
+
+
+def _may_shard_otherwise(text: str) -> bool:
+    is_named = _BY_NAME.search(_SETTING.sub("", text)) is not None
+    return is_named or _OTHERS.search(text) is not None or shards(_OWN.sub("", text))

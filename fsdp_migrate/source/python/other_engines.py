@@ -1,0 +1,77 @@
+"""Branches of engines that FSDP excludes: apex's, SageMaker's model parallelism, fairscale's."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import text_of
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+_WORDS: Final = ("use_apex", "is_sagemaker_mp_enabled", "sharded_ddp")
+_ENGINE: Final = re.compile(
+    r"(?:\w+\.)*(?:_?use_apex|is_sagemaker_mp_enabled\(\)"
+    r"|_?sharded_ddp(?:isnotNone|!=None|(?:==|in)[\w\[(.\"',\])]+)?)"
+)
+_QUANTIZED: Final = "BitsandbytesPrecision"
+_QUANTIZE: Final = re.compile(r"(?:\w+\.)*_?quanti[sz]\w*(?:isnotNone)?$")
+_NONE: Final = re.compile(r"(?:\w+\.)*_?sharded_ddp(?:==|is)None")
+
+
+def is_other_engines(test: cst.BaseExpression, *, truth: bool) -> bool:
+    """Tell whether another engine runs where a test has come out as ``truth``, with which FSDP never does.
+
+    Example:
+        >>> test = cst.parse_expression("self.use_apex and training")
+        >>> is_other_engines(test, truth=True), is_other_engines(test, truth=False)
+        (True, False)
+        >>> is_other_engines(cst.parse_expression("self.sharded_ddp is None"), truth=True)
+        False
+    """
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return is_other_engines(test.expression, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        sides = [is_other_engines(each, truth=truth) for each in (test.left, test.right)]
+        # Of `a and b` that is true both are; of `a or b` one of them is.
+        return any(sides) if isinstance(test.operator, cst.And) is truth else all(sides)
+    text = text_of(test)
+    if _NONE.fullmatch(text):
+        return not truth
+    return truth and _ENGINE.fullmatch(text) is not None
+
+
+def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a place is reached only where such an engine runs, or quantization that shuts FSDP out."""
+    guards, code = source.guards, source.code
+    is_named = any(word in code for word in _WORDS)
+    is_quantized = _QUANTIZED in code and _is_fsdp_shut_out(source)
+    place: cst.CSTNode | None = node if is_named or is_quantized else None
+    while place is not None:  # a hook that is defined in the branch runs for that engine alone
+        for test, truth in guards.facts(place):
+            if is_other_engines(test, truth=truth) or (is_quantized and truth and _asks_for_quantized(test)):
+                return True
+        place = source.index.function(place)
+    return False
+
+
+def _asks_for_quantized(test: cst.BaseExpression) -> bool:
+    """Tell whether a test asks for quantized weights: ``isinstance(p, BitsandbytesPrecision)``."""
+    return (
+        isinstance(test, cst.Call)
+        and re.fullmatch(rf"isinstance\(.*\b{_QUANTIZED}\)", text_of(test)) is not None
+    )
+
+
+def _is_fsdp_shut_out(source: Source) -> bool:
+    """Tell whether FSDP's strategy is made only behind ``if quantize: raise``."""
+    made = [call for call in source.calls if text_of(call.func).endswith("FSDPStrategy")]
+    facts = ([*source.guards.facts(call)] for call in made)
+    return bool(made) and all(
+        any(not truth and _QUANTIZE.match(text_of(test)) for test, truth in each) for each in facts
+    )

@@ -1,0 +1,31 @@
+"""Models that the same block gives to FSDP2's function."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.source.projects import FSDP, after
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+def test_a_check_below_fsdp2s_function_in_the_same_block(tmp_path: Path) -> None:
+    text = f"{FSDP}from torch.distributed.fsdp import fully_shard\n\n\ndef main(model, net):\n"
+    text += "    fully_shard(model)\n    print(isinstance(model, FSDP))\n    net = FSDP(net)\n"
+    text += "    print(isinstance(net, FSDP))\n"
+    found = after(tmp_path, {"train.py": text}, "train.py")
+    assert "isinstance(model, FSDP))" in found
+    assert "isinstance(net, FSDPModule))" in found
+
+
+def test_a_check_before_fsdp2s_function(tmp_path: Path) -> None:
+    text = f"{FSDP}from torch.distributed.fsdp import fully_shard\n\n\ndef shard(model):\n"
+    text += "    if not isinstance(model, FSDP):\n        fully_shard(model)\n"
+    assert "isinstance(model, FSDPModule)" in after(tmp_path, {"train.py": text}, "train.py")
