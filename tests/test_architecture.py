@@ -75,6 +75,7 @@ HOUSE: House = (
             "source.answers",
             [
                 "source.called_methods",
+                "source.check_functions",
                 "source.initialising",
                 "source.kept_lists",
                 "source.kept_parameters",

@@ -138,8 +138,9 @@ EXPLANATIONS = {
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
         "Give `prepare_fully_shard(..., activation_checkpointing=[Block])` the classes of the layers, or a function as `check_fn` was, and delete the old call: what"
-        " it wrapped is wrapped now. Or let the old call stay, above the one that shards. It also runs as it stands, and gives the same values: then delete the"
-        " comment alone.",
+        " it wrapped is wrapped now. Or let the old call stay, above the one that shards. It also runs as it stands, and gives the same values, if its `check_fn` asks"
+        " `isinstance`: then delete the comment alone. One that compares `type(m)`, or its name, finds no unit behind sharding, and nothing is recomputed: a unit's class is called"
+        " `FSDP` and its own name.",
     ),
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
