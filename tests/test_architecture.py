@@ -76,6 +76,7 @@ HOUSE: House = (
             [
                 "source.called_methods",
                 "source.check_functions",
+                "source.early_optimizers",
                 "source.initialising",
                 "source.kept_lists",
                 "source.kept_parameters",

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 BY_NAME: Final = (
-    "This check_fn goes by the class itself: a unit's is FSDP and its name now, so that here it finds no unit, "
-    "and nothing is recomputed, without an error."
+    "This check_fn goes by the class itself: a unit's is FSDP and its name now, so that here it finds no "
+    "unit, and nothing is recomputed, without an error."
 )
 NOT_SEEN: Final = (
     "See that its check_fn asks isinstance: one that compares type(module), or the class's name, finds no "
@@ -31,7 +31,7 @@ _STARTS: Final = frozenset({"match", "fullmatch", "startswith"})
 
 
 def words_of_check(source: Source, call: cst.Call) -> str:
-    """Return what is said of the ``check_fn`` of ``apply_activation_checkpointing``; nothing if it is right."""
+    """Return what is said of the ``check_fn`` that a call is given; nothing if it is right."""
     check = argument_of(call, _PLACE, {"check_fn"})
     if check is None or dotted(check) == "None":
         return ""
@@ -52,7 +52,8 @@ def _bodies(source: Source, check: cst.BaseExpression, depth: int) -> Iterator[c
         return
     found = _definitions(source, check)
     if not found:
-        held = last_value(source.index, check) if _is_bound(source, check) else None
+        is_bound = isinstance(check, cst.Name) and _is_bound(source, check)
+        held = last_value(source.index, check) if isinstance(check, cst.Name) and is_bound else None
         if held is not None and depth:
             yield from _bodies(source, held, depth - 1)
         else:
@@ -65,7 +66,7 @@ def _bodies(source: Source, check: cst.BaseExpression, depth: int) -> Iterator[c
 def _called(
     source: Source, body: cst.CSTNode, params: cst.Parameters, depth: int
 ) -> Iterator[cst.CSTNode | None]:
-    """Yield what a check hands its module on to: functions of this source, and of others, which are unseen."""
+    """Yield what a check hands its module on to; None for functions of other sources."""
     names = {each.name.value for each in (*params.posonly_params, *params.params)}
     for call in walk_for(body, cst.Call) if depth else ():
         is_given = any(dotted(arg.value) in names for arg in call.args)
