@@ -250,8 +250,8 @@ def _check_meta(reports: Sequence[RankReport], *, broadcasts: bool) -> list[Find
         return []
     if not broadcasts and all(report.fills_meta for report in reports if report.num_meta):
         text = (
-            f"The models of ranks {meta} alone are on the meta device, and nothing sends them values: each has "
-            "what its own `param_init_fn` makes. The parts of a parameter may not belong together."
+            f"The models of ranks {meta} alone are on the meta device, and nothing sends them values: each "
+            "has what its own `param_init_fn` makes. The parts of a parameter may not belong together."
         )
         hint = "Load a checkpoint before the first step, or pass `sync_module_states=True`."
         return [make_finding("FM131", "param_init_fn", text, hint)]

@@ -148,7 +148,7 @@ def meta_on_rank_1(prepared: bool) -> tuple[Tensors, list[float], list[str]]:
     torch.manual_seed(1)
     state = Stack().state_dict()
     model: nn.Module = Stack() if dist.get_rank() == 0 else Stack().to("meta")
-    arguments = {
+    arguments: dict[str, Any] = {
         "auto_wrap_policy": ModuleWrapPolicy({Layer}),
         "device_id": torch.device("cpu"),
         "param_init_fn": None if dist.get_rank() == 0 else fill,
