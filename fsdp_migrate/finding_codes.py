@@ -154,6 +154,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM130": FindingCode(
             "equivalent", "Weights that say how they are gathered (fp8): FSDP1 did not ask them."
         ),
+        "FM131": FindingCode(
+            "changed",
+            "Models on the meta device on some ranks alone, which nothing sends values: a mixture, cut otherwise.",
+        ),
         **CHECKPOINT_CODES,
         # FM3xx: Python sources
         "FM301": FindingCode(

@@ -75,7 +75,9 @@ HOUSE: House = (
             "source.answers",
             [
                 "source.called_methods",
+                "source.check_functions",
                 "source.compiled_names",
+                "source.early_optimizers",
                 "source.fsdp2_models",
                 "source.initialising",
                 "source.kept_lists",

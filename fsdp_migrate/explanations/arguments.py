@@ -196,6 +196,13 @@ EXPLANATIONS = {
         " step of AdamW failed on the shapes.",
         "Nothing. If an FSDP1 run had such weights, its losses may be those of higher precision.",
     ),
+    "FM131": (
+        "Some ranks have values and others made their models on the meta device, with a `param_init_fn` and without `sync_module_states`. Each rank shards what it"
+        " has. FSDP1 did so too, and cut flat parameters, FSDP2 cuts between rows: a parameter is then made of rows of one rank's values and of what another rank's"
+        " `param_init_fn` put into its own, and the mixture is another than FSDP1's.",
+        "Load a checkpoint before the first step, which fills all; or pass `sync_module_states=True`, which sends rank 0's values. Without either the run starts from"
+        " a mixture.",
+    ),
     "FM108": (
         "FSDP1 used only those ignored modules and parameters that are in the model, and silently left out the others.",
         _NOTHING,

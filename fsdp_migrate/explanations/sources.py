@@ -138,8 +138,9 @@ EXPLANATIONS = {
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",
         "Give `prepare_fully_shard(..., activation_checkpointing=[Block])` the classes of the layers, or a function as `check_fn` was, and delete the old call: what"
-        " it wrapped is wrapped now. Or let the old call stay, above the one that shards. It also runs as it stands, and gives the same values: then delete the"
-        " comment alone.",
+        " it wrapped is wrapped now. Or let the old call stay, above the one that shards. It also runs as it stands, and gives the same values, if its `check_fn` asks"
+        " `isinstance`: then delete the comment alone. One that compares `type(m)`, or its name, finds no unit behind sharding, and nothing is recomputed: a unit's class is called"
+        " `FSDP` and its own name.",
     ),
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
@@ -211,11 +212,12 @@ EXPLANATIONS = {
     ),
     "FM446": (
         "FSDP2 puts new parameters into the model. A list of the old ones, or an object that holds some, is not the model's any more: nothing"
-        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed. Accelerate and Hugging Face's Trainer put"
+        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed; without it an optimizer of the old ones trained nothing, without an error,"
+        " and what is given to `prepare_fully_shard` as `optimizers=` trains now. Accelerate and Hugging Face's Trainer put"
         " the new ones into the optimizer that is prepared with the model, and into nothing else; Fabric and Lightning into none: clipping by an old list does"
         " nothing, without an error.",
         "Make the list, or the object, after `prepare_fully_shard`, or after the framework has sharded. If it holds optimizers, give these as `optimizers=`: they"
-        " are pointed at the new ones.",
+        " are pointed at the new ones. Where an optimizer trained nothing, try its settings again, and do not go on from the old run's checkpoint as if it were trained.",
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"

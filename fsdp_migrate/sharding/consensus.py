@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
-from fsdp_migrate.findings import listed
+from fsdp_migrate.findings import listed, make_finding
 from fsdp_migrate.sharding.facts import differing, facts_of
 from fsdp_migrate.sharding.structure import structure_fault
 from fsdp_migrate.torch_compat.device_meshes import meshes_of
@@ -20,6 +20,7 @@ from fsdp_migrate.torch_compat.device_meshes import meshes_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fsdp_migrate.findings import Finding
     from fsdp_migrate.sharding.facts import Fact
     from fsdp_migrate.sharding.plan import ShardPlan
 
@@ -32,11 +33,15 @@ SaidT = TypeVar("SaidT")
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank has to say before sharding: its plan's facts and meta tensors, or its error."""
+    """What one rank has to say before sharding: its plan's facts and meta tensors, or its error.
+
+    ``fills_meta``: a ``param_init_fn`` of this rank gives its meta tensors memory.
+    """
 
     rank: int
     facts: tuple[tuple[str, str], ...] = ()
     num_meta: int = 0
+    fills_meta: bool = False
     error: str | None = None
 
 
@@ -85,7 +90,8 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
         Exception: This rank's own error, if it has one: one of ours, or of a policy that the user wrote.
         ConfigError: The ranks were given different arguments; each is named, with who has what.
         ModelError: Another rank has an error, the ranks' models differ, or some are on the meta
-            device and others are not, without ``sync_module_states`` from a real rank 0.
+            device and others are not, without ``sync_module_states`` from a real rank 0 or a
+            ``param_init_fn`` on each of those.
     """
     plan: ShardPlan | None = None
     failure: Exception | None = None
@@ -96,7 +102,7 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
         facts = {fact.name: fact for fact in facts_of(plan, model)}
         digests = tuple((name, fact.digest) for name, fact in facts.items())
         num_meta = sum(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-        own = RankReport(own.rank, digests, num_meta)
+        own = RankReport(own.rank, digests, num_meta, plan.config.param_init_fn is not None)
     except Exception as error:
         failure = error
         own = RankReport(own.rank, error=_text_of(error))
@@ -111,8 +117,8 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
         # Only now, and only for what differs: the names of a large model are megabytes on each rank.
         own_parts = tuple((name, facts[name].parts if name in facts else ()) for name in names)
         _raise_differences(names, exchange((own.rank, own_parts), groups))
-    _check_meta(reports, broadcasts=plan.config.broadcast_from_rank0)
-    return plan
+    broadcasts = plan.config.broadcast_from_rank0
+    return replace(plan, findings=(*plan.findings, *_check_meta(reports, broadcasts=broadcasts)))
 
 
 def together(
@@ -237,11 +243,18 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks, 8)}"
 
 
-def _check_meta(reports: Sequence[RankReport], *, broadcasts: bool) -> None:
+def _check_meta(reports: Sequence[RankReport], *, broadcasts: bool) -> list[Finding]:
     meta = [report.rank for report in reports if report.num_meta]
     real = [report.rank for report in reports if not report.num_meta]
     if not meta or not real or (broadcasts and reports[0].rank in real):
-        return
+        return []
+    if not broadcasts and all(report.fills_meta for report in reports if report.num_meta):
+        text = (
+            f"The models of ranks {meta} alone are on the meta device, and nothing sends them values: each "
+            "has what its own `param_init_fn` makes. The parts of a parameter may not belong together."
+        )
+        hint = "Load a checkpoint before the first step, or pass `sync_module_states=True`."
+        return [make_finding("FM131", "param_init_fn", text, hint)]
     what = (
         "`sync_module_states=True` broadcasts from the first of them"
         if broadcasts

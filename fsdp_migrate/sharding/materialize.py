@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import ModelError
+from fsdp_migrate.sharding.parallelism import parallel_placement
 from fsdp_migrate.torch_compat import module_kinds, tensor_kinds
 
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from fsdp_migrate.sharding.parallelism import Placed
     from fsdp_migrate.sharding.plan import ShardPlan
     from fsdp_migrate.sharding.tying import Tie
 
@@ -126,8 +128,10 @@ def materialize_modules(
         kept = {name: tensor.clone() for name, tensor in own_tensors(module) if not tensor.is_meta}
         if init is not None:
             before = {name: each.dtype for name, each in _own_parameters(module).items()}
+            placed = {name: parallel_placement(each) for name, each in _own_parameters(module).items()}
             init(module)
             _check_initialised(module, before)
+            _check_placed(module, placed)
         elif has_meta(module):
             _fill_empty(module, device)
             reset = getattr(module, "reset_parameters", None)
@@ -169,6 +173,18 @@ def _check_initialised(module: nn.Module, before: Mapping[str, torch.dtype]) -> 
             "FSDP1 and FSDP2 shard one dtype per unit. Make them of one."
         )
         raise ModelError(msg)
+
+
+def _check_placed(module: nn.Module, before: Mapping[str, Placed | None]) -> None:
+    """Check that a ``param_init_fn`` left parameters where tensor parallelism had placed them."""
+    for name, each in _own_parameters(module).items():
+        if parallel_placement(each) != before[name]:
+            msg = (
+                f"`param_init_fn` made `{name}` of a {type(module).__name__} anew, and not where tensor "
+                "parallelism had placed it. Give it memory by `module.to_empty(device=..., recurse=False)`, "
+                "which keeps DTensors, and write into it."
+            )
+            raise ModelError(msg)
 
 
 def _fill_empty(module: nn.Module, device: torch.device) -> None:

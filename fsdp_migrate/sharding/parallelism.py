@@ -158,10 +158,10 @@ def _check_parameter(
     name: str, parameter: Any, unit: UnitPlan, mesh: DeviceMesh | None, *, expert: bool
 ) -> None:
     where = f"Parameter `{name}` is a DTensor over {_show(parameter.device_mesh)}"
-    if parameter.is_meta:
+    if parameter.is_meta and unit.config.param_init_fn is None:
         msg = (
             f"{where} on the meta device. Give the model memory and values before prepare_fully_shard: "
-            f"`model.to_empty(device=...)`, then its initialisation."
+            "`model.to_empty(device=...)`, then its initialisation. Or pass a `param_init_fn` that does so."
         )
         raise UnsupportedFeatureError(msg, feature="meta device with tensor parallel")
     if mesh is None:

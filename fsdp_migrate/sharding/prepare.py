@@ -191,6 +191,7 @@ def prepare_fully_shard(
     # Everything that can fail on one rank alone is in the plan: from here on ranks communicate, and one that
     # stopped would leave the others waiting.
     plan = agree_on_plan(make_plan, model, groups)
+    raise_on_findings(plan.findings, strict=strict)  # what ranks found together, which is the same on each
     # Before sharding, which puts other parameters in the place of those that the optimizers hold.
     names = parameter_names(model)
     # Before sharding, too: around a sharded layer, recomputing would run FSDP2's hooks and gather once more.

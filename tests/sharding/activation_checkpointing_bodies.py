@@ -286,3 +286,25 @@ def refused_in_prepare() -> tuple[str, bool]:
             texts.append(str(error))
         untouched &= not any("forward" in vars(m) or isinstance(m, FSDPModule) for m in model.modules())
     return "\n".join(texts), untouched
+
+
+def chosen_after_sharding() -> dict[str, tuple[int, int]]:
+    """Return how many layers torch wraps behind sharding, under FSDP1 and here, by what its check asks."""
+    checks: dict[str, Callable[[nn.Module], bool]] = {
+        "isinstance": lambda module: isinstance(module, Block),
+        "the class": lambda module: type(module) is Block,
+        "its name": lambda module: type(module).__name__ in ("Block", "Other"),
+        "a part of its name": lambda module: "Block" in type(module).__name__,
+        "the start of its name": lambda module: type(module).__name__.startswith("Block"),
+    }
+    policy, device = ModuleWrapPolicy({Block}), torch.device("cpu")
+    found = {}
+    for name, check in checks.items():
+        old = FSDP(Net(), auto_wrap_policy=policy, device_id=device)
+        new = prepare_fully_shard(Net(), {"auto_wrap_policy": policy, "device_id": device})
+        numbers = []
+        for model in (old, new):
+            torch_apply(model, check_fn=check)
+            numbers.append(sum(type(module).__name__ == "CheckpointWrapper" for module in model.modules()))
+        found[name] = (numbers[0], numbers[1])
+    return found

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.sharding.prepare import prepare_fully_shard
+from fsdp_migrate.runtime import load_model_state_dict
+from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 from fsdp_migrate.sharding.tying import parameter_names
 from tests.models import Net, batch, loss_of
 from tests.rank_bodies.parity import Tensors, full
@@ -134,6 +135,49 @@ def rank0_real(tied: bool) -> tuple[Tensors, Tensors, list[tuple[str, ...]], lis
         optimizer.step()
         losses.append(loss.item())
     return expected, found, ties, losses
+
+
+def meta_on_rank_1(prepared: bool) -> tuple[Tensors, list[float], list[str]]:
+    """Wrap what rank 1 alone fills by a function, load a state; return the parts, losses and findings."""
+
+    def fill(module: nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            tensor.detach().fill_(0.125)
+
+    torch.manual_seed(1)
+    state = Stack().state_dict()
+    model: nn.Module = Stack() if dist.get_rank() == 0 else Stack().to("meta")
+    arguments: dict[str, Any] = {
+        "auto_wrap_policy": ModuleWrapPolicy({Layer}),
+        "device_id": torch.device("cpu"),
+        "param_init_fn": None if dist.get_rank() == 0 else fill,
+        "use_orig_params": True,
+    }
+    codes: list[str] = []
+    if prepared:
+        prepare_fully_shard(model, arguments)
+        codes = [each.code for each in shard_plan(model).findings if each.code == "FM131"]
+        parts = {name: param.to_local().clone() for name, param in _dtensors(model)}
+        load_model_state_dict(model, state)
+    else:
+        model = FSDP(model, **arguments)
+        parts = {}
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            model.load_state_dict(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(step, dist.get_rank()))
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    return parts, losses, codes
+
+
+def _dtensors(model: nn.Module) -> list[tuple[str, DTensor]]:
+    return [(name, param.data) for name, param in model.named_parameters() if isinstance(param.data, DTensor)]
 
 
 def keep_what_is_real() -> tuple[float, bool]:

@@ -89,3 +89,14 @@ def test_prepare_does_both_or_neither() -> None:
         assert "means the layers of the `auto_wrap_policy`, and there is none" in text
         assert "No module of class `torch.nn.modules.conv.Conv2d` is in the model" in text
         assert untouched
+
+
+def test_a_check_by_the_class_finds_no_unit_behind_sharding_as_fm324_says() -> None:
+    for found in run_ranks(bodies.chosen_after_sharding):
+        assert found == {
+            "isinstance": (2, 2),
+            "the class": (2, 0),
+            "its name": (2, 0),
+            "a part of its name": (2, 2),
+            "the start of its name": (2, 0),
+        }

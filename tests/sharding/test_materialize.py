@@ -49,6 +49,14 @@ def test_rank_0s_model_reaches_the_ranks_that_have_none(tied: bool) -> None:
         assert losses[-1] < losses[0]
 
 
+def test_ranks_that_alone_are_on_the_meta_device_fill_themselves_as_under_fsdp1() -> None:
+    fsdp1, ours = run_ranks(meta.meta_on_rank_1, False), run_ranks(meta.meta_on_rank_1, True)
+    for rank, ((_, expected, _), (parts, losses, codes)) in enumerate(zip(fsdp1, ours, strict=True)):
+        assert losses == expected, "a loaded state trains as under FSDP1"
+        assert codes == ["FM131"]
+        assert all(bool((part == 0.125).all()) is (rank == 1) for part in parts.values() if part.numel())
+
+
 def test_what_is_real_in_a_meta_model_keeps_its_values() -> None:
     assert run_ranks(meta.keep_what_is_real) == [(0.75, True)] * 2
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from fsdp_migrate.torch_compat import device_meshes
-from tests.rank_bodies import parallelism, parallelism_refusals
+from tests.rank_bodies import parallelism, parallelism_meta, parallelism_refusals
 from tests.ranks import run_ranks
 
 
@@ -116,3 +117,19 @@ def test_the_data_dimension_may_be_the_inner_one_where_torch_can() -> None:
 
 def test_checkpointing_in_place_leaves_the_names_that_a_plan_needs() -> None:
     assert run_ranks(parallelism.checkpointed_first) == [True, True]
+
+
+@pytest.mark.slow
+def test_a_parallelized_model_of_the_meta_device_trains_as_under_fsdp1() -> None:
+    fsdp1 = run_ranks(parallelism_meta.train, False, False, world_size=4, timeout=400)
+    for sync in (False, True):  # FSDP1 sends nothing on a CPU; what it would send are these values
+        ours = run_ranks(parallelism_meta.train, True, sync, world_size=4, timeout=400)
+        for expected, found in zip(fsdp1, ours, strict=True):
+            assert found.losses == expected.losses
+            assert found.values.keys() == expected.values.keys()
+            assert all(torch.equal(found.values[name], value) for name, value in expected.values.items())
+
+
+def test_an_init_function_that_forgets_the_placement_is_an_error() -> None:
+    for error in run_ranks(parallelism_meta.init_that_forgets_the_placement):
+        assert re.match(r"ModelError: .*`weight` of a Linear anew.*to_empty\(device=.*keeps DTensors", error)

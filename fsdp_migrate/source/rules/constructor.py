@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.early_optimizers import early_optimizers
 from fsdp_migrate.source.kept_parameters import given_before
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 NAME = "constructor"
-CODES = ("FM301", "FM302", "FM303", "FM422")
+CODES = ("FM301", "FM302", "FM303", "FM422", "FM446")
 
 PREPARE = Need("fsdp_migrate", "prepare_fully_shard")
 
@@ -93,6 +94,7 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM303", call, container, "commented", covers=(call.func,))
         else:
             yield from of_unknown(call)
+            yield from early_optimizers(source, call, call, optimizers_before(source, call))
             yield _rewritten(source, call)
 
 
@@ -315,5 +317,10 @@ def _puts_into_a_model(source: Source, call: cst.Call, below: cst.CSTNode) -> bo
 
 def earlier_optimizers(source: Source, call: cst.Call) -> str:
     """Return the optimizers that were made of the model's parameters before, as an expression."""
-    names = given_before(source, call, text_of(_model_of(call)))
+    names = optimizers_before(source, call)
     return names[0] if len(names) == 1 else f"[{', '.join(names)}]" if names else ""
+
+
+def optimizers_before(source: Source, call: cst.Call) -> list[str]:
+    """Return what the optimizers are called that were made of the model's parameters before."""
+    return given_before(source, call, text_of(_model_of(call)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.check_functions import words_of_check
 from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
 from fsdp_migrate.source.initialising import initialises
@@ -159,7 +160,8 @@ def find(source: Source) -> Iterator[Found]:
                 or (name == _APPLY and _comes_after_wrapping(source, call))
             ):
                 code, meant = _FUNCTIONS[name]
-                meant = _of_checkpointing(source, first) if name == _APPLY and first is not None else meant
+                if name == _APPLY and first is not None:
+                    meant = f"{_of_checkpointing(source, first)} {words_of_check(source, call)}".strip()
                 yield Found(code, call, meant, "commented")
 
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.early_optimizers import early_optimizers
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.rules.constructor import (
     PREPARE,
     earlier_optimizers,
     nested_calls,
     of_unknown,
+    optimizers_before,
     with_optimizers,
     words_of_container,
     words_of_nested,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 NAME = "partial"
-CODES = ("FM303", "FM331", "FM422")
+CODES = ("FM303", "FM331", "FM422", "FM446")
 
 _UNSEEN = (
     "a partial of FSDP whose calls are not all seen here: make it "
@@ -51,6 +53,8 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM303", call, said or _UNSEEN, "commented", covers=(first,))
         else:
             yield from of_unknown(call)
+            for each in calls:
+                yield from early_optimizers(source, call, each, optimizers_before(source, each))
             yield _rewritten(source, call, first, calls)
 
 

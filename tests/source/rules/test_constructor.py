@@ -62,7 +62,10 @@ TURNED = [
     ),
     (
         "opt, rate = net.configure_optimizers()\nnet = FSDP(net)\n",
-        "opt, rate = net.configure_optimizers()\nnet = prepare_fully_shard(net, optimizers=opt)\n",
+        (
+            "opt, rate = net.configure_optimizers()\n# fsdp-migrate: FM446\n"
+            "net = prepare_fully_shard(net, optimizers=opt)\n"
+        ),
     ),
     (
         "optimizer = make(net, 1)\noptimizer = None\nnet = FSDP(net)\n",

@@ -1,0 +1,80 @@
+"""Optimizers from before sharding, which trained nothing where FSDP1 made parameters flat, and train now."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted, literal
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+TRAINS_NOW: Final = (
+    "without use_orig_params=True this optimizer trained nothing of the model under FSDP1, whose flat "
+    "parameters it did not hold. It trains now: its learning rate was never tried, and checkpoints of the "
+    "old run have the first weights."
+)
+_PLACE: Final = catalog.CONSTRUCTOR_ARGUMENTS.index("use_orig_params")
+# What FSDP1 left out of its flat parameters such an optimizer did train.
+_LEAVE_OUT: Final = frozenset({"ignored_modules", "ignored_parameters", "ignored_states"})
+
+
+def early_optimizers(
+    source: Source, made: cst.Call, call: cst.Call, optimizers: Collection[str]
+) -> Iterator[Found]:
+    """Find optimizers that FSDP1's flat parameters took everything from.
+
+    Args:
+        source: The source.
+        made: The call that has the arguments of FSDP1: of the class, or of a partial of it.
+        call: The call that is given the model.
+        optimizers: What they are called that were made of its parameters before.
+    """
+    used = [each for each in optimizers if _is_used_below(source, call, each)]
+    if used and _are_flat(made) and not any(_is_filled_since(source, call, each) for each in used):
+        yield Found("FM446", call, TRAINS_NOW, "commented")
+
+
+def _are_flat(made: cst.Call) -> bool:
+    """Tell whether parameters are flat for certain: ``use_orig_params`` is false, or is not given."""
+    if any(arg.star for arg in made.args) or sum(arg.keyword is None for arg in made.args) > _PLACE:
+        return False
+    named = {arg.keyword.value: arg.value for arg in made.args if arg.keyword is not None}
+    if not _LEAVE_OUT.isdisjoint(named):
+        return False
+    return "use_orig_params" not in named or literal(named["use_orig_params"]) is False
+
+
+def _is_used_below(source: Source, call: cst.Call, optimizer: str) -> bool:
+    """Tell whether an optimizer may step: what a function keeps to itself and never reads again does not."""
+    if "." in optimizer or source.index.function(call) is None:
+        return True
+    place = source.position(call)
+    return any(name.value == optimizer and source.position(name) > place for name in source.loads)
+
+
+def _is_filled_since(source: Source, call: cst.Call, optimizer: str) -> bool:
+    """Tell whether an optimizer may be another one, or hold other parameters, when it steps."""
+    function, place = source.index.function(call), source.position(call)
+    for assign in source.assignments:
+        parts = [part for each in assign.targets for part in _parts(each.target)]
+        is_here = source.index.function(assign) is function
+        if optimizer not in map(dotted, parts) or (is_here and source.position(assign) < place):
+            continue
+        if is_here or "." in optimizer:
+            return True
+    given = rf"\b{re.escape(optimizer)}\.(add_param_group\(|param_groups\s*(=|\.|\[[^\]]*\]\[['\"]params))"
+    return re.search(given, source.code) is not None
+
+
+def _parts(target: cst.BaseExpression) -> list[cst.BaseExpression]:
+    return [each.value for each in target.elements] if isinstance(target, (cst.List, cst.Tuple)) else [target]

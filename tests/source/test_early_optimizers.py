@@ -1,0 +1,63 @@
+"""Optimizers that were made before FSDP1 made parameters flat: they trained nothing, and train now."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdp_migrate.source.early_optimizers import TRAINS_NOW
+from tests.source.samples import turned, uses
+
+
+pytestmark = pytest.mark.any_torch
+
+ADAM = "optimizer = torch.optim.AdamW(net.parameters())\n"
+PARTIAL = "shard = functools.partial(FSDP, {})\n"
+
+
+def said(body: str) -> int:
+    """Return how often it is said; and that the optimizer is handed over all the same."""
+    assert "optimizers=optimizer" in turned(body)
+    return sum(use.becomes == TRAINS_NOW for use in uses(body) if use.code == "FM446")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_said"),
+    [
+        ("net", True),
+        ("net, device_id=0", True),
+        ("net, use_orig_params=False", True),
+        ("net, use_orig_params=True", False),
+        ("net, use_orig_params=keep", False),
+        ("net, **kwargs", False),
+        ("net, ignored_modules=[net.head]", False),  # the head it trained
+    ],
+)
+def test_an_early_optimizer_without_original_parameters_is_said(arguments: str, *, is_said: bool) -> None:
+    assert said(f"{ADAM}net = FSDP({arguments})\n") == int(is_said)
+
+
+@pytest.mark.parametrize(
+    ("after", "is_said"),
+    [
+        ("optimizer.step()\n", True),
+        ("for g in optimizer.param_groups:\n    g['lr'] = 1\n", True),
+        ("optimizer.param_groups[0]['lr'] = 1\n", True),
+        ("def other():\n    optimizer = None\n", True),
+        (ADAM, False),
+        ("if again:\n    optimizer, rate = make(net)\n", False),
+        ("optimizer.add_param_group({'params': net.parameters()})\n", False),
+        ("optimizer.param_groups[0]['params'] = list(net.parameters())\n", False),
+    ],
+)
+def test_one_that_is_made_or_filled_again_trained(after: str, *, is_said: bool) -> None:
+    assert said(f"{ADAM}net = FSDP(net)\n{after}") == int(is_said)
+
+
+@pytest.mark.parametrize(("after", "is_said"), [("return net", False), ("return net, optimizer", True)])
+def test_one_that_never_steps_is_not_said_to_train(after: str, *, is_said: bool) -> None:
+    assert said(f"def make(net):\n    {ADAM}    net = FSDP(net)\n    {after}\n") == int(is_said)
+
+
+@pytest.mark.parametrize(("arguments", "is_said"), [("device_id=0", True), ("use_orig_params=True", False)])
+def test_a_partial_of_the_class_is_asked_for_its_arguments(arguments: str, *, is_said: bool) -> None:
+    assert said(f"{PARTIAL.format(arguments)}{ADAM}net = shard(net)\n") == int(is_said)
