@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from fsdp_migrate.findings import Finding
+
 
 State = Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
 _STATES: dict[str, State] = {"converted": "changes", "fsdp2": "fsdp2", "unused": "unused"}
@@ -26,6 +28,8 @@ _IN_SCRIPT = "(a here-document with FSDP1's settings, which `fsdp-migrate config
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
 
 _CASTS = "FM354"
+_STANDS_ELSEWHERE = "FM356"
+_WRITTEN_THERE = re.compile(r", and write (?P<what>.+?) there: ")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class LaunchFound:
 
     ``codes`` are those of the findings that say of it what could be noticed.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
+    ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
     """
 
     path: str
@@ -46,6 +51,7 @@ class LaunchFound:
     message: str = ""
     codes: frozenset[str] = frozenset()
     lacks_version: bool = False
+    wanted: str = ""
 
     @property
     def place(self) -> str:
@@ -154,4 +160,15 @@ def _look_at(path: Path, line: int, command: str) -> LaunchFound | None:
         finding.code for finding in report.conversion.findings if finding.fidelity in {"changed", "refused"}
     )
     lacks = frameworks == "hf" and report.state == "changes" and not report.has_version
-    return LaunchFound(str(path), line, command, frameworks, report.state, codes=noticed, lacks_version=lacks)
+    return LaunchFound(
+        *(str(path), line, command, frameworks, report.state),
+        codes=noticed,
+        lacks_version=lacks,
+        wanted=wanted_elsewhere(report.conversion.findings),
+    )
+
+
+def wanted_elsewhere(findings: Iterable[Finding]) -> str:
+    """Return what findings say is to be written into another file, which does not say it itself."""
+    hints = (finding.hint or "" for finding in findings if finding.code == _STANDS_ELSEWHERE)
+    return next((match["what"] for hint in hints if (match := _WRITTEN_THERE.search(hint))), "")

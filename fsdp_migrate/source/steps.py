@@ -61,6 +61,10 @@ _BY_VERSION = (
     "`version`, and from 5.10 on it runs FSDP2. For an FSDP1 run of your script to compare with, write "
     '`"version": 1` into a copy.'
 )
+_WANTED = (
+    "Then write {} into the converted config that is named as `fsdp_config` there ({}): `fsdp` asks for it, "
+    "and transformers 5.10 and later read it from that file, whatever `fsdp` says."
+)
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
@@ -328,6 +332,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[Launch
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
         steps.append(Step(text, changing))
+        steps += _steps_for_wanted(configs, launches)
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
@@ -336,6 +341,18 @@ def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[Launch
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))
     return steps
+
+
+def _steps_for_wanted(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
+    """Return what those ask for who name a config of HF Trainer's, and it does not say itself."""
+    asked: dict[str, list[str]] = {}
+    for launch in launches:
+        if launch.wanted:
+            asked.setdefault(launch.wanted, []).append(launch.place)
+    for config in configs:
+        if config.wanted:
+            asked.setdefault(config.wanted, []).append(config.path)
+    return [Step(_WANTED.format(wanted, listed(places, _PLACES)), ()) for wanted, places in asked.items()]
 
 
 def _is_of_model(checkpoint: CheckpointFound, models: Sequence[str]) -> bool:

@@ -32,6 +32,7 @@ from fsdp_migrate.errors import (
 from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.asked_around import is_accelerates
 from fsdp_migrate.source.files import CONFIGS, MAYBE_CONFIGS, NEVER, SHELL, SUFFIXES, find_sources
+from fsdp_migrate.source.launchers import wanted_elsewhere
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -71,6 +72,7 @@ class ConfigFound:
     ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
+    ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
     """
 
     path: str
@@ -81,6 +83,7 @@ class ConfigFound:
     holds_arguments: bool = False
     lacks_version: bool = False
     needs_code: bool = False
+    wanted: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -208,6 +211,7 @@ def _look_at(path: Path) -> ConfigFound | None:
         holds_arguments=frameworks == "torch" and report.state == "changes",
         lacks_version=frameworks == "hf" and report.state == "changes" and not report.has_version,
         needs_code=bool(report.left_to) and any(block.code for block in report.conversion.blocks),
+        wanted=wanted_elsewhere(report.conversion.findings),
     )
 
 

@@ -43,10 +43,11 @@ def test_names_of_a_wrapper_do_not_fit_and_the_rename_that_does_is_named(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, base = _gpt2(tmp_path, "lm.")
-    out, given = tmp_path / "out", ["--hf-config", base]
+    out = tmp_path / "out"
+    given: list[str | Path] = ["--hf-config", base]
     if where == "source":
-        source, given = shutil.move(source, base), []
-        source = base
+        shutil.move(source, base)
+        source, given = base, []
     elif where == "standing":
         shutil.copytree(base, out)
         given = ["--overwrite"]
