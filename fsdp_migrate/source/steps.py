@@ -51,6 +51,11 @@ _OWN_CONFIG = (
     "`auto_wrap_policy: {transformer_layer_cls: [Block]}`. Without `--config` they are FSDP1's defaults, "
     "whatever the sources say."
 )
+_BY_HAND = (
+    "Sources shard by themselves ({}), and not by {}. For a run of theirs, fsdp.yaml is a file that you "
+    "write, with the arguments that FSDP1 has there: `sharding_strategy: FULL_SHARD`, "
+    "`auto_wrap_policy: {{transformer_layer_cls: [Block]}}`."
+)
 _BEFORE = (
     "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "
     "NAME.fsdp1."
@@ -171,7 +176,7 @@ def next_steps(
     converted = _to_convert(configs, reads=bool(rewrites) or is_prepared)
     states = {*(each.state for each in converted), *(each.state for each in launches)}
     if rewrites or left or "changes" in states:
-        steps += _steps_for_proof(where, configs, launches, models)
+        steps += _steps_for_proof(where, configs, launches, models, _sharded_by_hand(rewrites))
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
@@ -253,7 +258,11 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
 
 
 def _steps_for_proof(
-    where: str, configs: Sequence[ConfigFound], launches: Sequence[LaunchFound], models: Sequence[str]
+    where: str,
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound],
+    models: Sequence[str],
+    by_hand: Sequence[str],
 ) -> list[Step]:
     """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
     changing = [each for each in configs if each.state == "changes"]
@@ -269,16 +278,28 @@ def _steps_for_proof(
         whose, options = f"{whose} {_OWN_CONFIG}", [" --config fsdp.yaml"]
     # With the model it also names what a framework's own FSDP2 stops at.
     seen_with = f" --model {model}{options[0]}" if given or copies else ""
+    # A framework's config is of the runs that it starts, and may be of another program than the sources'.
+    has_both = bool(by_hand and seen_with) and not any(each.holds_arguments for each in changing)
+    hand = _BY_HAND.format(listed(by_hand, _PLACES), listed(given or copies, _PLACES)) if has_both else ""
+    options += [" --config fsdp.yaml"] if has_both else []
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
     return [
         Step(f"{_DOCTOR} {whose}" if seen_with else _DOCTOR, (f"fsdp-migrate doctor {where}{seen_with}",)),
-        Step(_PLAN if seen_with else f"{_PLAN} {whose}", tuple(plan.format(option) for option in options)),
+        Step(
+            f"{_PLAN} {hand if seen_with else whose}".strip(),
+            tuple(plan.format(option) for option in options),
+        ),
         Step(
             f"{_PARITY} {when}".strip(),
             tuple(f"fsdp-migrate parity --model {model}{option}" for option in options),
         ),
     ]
+
+
+def _sharded_by_hand(rewrites: Sequence[Use]) -> list[str]:
+    """Return the places at which sources make FSDP1 models themselves."""
+    return [f"{use.path}:{use.line}" for use in rewrites if use.code in _PREPARING]
 
 
 def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:
