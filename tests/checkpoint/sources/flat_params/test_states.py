@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.cli import main
@@ -78,6 +79,8 @@ def test_a_rank_that_is_missing_is_not_laid_on_the_model(
     for options in (None, flat_options(kind)):
         with pytest.raises(CheckpointNotFoundError, match=r"saved by 2 ranks.*files of 1 .*local_rank0"):
             inspect_checkpoint(alone, options=options)
+    with pytest.raises(CheckpointNotFoundError, match="saved by 2 ranks"):
+        load_checkpoint(alone, RankNet(), options=flat_options(kind))
     # Nothing in an optimizer's file says of how many ranks it is.
     alone = rank_sources.copy(kind, "optim", tmp_path / "optim")
     (alone / "optim_rank1.pt").unlink()
