@@ -151,8 +151,8 @@ def test_what_a_launch_asks_beside_a_config_is_to_be_written_there(
         (tmp_path / name).write_text(f"output_dir: x\nfsdp: {fsdp}\nfsdp_config: f.json\n")
 
     def steps() -> list[str]:
-        found = (find_configs([tmp_path]), [], find_launches([tmp_path]))
-        return [step.text for step in next_steps([], ScanReport((), 0), *found)]
+        configs, launches = find_configs([tmp_path]), find_launches([tmp_path])
+        return [step.text for step in next_steps([], ScanReport((), 0), configs, [], launches)]
 
     said = [text for text in steps() if text.startswith("Then write ")]
     assert len(said) == (1 if wanted else 0)
