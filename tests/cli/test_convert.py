@@ -126,15 +126,17 @@ def test_a_dry_run_stops_where_the_real_one_would(
     assert main(["convert", str(clean), str(out)]) == 0
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
-    for place, more in ((out, ()), (mine, ()), (mine, ("--overwrite",)), (clean, ()), (clean / "in", ())):
+    places: list[tuple[Path, list[str]]]
+    places = [(out, []), (mine, []), (mine, ["--overwrite"]), (clean, []), (clean / "in", [])]
+    for place, more in places:
         said = []
-        for how in ((), ("--dry-run",)):
+        for how in ([], ["--dry-run"]):
             capsys.readouterr()
             assert main(["convert", str(clean), str(place), *more, *how]) == 1
             said.append(capsys.readouterr().err)
         assert said[0] == said[1]
-    for more in ("--overwrite", "--resume"):
-        assert main(["convert", str(clean), str(out), more, "--dry-run"]) == 0
+    for word in ("--overwrite", "--resume"):
+        assert main(["convert", str(clean), str(out), word, "--dry-run"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
