@@ -16,6 +16,7 @@ from fsdp_migrate.arguments import (
     whole_number_from,
 )
 from fsdp_migrate.checkpoint_convert.execution.execute import DEFAULT_BUFFER, ConversionReport, execute_plan
+from fsdp_migrate.checkpoint_convert.execution.model_folder import with_model_folder
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.checkpoint_convert.planning.plan import plan_conversion
@@ -125,7 +126,7 @@ def convert_checkpoint(
         link=link,
         output_options=output_options,
     )
-    plan = replace(plan, findings=(*plan.findings, *said))
+    plan = with_model_folder(replace(plan, findings=(*plan.findings, *said)), dst, overwrite=overwrite)
     raise_on_findings(plan.findings, strict=strict)
     if dst is not None:
         return execute_plan(

@@ -20,6 +20,7 @@ from fsdp_migrate.checkpoint_convert.execution.identity import (
     conversion_identity,
     layout_digest,
 )
+from fsdp_migrate.checkpoint_convert.execution.model_folder import settled
 from fsdp_migrate.checkpoint_convert.execution.new_values import closing_files, new_values
 from fsdp_migrate.checkpoint_convert.execution.placement import Item, Placement, copy_items, place
 from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
@@ -32,7 +33,6 @@ from fsdp_migrate.checkpoint_convert.planning.merged import check_merged
 from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
-from fsdp_migrate.checkpoint_convert.targets.safetensors import missing_files
 from fsdp_migrate.errors import CheckpointMismatchError, OutputError
 from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
@@ -388,18 +388,9 @@ def _report(run: _Run, placement: Placement, outcome: _Outcome, url: str) -> Con
         output=url,
         bytes_written=sum(item.length for items in files.values() for item in items),
         bytes_linked=outcome.linked,
-        findings=(*_settled(run.plan, outcome.kept), *_own_findings(run, outcome, url)),
+        findings=(*settled(run.plan, outcome.kept), *_own_findings(run, outcome, url)),
         bytes_resumed=outcome.resumed,
     )
-
-
-def _settled(plan: ConversionPlan, kept: Sequence[str]) -> list[Finding]:
-    """Return the findings; of what was missing, those of what did not stand in the folder already."""
-    found: list[Finding] = []
-    for finding in plan.findings:
-        again = finding.code == "FM292" and kept
-        found += missing_files({*plan.extra_files, *plan.model_files, *kept}) if again else [finding]
-    return found
 
 
 def _say_checks(outcome: _Outcome, unread: int) -> tuple[str, str]:

@@ -76,6 +76,7 @@ class Catalogue:
         src: Any checkpoint that ``convert`` reads.
         to: Whose names are asked for; a word of ``convert --to`` whose output is one distributed checkpoint.
         weights_only: Leave all but models out.
+        without_optimizer: Leave optimizers out.
         renames: Changes of names; see ``OutputOptions``.
         map: What becomes of parameters that a later model holds otherwise; see ``read_map``.
         options: What the source does not say itself.
@@ -92,6 +93,7 @@ class Catalogue:
         *,
         to: str = "torch",
         weights_only: bool = False,
+        without_optimizer: bool = False,
         renames: Sequence[str] = (),
         map: str | ParameterMap | None = None,
         options: SourceOptions | None = None,
@@ -106,7 +108,11 @@ class Catalogue:
             self.folder, found = self._stack.enter_context(reading_source(src, options))
             held = found if holds_to_model else _without_model(found)
             self.plan: ConversionPlan = plan_conversion(
-                held, to=to, weights_only=weights_only, output_options=asked
+                held,
+                to=to,
+                weights_only=weights_only,
+                without_optimizer=without_optimizer,
+                output_options=asked,
             )
             self.manifest = self.plan.manifest
             check_merged(self.manifest, self.folder)

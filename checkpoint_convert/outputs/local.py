@@ -281,6 +281,26 @@ class LocalOutput:
             raise
 
 
+def check_place(path: Path, source: str, *, overwrite: bool, resume: bool, keeps_others: bool) -> None:
+    """Check that an output may be made in a place, as making it would, and make nothing.
+
+    Args:
+        path: The place.
+        source: The source, which it may not touch.
+        overwrite: Whether an output there is replaced.
+        resume: Whether one that is there may be what this conversion made.
+        keeps_others: Whether of a model's folder the weights alone are replaced.
+
+    Raises:
+        OutputExistsError: Something is there that may not be replaced.
+        OutputError: It is the source, or one lies inside the other.
+    """
+    if not is_url(source):
+        _check_apart(path, Path(source))
+    if overwrite or not resume:
+        _check_free(path, overwrite=overwrite, keeps_others=keeps_others)
+
+
 def _check_apart(path: Path, source: Path) -> None:
     try:
         # Path.resolve() raises a RuntimeError where links lead in a circle.

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # Names of files that may be those of ranks: they have a number, or are the first of those that have.
 _ENDS_RANKED: Final = re.compile(r"\d|\.(?:pt|pth|bin|ckpt|th)$")
+_STATE_FILE: Final = re.compile(r"\.(?:pt|pth|ckpt|safetensors)$|(?:^|/)pytorch_model[^/]*\.bin$")
 # Far enough for save_folder/run/ep0-ba2, and not through the whole of somebody's disk.
 _LOOK_DEPTH: Final = 3
 
@@ -185,7 +186,7 @@ def _describe_folder(url: str, files: Mapping[str, int]) -> Exception:
         return CheckpointFormatError(f"{url!r} is an empty folder.", path=url)
     inner = _checkpoints(files)
     if inner:
-        return _describe_parent(url, inner)
+        return _describe_parent(url, inner, _with_states(files, inner))
     names = [name for name in files if "/" not in name]
     if any(name.endswith(".distcp") for name in files):
         msg = (
@@ -216,8 +217,24 @@ def _checkpoints(files: Mapping[str, int]) -> list[str]:
     return sorted(found)
 
 
-def _describe_parent(url: str, inner: list[str]) -> Exception:
-    if len(inner) == 1:
+def _with_states(files: Mapping[str, int], inner: list[str]) -> list[str]:
+    """Return the folders beside distributed checkpoints that hold files of saved states, by their names."""
+    folders = {name.rpartition("/")[0] for name in files if _STATE_FILE.search(name)} - {""}
+    # What lies in a checkpoint, or around one, is of that one.
+    return sorted(
+        folder
+        for folder in folders
+        if not any(f"{folder}/".startswith(f"{one}/") or one.startswith(f"{folder}/") for one in inner)
+    )
+
+
+def _describe_parent(url: str, inner: list[str], beside: list[str]) -> Exception:
+    if beside:
+        msg = (
+            f"{url!r} is not a checkpoint itself; it holds {named(inner, 12)}, and files of saved states in "
+            f"{named(beside, 12)}. Name the one that you mean."
+        )
+    elif len(inner) == 1:
         msg = f"{url!r} is not a checkpoint itself; it holds one. Use {url.rstrip('/')}/{inner[0]}."
     else:
         msg = (

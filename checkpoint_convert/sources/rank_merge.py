@@ -140,7 +140,7 @@ class _Merger:
                     f"`{state.file}`",
                 )
         # Before the chunks are looked at: that a file is missing says more than which elements are.
-        self._check_complete(key, parts)
+        check_complete(self._folder, key, parts, len(self._states))
         return TensorEntry(key, path, first.dtype, first.shape, self._chunks(key, parts))
 
     def _chunks(self, key: str, parts: Sequence[tuple[RankState, LocalShards]]) -> tuple[Chunk, ...]:
@@ -164,25 +164,39 @@ class _Merger:
             for box, (state, tensor) in sorted(kept.items())
         )
 
-    def _check_complete(self, key: str, parts: Sequence[tuple[RankState, LocalShards]]) -> None:
-        """Check that no rank's part is missing, by what the others say."""
-        # A ShardedTensor lists the boxes of all ranks; of a DTensor only the number of ranks is known.
-        count = max(shards.ranks for _, shards in parts)
-        held = {box for _, shards in parts for box in shards.boxes}
-        expected = parts[0][1].expected
-        lost = [box for box in expected or () if box not in held]
-        if lost or (expected is None and len(self._states) < count):
-            at = f"its part at {lost[0][0]} is in none of them" if lost else "so some are missing"
-            msg = (
-                f"`{key}` in {self._folder.url!r} was saved by {counted(count, 'rank')}, and there are "
-                f"files of {len(self._states)} (`{parts[0][0].file}` ...): {at}. All of them are needed."
-            )
-            if ".lora_" in key:
-                msg += (
-                    " It is an adapter: Accelerate before 1.15 saved rank 0's slice of each alone. The rest "
-                    "is in PEFT's `adapter_model` file or a distributed checkpoint of the same step, if any."
-                )
-            raise CheckpointNotFoundError(msg, path=self._folder.url)
+
+def check_complete(
+    folder: Folder, key: str, parts: Sequence[tuple[RankState, LocalShards]], files: int
+) -> None:
+    """Check that no rank's part of a tensor is missing, by what the others say.
+
+    Args:
+        folder: Where the files lie.
+        key: The tensor.
+        parts: What each rank that holds a part says of it.
+        files: How many ranks there are files of.
+
+    Raises:
+        CheckpointNotFoundError: A part is missing.
+    """
+    # A ShardedTensor lists the boxes of all ranks; of a DTensor only the number of ranks is known.
+    count = max(shards.ranks for _, shards in parts)
+    held = {box for _, shards in parts for box in shards.boxes}
+    expected = parts[0][1].expected
+    lost = [box for box in expected or () if box not in held]
+    if not lost and (expected is not None or files >= count):
+        return
+    at = f"its part at {lost[0][0]} is in none of them" if lost else "so some are missing"
+    msg = (
+        f"`{key}` in {folder.url!r} was saved by {counted(count, 'rank')}, and there are "
+        f"files of {files} (`{parts[0][0].file}` ...): {at}. All of them are needed."
+    )
+    if ".lora_" in key:
+        msg += (
+            " It is an adapter: Accelerate before 1.15 saved rank 0's slice of each alone. The rest "
+            "is in PEFT's `adapter_model` file or a distributed checkpoint of the same step, if any."
+        )
+    raise CheckpointNotFoundError(msg, path=folder.url)
 
 
 def same_leaves(folder: Folder, key: str, one: object, other: object) -> bool:

@@ -103,7 +103,8 @@ def convert(
     }
     given = source_options(model, config, trust_pickle)
     if dry_run:
-        _show_plan((source, output), given, wanted, strict=strict, everything=everything, json=json)
+        shown = {"strict": strict, "everything": everything, "json": json}
+        _show_plan((source, output), given, wanted, overwrite=overwrite, resume=resume, **shown)
         return 0
     how = {"overwrite": overwrite, "resume": resume, "checksums": checksums, "buffer_bytes": buffer << 20}
     report = _convert(source, output, {**wanted, **how, "strict": strict, "options": given})
@@ -147,13 +148,18 @@ def _show_plan(
     given: SourceOptions,
     wanted: dict[str, Any],
     *,
+    overwrite: bool,
+    resume: bool,
     strict: bool,
     everything: bool,
     json: bool,
 ) -> None:
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
     from fsdp_migrate.checkpoint_convert.convert import with_asked_form
+    from fsdp_migrate.checkpoint_convert.execution.model_folder import with_model_folder
+    from fsdp_migrate.checkpoint_convert.outputs.local import check_place
     from fsdp_migrate.checkpoint_convert.planning.merged import check_merged
+    from fsdp_migrate.checkpoint_convert.storage.folders import is_url, local_path
     from fsdp_migrate.cli.render.convert import show_plan
     from fsdp_migrate.findings import raise_on_findings
 
@@ -163,7 +169,12 @@ def _show_plan(
     chosen, said = with_asked_form(manifest, wanted["to"], wanted["output_options"], *places)
     plan = plan_conversion(manifest, **{**wanted, "output_options": chosen})
     check_merged(plan.manifest)
-    plan = replace(plan, findings=(*plan.findings, *said))
+    if places[1] is not None and not is_url(places[1]):
+        # The real run would stop there, after all the reading.
+        keeps = not plan.is_distributed
+        where = local_path(places[1])
+        check_place(where, plan.manifest.source, overwrite=overwrite, resume=resume, keeps_others=keeps)
+    plan = with_model_folder(replace(plan, findings=(*plan.findings, *said)), places[1], overwrite=overwrite)
     raise_on_findings(plan.findings, strict=strict)
     if json:
         write_document("convert", {"dry_run": True, "plan": plan.as_dict()})

@@ -98,7 +98,7 @@ def load_checkpoint(
             what is there; for anything else the report has the value, in ``report.values``.
         strict: The names and shapes of the model, the parameter groups and the names in ``extra`` must all be
             there, and no other ones. Without it, what fits is loaded, and the rest is in the findings.
-        weights_only: Load the model alone, without optimizers.
+        weights_only: Load the model alone, without optimizers, and what ``extra`` asks for.
         rename: Changes of names of parameters of the checkpoint, each ``"regex=replacement"``.
         map: What becomes of parameters that the model holds otherwise than the run that saved: a text for
             ``read_map`` such as ``"transformers-5:mixtral"``, or what it gave. ``options`` then describes the
@@ -158,7 +158,8 @@ def load_checkpoint(
         run.wanted,
         model,
         broadcast,
-        weights_only=weights_only,
+        # Else what `extra` asks for is left out too.
+        left_out="optimizers" if weights_only and extra else "all but models" if weights_only else "",
         renames=rename,
         map=map,
         options=options,

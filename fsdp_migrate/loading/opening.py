@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue, refuse_unlike
 from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline, SourceOptions
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage.folders import Location
     from fsdp_migrate.loading.peers import Peers
     from fsdp_migrate.loading.wanted import Wanted
+
+
+LeftOut = Literal["", "optimizers", "all but models"]
+"""What of a checkpoint is not opened."""
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ def open_checkpoint(
     model: nn.Module,
     broadcast: bool | str,
     *,
-    weights_only: bool,
+    left_out: LeftOut,
     renames: Sequence[str],
     map: str | ParameterMap | None,
     options: SourceOptions | None,
@@ -74,7 +78,8 @@ def open_checkpoint(
             own = None if map is not None else _outline(model, wanted)
             opened = Catalogue(
                 path,
-                weights_only=weights_only,
+                weights_only=left_out == "all but models",
+                without_optimizer=left_out == "optimizers",
                 renames=renames,
                 map=map,
                 options=options or SourceOptions(model=own),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.config_files import ConfigConversion
+    from fsdp_migrate.findings import Finding
 
 
 State = Literal["changes", "elsewhere", "fsdp2", "unused", "refused"]
@@ -35,6 +36,8 @@ _BY_HAND = (
     "`fsdp-migrate config` shows what each command becomes"
 )
 _ENVIRONMENT = "FM355"
+_STANDS_ELSEWHERE = "FM356"
+_WRITTEN_THERE = re.compile(r", and write (?P<what>.+?) there: ")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class LaunchFound:
     ``codes`` are those of the findings that say of it what could be noticed.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     ``by_hand``: it changes, but not where its flags stand in the script, such as in a variable.
+    ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
     """
 
     path: str
@@ -59,6 +63,7 @@ class LaunchFound:
     by_hand: bool = False
     cell: int | None = None
     """Of a notebook the cell, within which the line is counted."""
+    wanted: str = ""
 
     @property
     def place(self) -> str:
@@ -258,4 +263,15 @@ def _look_at(path: Path, line: int, command: str, script: str) -> LaunchFound | 
         finding.code for finding in report.conversion.findings if finding.fidelity in {"changed", "refused"}
     )
     lacks = frameworks == "hf" and report.state == "changes" and not report.has_version
-    return LaunchFound(str(path), line, command, frameworks, report.state, codes=noticed, lacks_version=lacks)
+    return LaunchFound(
+        *(str(path), line, command, frameworks, report.state),
+        codes=noticed,
+        lacks_version=lacks,
+        wanted=wanted_elsewhere(report.conversion.findings),
+    )
+
+
+def wanted_elsewhere(findings: Iterable[Finding]) -> str:
+    """Return what findings say is to be written into another file, which does not say it itself."""
+    hints = (finding.hint or "" for finding in findings if finding.code == _STANDS_ELSEWHERE)
+    return next((match["what"] for hint in hints if (match := _WRITTEN_THERE.search(hint))), "")

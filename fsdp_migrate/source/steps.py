@@ -49,6 +49,11 @@ _OWN_CONFIG = (
     "`auto_wrap_policy: {transformer_layer_cls: [Block]}`. Without `--config` they are FSDP1's defaults, "
     "whatever the sources say."
 )
+_BY_HAND = (
+    "Sources shard by themselves ({}), and not by {}. For a run of theirs, fsdp.yaml is a file that you "
+    "write, with the arguments that FSDP1 has there: `sharding_strategy: FULL_SHARD`, "
+    "`auto_wrap_policy: {{transformer_layer_cls: [Block]}}`."
+)
 _BEFORE = (
     "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "
     "NAME.fsdp1."
@@ -58,6 +63,10 @@ _BY_VERSION = (
     "kept as NAME.fsdp1. HF Trainer itself runs FSDP1 by {} before transformers 5.10 alone: there is no "
     "`version`, and from 5.10 on it runs FSDP2. For an FSDP1 run of your script to compare with, write "
     '`"version": 1` into a copy.'
+)
+_WANTED = (
+    "Then write {} into the converted config that is named as `fsdp_config` there ({}): `fsdp` asks for it, "
+    "and transformers 5.10 and later read it from that file, whatever `fsdp` says."
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _INSPECT = (
@@ -171,7 +180,7 @@ def next_steps(
     converted = _to_convert(configs, reads=bool(rewrites) or is_prepared)
     states = {*(each.state for each in converted), *(each.state for each in launches)}
     if rewrites or left or "changes" in states:
-        steps += _steps_for_proof(where, configs, launches, models)
+        steps += _steps_for_proof(where, configs, launches, models, _sharded_by_hand(rewrites))
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
@@ -189,7 +198,7 @@ def next_steps(
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
-    steps += _steps_for_configs(converted)
+    steps += _steps_for_configs(converted, launches)
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
         said = (
@@ -254,7 +263,11 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
 
 
 def _steps_for_proof(
-    where: str, configs: Sequence[ConfigFound], launches: Sequence[LaunchFound], models: Sequence[str]
+    where: str,
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound],
+    models: Sequence[str],
+    by_hand: Sequence[str],
 ) -> list[Step]:
     """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
     changing = [each for each in configs if each.state == "changes"]
@@ -270,16 +283,28 @@ def _steps_for_proof(
         whose, options = f"{whose} {_OWN_CONFIG}", [" --config fsdp.yaml"]
     # With the model it also names what a framework's own FSDP2 stops at.
     seen_with = f" --model {model}{options[0]}" if given or copies else ""
+    # A framework's config is of the runs that it starts, and may be of another program than the sources'.
+    has_both = bool(by_hand and seen_with) and not any(each.holds_arguments for each in changing)
+    hand = _BY_HAND.format(listed(by_hand, _PLACES), listed(given or copies, _PLACES)) if has_both else ""
+    options += [" --config fsdp.yaml"] if has_both else []
     sizes = "--world-size RANKS --batch-size ROWS --seq-length TOKENS --memory 80GB"
     plan = f"fsdp-migrate plan --model {model}{{}} {sizes}"
     return [
         Step(f"{_DOCTOR} {whose}" if seen_with else _DOCTOR, (f"fsdp-migrate doctor {where}{seen_with}",)),
-        Step(_PLAN if seen_with else f"{_PLAN} {whose}", tuple(plan.format(option) for option in options)),
+        Step(
+            f"{_PLAN} {hand if seen_with else whose}".strip(),
+            tuple(plan.format(option) for option in options),
+        ),
         Step(
             f"{_PARITY} {when}".strip(),
             tuple(f"fsdp-migrate parity --model {model}{option}" for option in options),
         ),
     ]
+
+
+def _sharded_by_hand(rewrites: Sequence[Use]) -> list[str]:
+    """Return the places at which sources make FSDP1 models themselves."""
+    return [f"{use.path}:{use.line}" for use in rewrites if use.code in _PREPARING]
 
 
 def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:
@@ -335,7 +360,7 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
+def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
     steps = []
     changing = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each.is_named else ''} --write"
@@ -345,6 +370,7 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     if changing:
         text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
         steps.append(Step(text, changing))
+        steps += _steps_for_wanted(configs, launches)
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
@@ -353,6 +379,18 @@ def _steps_for_configs(configs: Sequence[ConfigFound]) -> list[Step]:
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))
     return steps
+
+
+def _steps_for_wanted(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
+    """Return what those ask for who name a config of HF Trainer's, and it does not say itself."""
+    asked: dict[str, list[str]] = {}
+    for launch in launches:
+        if launch.wanted:
+            asked.setdefault(launch.wanted, []).append(launch.place)
+    for config in configs:
+        if config.wanted:
+            asked.setdefault(config.wanted, []).append(config.path)
+    return [Step(_WANTED.format(wanted, listed(places, _PLACES)), ()) for wanted, places in asked.items()]
 
 
 def _is_of_model(checkpoint: CheckpointFound, models: Sequence[str]) -> bool:

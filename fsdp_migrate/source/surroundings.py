@@ -40,6 +40,7 @@ from fsdp_migrate.source.files import (
     SUFFIXES,
     find_sources,
 )
+from fsdp_migrate.source.launchers import wanted_elsewhere
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -89,6 +90,7 @@ class ConfigFound:
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     ``is_named``: HF Trainer's, by a launch line that names it, and not by what stands in it.
     ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
+    ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
     """
 
     path: str
@@ -100,6 +102,7 @@ class ConfigFound:
     lacks_version: bool = False
     is_named: bool = False
     needs_code: bool = False
+    wanted: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -245,6 +248,7 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
         lacks_version=frameworks == "hf" and report.state == "changes" and not report.has_version,
         is_named=framework != "auto",
         needs_code=bool(report.left_to) and any(block.code for block in report.conversion.blocks),
+        wanted=wanted_elsewhere(report.conversion.findings),
     )
 
 

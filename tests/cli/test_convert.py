@@ -119,6 +119,27 @@ def test_a_dry_run_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_stops_where_the_real_one_would(
+    clean: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    assert main(["convert", str(clean), str(out)]) == 0
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    places: list[tuple[Path, list[str]]]
+    places = [(out, []), (mine, []), (mine, ["--overwrite"]), (clean, []), (clean / "in", [])]
+    for place, more in places:
+        said = []
+        for how in ([], ["--dry-run"]):
+            capsys.readouterr()
+            assert main(["convert", str(clean), str(place), *more, *how]) == 1
+            said.append(capsys.readouterr().err)
+        assert said[0] == said[1]
+    for word in ("--overwrite", "--resume"):
+        assert main(["convert", str(clean), str(out), word, "--dry-run"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
+
+
 def test_without_an_output_convert_says_whether_one_is_needed(
     clean: Path, compiled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,8 +75,9 @@ def test_the_steps_stand_in_order_with_commands_that_run(
     commands = [shlex.split(command) for step in document["steps"] for command in step["commands"]]
     assert [command[:2] for command in commands] == [
         ["fsdp-migrate", "doctor"],
-        ["fsdp-migrate", "plan"],
-        ["fsdp-migrate", "parity"],
+        # By the config, and by the arguments of the sources.
+        *[["fsdp-migrate", "plan"]] * 2,
+        *[["fsdp-migrate", "parity"]] * 2,
         ["fsdp-migrate", "rewrite"],
         ["fsdp-migrate", "rewrite"],
         ["grep", "-rn"],
@@ -206,21 +207,32 @@ def test_what_proves_the_run_comes_before_its_config_is_converted(
     # Weights of a Hugging Face model are read by from_pretrained, as before.
     assert not any("pytorch_model" in command for command in commands)
     parity = "fsdp-migrate parity --model transformers:models/tiny --config"
+    plan = (
+        "fsdp-migrate plan --model transformers:models/tiny --config {} --world-size RANKS "
+        "--batch-size ROWS --seq-length TOKENS --memory 80GB"
+    )
     assert commands[:3] == [
         "fsdp-migrate doctor . --model transformers:models/tiny --config 'my fsdp.yaml'",
-        (
-            "fsdp-migrate plan --model transformers:models/tiny --config 'my fsdp.yaml' --world-size RANKS "
-            "--batch-size ROWS --seq-length TOKENS --memory 80GB"
-        ),
-        f"{parity} 'my fsdp.yaml'",
+        plan.format("'my fsdp.yaml'"),
+        plan.format("fsdp.yaml"),
     ]
+    # Accelerate's config is of what Accelerate starts; the sources shard by arguments of their own.
+    assert commands[3:5] == [f"{parity} 'my fsdp.yaml'", f"{parity} fsdp.yaml"]
+    said = document["steps"][1]["text"]
+    assert "Sources shard by themselves (train.py:" in said
+    assert "not by my fsdp.yaml. For a run of theirs, fsdp.yaml is a file that you write" in said
     write = "fsdp-migrate config 'my fsdp.yaml' --write"
     assert commands.index(write) > 3
     assert "before the config is converted" in document["steps"][2]["text"]
     # Who converts it all the same is given the copy.
+    copy = "'my fsdp.yaml.fsdp1'"
     assert main(shlex.split(write)[1:]) == 0
     _, document = run_json("scan", ".")
-    assert document["steps"][2]["commands"] == [f"{parity} 'my fsdp.yaml.fsdp1'"]
+    assert document["steps"][2]["commands"] == [f"{parity} {name}" for name in (copy, "fsdp.yaml")]
+    # A config of FSDP1's own arguments is one that sources read.
+    Path("own.yaml").write_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
+    assert "fsdp.yaml is a file" not in str(run_json("scan", ".")[1]["steps"])
+    Path("own.yaml").unlink()
     # Nothing is to be proved where nothing is left.
     assert main(["rewrite", ".", "--write"]) == 0
     Path("train.py").write_text("x = 1\n")

@@ -67,3 +67,20 @@ def test_the_state_of_a_parameter_that_is_not_loaded_is_said(
     report = load_checkpoint(tmp_path / "state.pt", model, optimizer, strict=False)
     assert moments(model, optimizer) == {"bias": 3.0}
     assert any("Not loaded: the optimizer's state of `weight`" in each.message for each in report.findings)
+
+
+def test_what_else_is_asked_for_comes_with_the_weights_alone(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tmp_path: Path
+) -> None:
+    state = {"weight": torch.full((1, 2), 5.0), "bias": torch.zeros(1)}
+    save_with_torch({**STATE, "model": state, "meta": {"step": 7}}, tmp_path / "dcp")
+    report = load_checkpoint(tmp_path / "dcp", model, optimizer, extra={"meta": None}, weights_only=True)
+    assert report.values == {"meta": {"step": 7}}
+    assert model.state_dict()["weight"].mean().item() == 5.0
+    assert moments(model, optimizer) == {}
+    with pytest.raises(CheckpointMismatchError, match="`absent`, asked for in `extra`, is not there"):
+        load_checkpoint(tmp_path / "dcp", model, extra={"absent": None}, weights_only=True)
+    # Nobody asks for it: the rest is not looked at.
+    assert "FM431" not in [
+        each.code for each in load_checkpoint(tmp_path / "dcp", model, weights_only=True).findings
+    ]

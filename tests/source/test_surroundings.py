@@ -130,3 +130,34 @@ def test_accelerates_config_by_another_name(name: str, tmp_path: Path) -> None:
     (tmp_path / f"other-{name}").write_text(text.format("MULTI_GPU"))
     found = [(each.path, each.framework, each.state) for each in find_configs([tmp_path])]
     assert found == [(str(tmp_path / name), "accelerate", "changes")]
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "wanted"),
+    [
+        ("full_shard auto_wrap", ""),
+        ("shard_grad_op auto_wrap", "`reshard_after_forward: false`"),
+        ("shard_grad_op", "`reshard_after_forward: false` and `auto_wrap_policy: NO_WRAP`"),
+    ],
+)
+@pytest.mark.parametrize("name", ["run.sh", "run.yaml"])
+def test_what_a_launch_asks_beside_a_config_is_to_be_written_there(
+    name: str, fsdp: str, wanted: str, tmp_path: Path
+) -> None:
+    (tmp_path / "f.json").write_text(
+        '{"transformer_layer_cls_to_wrap": ["Block"], "backward_prefetch": "backward_pre"}'
+    )
+    if name == "run.sh":
+        (tmp_path / name).write_text(f'torchrun t.py --output_dir x --fsdp "{fsdp}" --fsdp_config f.json\n')
+    else:
+        (tmp_path / name).write_text(f"output_dir: x\nfsdp: {fsdp}\nfsdp_config: f.json\n")
+
+    def steps() -> list[str]:
+        configs, launches = find_configs([tmp_path]), find_launches([tmp_path])
+        return [step.text for step in next_steps([], ScanReport((), 0), configs, [], launches)]
+
+    said = [text for text in steps() if text.startswith("Then write ")]
+    assert len(said) == (1 if wanted else 0)
+    assert all(text.startswith(f"Then write {wanted} into ") and name in text for text in said)
+    (tmp_path / "f.json").write_text('{"version": 2, "reshard_after_forward": false}')
+    assert "Then write " not in str(steps())

@@ -26,7 +26,7 @@ from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import (
     flat_model,
     mismatch,
 )
-from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState
+from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState, check_complete
 from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.findings import Finding, counted, make_finding
 
@@ -102,6 +102,7 @@ def take_flat(
 
     Raises:
         CheckpointMismatchError: What is stored is not what was computed, or replicas differ.
+        CheckpointNotFoundError: The file of a rank is missing.
     """
     if described is not None and described.is_of(states):
         rest = [RankState(s.rank, s.file, described.without(s.leaves)) for s in states]
@@ -120,6 +121,9 @@ def take_flat(
     outline = options.model
     if outline is None or not outline.units:
         return _refused(states, parts, numbered)
+    # Before sizes are compared: those of fewer ranks are other ones, and the model would be blamed.
+    for key, holders in parts.units.items():
+        check_complete(folder, key, holders, len(states))
     return _by_model(states, parts, numbered, outline, folder)
 
 

@@ -157,11 +157,15 @@ def _check_units(
     absent = sorted(set(geometry.units) - set(units))
     unknown = sorted(set(units) - set(geometry.units))
     if absent or unknown:
-        what = f"it should have a unit `{absent[0]}`" if absent else f"it has a unit `{unknown[0]}` too many"
+        what = (
+            f"the files have no flat parameter of the unit `{absent[0] or '(root)'}`"
+            if absent
+            else f"`{unknown[0] or '(root)'}` is a flat parameter in the files, and no unit of the model"
+        )
         raise mismatch(
             folder,
             f"the files hold {counted(len(units), 'flat parameter')}, the model and its FSDP1 arguments give "
-            f"{counted(len(geometry.units), 'unit')}, and {what}",
+            f"{counted(len(geometry.units), 'unit')}: {what}",
         )
 
 
@@ -264,6 +268,6 @@ def mismatch(folder: Folder, what: str) -> CheckpointMismatchError:
     msg = (
         f"Flat parameters in {folder.url!r} are not those of this model and these FSDP1 arguments: {what}. "
         "Give the model and the arguments of the run that saved it (wrap policy, use_orig_params, mixed "
-        "precision, ignored modules)."
+        "precision, ignored modules), and the files of all of its ranks."
     )
     return CheckpointMismatchError(msg, path=folder.url)

@@ -12,13 +12,14 @@ from fsdp_migrate.source.python.nodes import dotted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
     from fsdp_migrate.source.uses import Found, Need
 
 
+_LONG = 100
 # What FSDP1's settings are made of, and a framework's strategy for it.
 _BESIDE = re.compile(r"^functools(\.partial)?$|^(lightning|pytorch_lightning)\..*\bFSDPStrategy$")
 
@@ -37,14 +38,23 @@ def statements(source: Source, needs: list[Need]) -> list[cst.SimpleStatementLin
         local = source.local_name(need)
         name = need.name if local == need.name else f"{need.name} as {local}"
         by_module.setdefault(need.module, []).append(name)
-    lines = [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
+    lines = [_line(module, names) for module, names in by_module.items()]
     return [cst.ensure_type(cst.parse_statement(line), cst.SimpleStatementLine) for line in lines]
+
+
+def _line(module: str, names: list[str]) -> str:
+    """Return an import, with each name on a line of its own where one line would be long."""
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= _LONG:
+        return line
+    return "\n".join((f"from {module} import (", *(f"    {name}," for name in names), ")"))
 
 
 def anchor(source: Source) -> int:
     """Return the place in the module's body before which new imports go.
 
-    Behind the module's import from ``torch.distributed.fsdp``; else behind its first block of imports.
+    Behind the module's import from ``torch.distributed.fsdp``, and torch's others that follow at once; else
+    behind its first block of imports.
     """
     last = 0
     for place, statement in enumerate(source.module.body):
@@ -55,10 +65,31 @@ def anchor(source: Source) -> int:
         for small in statement.body:
             home = isinstance(small, cst.ImportFrom) and small.module is not None and dotted(small.module)
             if home and home.startswith("torch.distributed.fsdp"):
-                return place + 1
+                return _behind_torch(source.module.body, place + 1)
             if isinstance(small, (cst.Import, cst.ImportFrom)) or _is_docstring(small, place):
                 last = place + 1
     return last
+
+
+def _behind_torch(body: Sequence[cst.CSTNode], place: int) -> int:
+    """Return the first place from one on that holds no import of torch's, or stands apart."""
+    while place < len(body) and _is_torchs(body[place]):
+        place += 1
+    return place
+
+
+def _is_torchs(statement: cst.CSTNode) -> bool:
+    if not isinstance(statement, cst.SimpleStatementLine) or statement.leading_lines:
+        return False
+    names: list[str] = []
+    for small in statement.body:
+        if isinstance(small, cst.ImportFrom):
+            names.append((small.module and dotted(small.module)) or "")
+        elif isinstance(small, cst.Import):
+            names += [dotted(alias.name) or "" for alias in small.names]
+        else:
+            return False
+    return all(name.partition(".")[0] == "torch" for name in names)
 
 
 def _is_docstring(small: cst.BaseSmallStatement, place: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,3 +72,14 @@ def test_a_parent_names_the_checkpoints_in_it(tmp_path: Path) -> None:
     assert str(COMPOSER) in message
     message = refuse(DATA / "torch-2.13.0", tmp_path, "it holds 2", CheckpointFormatError)
     assert "`flat.dcp`, `plain.dcp`" in message
+
+
+def test_a_parent_names_saved_states_beside_the_checkpoints_too(tmp_path: Path) -> None:
+    run = tmp_path / "ckpt"
+    shutil.copytree(PLAIN, run / "dcp")
+    names = ("local/state_rank0.pt", "local/state_rank1.pt", "hf/model.safetensors", "logs/train.log", "x.pt")
+    for name in (*names, "dcp/rng/state_0.pth"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(b"x")
+    message = refuse(run, tmp_path, "Name the one that you mean", CheckpointFormatError)
+    assert "it holds `dcp`, and files of saved states in `hf`, `local`." in message

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
+from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.cli import main
-from fsdp_migrate.errors import CheckpointMismatchError, PlanError
+from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, PlanError
 from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
@@ -69,12 +70,34 @@ def test_without_the_model_it_is_refused_with_what_to_give(rank_sources: RankSou
     assert set(load_with_torch(tmp_path / "weights")) == {"model"}
 
 
+@pytest.mark.parametrize("kind", ["plain", "flat", "mixed"])
+def test_a_rank_that_is_missing_is_not_laid_on_the_model(
+    kind: str, rank_sources: RankSources, tmp_path: Path
+) -> None:
+    alone = rank_sources.copy(kind, "local", tmp_path / "local")
+    (alone / "local_rank1.pt").unlink()
+    for options in (None, flat_options(kind)):
+        with pytest.raises(CheckpointNotFoundError, match=r"saved by 2 ranks.*files of 1 .*local_rank0"):
+            inspect_checkpoint(alone, options=options)
+    with pytest.raises(CheckpointNotFoundError, match="saved by 2 ranks"):
+        load_checkpoint(alone, RankNet(), options=flat_options(kind))
+    # Nothing in an optimizer's file says of how many ranks it is.
+    alone = rank_sources.copy(kind, "optim", tmp_path / "optim")
+    (alone / "optim_rank1.pt").unlink()
+    with pytest.raises(CheckpointMismatchError, match=r"files of all of its ranks"):
+        inspect_checkpoint(alone, options=flat_options(kind))
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "match"),
     [
         ("plain", {"use_orig_params": False}, "elements in .* were computed"),
         ("flat", {"use_orig_params": True}, "elements in .* were computed"),
-        ("plain", {"auto_wrap_policy": None}, "3 flat parameters.* give 1 unit,"),
+        (
+            "plain",
+            {"auto_wrap_policy": None},
+            "give 1 unit: `blocks.0` is a flat parameter in the files, and no",
+        ),
         ("plain", {"auto_wrap_policy": "LayerNorm"}, "3 flat parameters"),
         ("mixed", {"mixed_precision": None}, "were computed"),
         ("flat", {"sharding_strategy": "NO_SHARD"}, "starts at"),

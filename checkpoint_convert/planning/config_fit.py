@@ -1,0 +1,128 @@
+"""Does an output for Hugging Face fit the ``config.json`` beside it? ``from_pretrained`` says little."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor
+from fsdp_migrate.checkpoint_convert.maps.config_model import model_of_config
+from fsdp_migrate.checkpoint_convert.targets.safetensors import HUGGINGFACE_ATTRIBUTE
+from fsdp_migrate.findings import Finding, counted, make_finding, named
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fsdp_migrate.checkpoint_convert.maps.config_model import ConfigModel
+    from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
+
+
+# Under the older name it is `torch_dtype`.
+_DTYPE_KEYS: Final = ("dtype", "torch_dtype")
+
+
+def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
+    """Hold the tensors that a plan writes against the ``config.json`` that will lie beside them.
+
+    Args:
+        plan: A plan for Hugging Face.
+        config: What the file holds.
+    """
+    tensors = [entry for entry in plan.planned if isinstance(entry, PlannedTensor)]
+    found = list(_dtype_findings(tensors, config))
+    # PEFT looks for the names of an adapter by itself.
+    is_adapter = any(each.code == "FM278" for each in plan.findings)
+    model = None if is_adapter or not tensors else model_of_config(config)
+    if model is not None:
+        # What is taken off by itself stays on once a --rename is given.
+        came_off = HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
+        found += _name_findings(model, [entry.key for entry in tensors], came_off)
+    return found
+
+
+def _name_findings(model: ConfigModel, names: list[str], came_off: str) -> Iterator[Finding]:
+    found = model.found(names)
+    lacking = model.lacking(found)
+    if not lacking:
+        return
+    fits = [name for name in names if found[name]]
+    what = (
+        f"{counted(len(fits), 'name')} of {len(names)} in the output {'is' if len(fits) == 1 else 'are'} of "
+        f"{model.title}, which `config.json` names, and {len(lacking)} of its parameters "
+        f"{'is' if len(lacking) == 1 else 'are'} not there: {named(lacking)}."
+        if fits
+        else f"no name in the output ({named(names)}) is one of {model.title}, which `config.json` names "
+        f"({named(lacking)})."
+    )
+    text = f"{what} `from_pretrained` gives them random values."
+    rename = _rename_that_fits(model, names, len(lacking))
+    if rename is None:
+        hint = "Is it the same model? `--rename` changes names, `--hf-config` gives another `config.json`."
+    else:
+        pattern, new, left = rename
+        hint = f"Convert again with `--rename '^{re.escape(came_off) + pattern}={new}'`"
+        hint += f"; it leaves {counted(left, 'parameter')} without values." if left else "."
+    yield make_finding("FM266", lacking[0], text, hint)
+
+
+def _rename_that_fits(model: ConfigModel, names: list[str], lacking: int) -> tuple[str, str, int] | None:
+    """Return what comes off all names, what is put before them, and how many parameters stay without."""
+    best: tuple[str, str, int] | None = None
+    for off, on in _steps(model, names):
+        renamed = [on + name.removeprefix(off) if name.startswith(off) else name for name in names]
+        left = len(model.lacking(model.found(renamed)))
+        if left < (lacking if best is None else best[2]):
+            best = (re.escape(off), on, left)
+    return best
+
+
+def _steps(model: ConfigModel, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the likely ones: a wrapper's attribute comes off, or that of the model goes on."""
+    # The last parts of a name tell most; many modules have a `weight`.
+    ends: dict[str, set[str]] = {}
+    for own in model.names:
+        for end, head in _split(own):
+            ends.setdefault(end, set()).add(head)
+    off: Counter[str] = Counter()
+    for name in names:
+        for end, head in _split(name):
+            if head and ("" in ends.get(end, ()) or model.found([end])[end]):
+                off[head] += 1
+                break
+    on = Counter(head for name in names for head in ends.get(name, ()) if head)
+    yield from ((head, "") for head, _ in off.most_common(3))
+    yield from (("", head) for head, _ in on.most_common(3))
+
+
+def _split(name: str) -> Iterable[tuple[str, str]]:
+    """Yield the ends of a name, the longest first, with what stands before each."""
+    parts = name.split(".")
+    for at in range(len(parts)):
+        yield ".".join(parts[at:]), "".join(f"{part}." for part in parts[:at])
+
+
+def _dtype_findings(tensors: list[PlannedTensor], config: bytes) -> Iterator[Finding]:
+    try:
+        said = json.loads(config)
+    except (ValueError, RecursionError):
+        return
+    key = next(
+        (key for key in _DTYPE_KEYS if isinstance(said, dict) and isinstance(said.get(key), str)), None
+    )
+    if key is None:
+        return
+    wanted = said[key].removeprefix("torch.")
+    stored = sorted({entry.dtype for entry in tensors if entry.source.is_float})
+    if not stored or wanted in stored or wanted == "auto":
+        return
+    yield make_finding(
+        "FM267",
+        "config.json",
+        f"`{key}` is {wanted}, and the weights are {' and '.join(stored)}. transformers 5 loads them as "
+        f"{wanted}, and so does 4 with `torch_dtype='auto'`.",
+        f"To load them as they are stored, write {stored[0]} there in the output, or give "
+        f"`from_pretrained(..., dtype=torch.{stored[0]})`.",
+    )

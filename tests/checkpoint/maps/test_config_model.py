@@ -1,0 +1,45 @@
+"""The names under which from_pretrained finds what is stored, by the config.json of a model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fsdp_migrate.checkpoint_convert.maps.config_model import model_of_config
+
+
+_TINY = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+
+
+def test_names_with_a_head_without_one_and_tied_ones_are_found() -> None:
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **_TINY}
+    model = model_of_config(json.dumps(config).encode())
+    assert model is not None
+    assert (model.title, model.prefix) == ("GPT2LMHeadModel", "transformer")
+    own = [name for name in model.names if name != "lm_head.weight"]
+    assert model.lacking(model.found(own)) == []
+    assert model.lacking(model.found(name.removeprefix("transformer.") for name in own)) == []
+    assert len(model.lacking(model.found(f"lm.{name}" for name in own))) == len(model.needed)
+
+
+def test_older_names_are_found_by_the_tables_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    config = transformers.MixtralConfig(**sizes, **heads, architectures=["MixtralForCausalLM"])
+    model = model_of_config(config.to_json_string(use_diff=False).encode())
+    assert model is not None
+    moe = "model.layers.0.block_sparse_moe"
+    old = [f"{moe}.experts.{n}.w{w}.weight" for n in range(2) for w in (1, 2, 3)] + [f"{moe}.gate.weight"]
+    found = model.found(old)
+    assert all(found.values())
+    assert not any("mlp" in name for name in model.lacking(found))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"model_type": "gpt2", "auto_map": {}}', '{"model_type": "of nobody"}', "[]", "{", "{}"]
+)
+def test_what_is_no_config_or_has_code_of_its_own_tells_nothing(text: str) -> None:
+    assert model_of_config(text.encode()) is None

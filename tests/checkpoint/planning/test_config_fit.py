@@ -1,0 +1,103 @@
+"""An output for Hugging Face beside a config.json that is of another model, or of another dtype."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import torch
+
+from fsdp_migrate.cli import main
+from tests.checkpoint.samples import PLAIN
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+_TINY: Final = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
+
+
+def _gpt2(tmp_path: Path, attribute: str, **more: object) -> tuple[Path, Path]:
+    """Return a checkpoint of a module that holds a GPT-2 as an attribute, and the folder of its config."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(**_TINY, bos_token_id=0, eos_token_id=0, **more)
+    state = transformers.GPT2LMHeadModel(config).state_dict()
+    torch.save({f"{attribute}{name}": value for name, value in state.items()}, tmp_path / "model.pt")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config.to_dict()))
+    return tmp_path / "model.pt", tmp_path / "base"
+
+
+def said(capsys: pytest.CaptureFixture[str], *typed: str | Path) -> dict[str, dict[str, str]]:
+    assert main(["convert", *map(str, typed), "--to", "hf", "--json", "--all"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    findings = document["plan" if document["dry_run"] else "report"]["findings"]
+    return {each["code"]: each for each in findings}
+
+
+@pytest.mark.parametrize("where", ["given", "source", "standing"])
+def test_names_of_a_wrapper_do_not_fit_and_the_rename_that_does_is_named(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, base = _gpt2(tmp_path, "lm.")
+    out = tmp_path / "out"
+    given: list[str | Path] = ["--hf-config", base]
+    if where == "source":
+        shutil.move(source, base)
+        source, given = base, []
+    elif where == "standing":
+        shutil.copytree(base, out)
+        given = ["--overwrite"]
+    dry = said(capsys, source, out, *given, "--dry-run")
+    found = said(capsys, source, out, *given)
+    assert found["FM266"] == dry["FM266"]
+    assert "no name in the output (`lm.transformer." in found["FM266"]["message"]
+    assert "random values" in found["FM266"]["message"]
+    assert found["FM266"]["hint"] == r"Convert again with `--rename '^lm\.='`."
+    again = said(capsys, source, out, *given, *["--overwrite"][len(given) % 2 :][:1], "--rename", r"^lm\.=")
+    assert "FM266" not in again
+
+
+def test_names_that_from_pretrained_finds_are_not_spoken_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, base = _gpt2(tmp_path, "")
+    assert "FM266" not in said(capsys, source, tmp_path / "out", "--hf-config", base)
+    # Without a head names have no prefix; from_pretrained puts it before them.
+    state = torch.load(source)
+    bare = {k.removeprefix("transformer."): v for k, v in state.items() if k.startswith("transformer.")}
+    torch.save(bare, source)
+    assert "FM266" not in said(capsys, source, tmp_path / "bare", "--hf-config", base)
+    # Code that lies beside a config is not run, and what is no config of transformers tells nothing.
+    for text in ('{"model_type": "gpt2", "auto_map": {}}', '{"model_type": "of nobody"}', "[]", "{"):
+        (base / "config.json").write_text(text)
+        torch.save({"lm.weight": state["transformer.wte.weight"]}, source)
+        assert "FM266" not in said(capsys, source, tmp_path / "new", "--hf-config", base, "--dry-run")
+
+
+def test_what_lacks_is_named_where_a_part_of_the_names_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, base = _gpt2(tmp_path, "")
+    state = torch.load(source)
+    renamed = {name.replace("ln_f.", "final_norm."): value for name, value in state.items()}
+    torch.save(renamed, source)
+    found = said(capsys, source, tmp_path / "out", "--hf-config", base)["FM266"]
+    assert "2 of its parameters are not there: `ln_f.weight`, `ln_f.bias`" in found["message"]
+    assert "--rename '" not in found["hint"]
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_config_that_names_another_dtype_than_the_weights_have_is_told(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps({"model_type": "own", key: "float32"}))
+    given = ("--hf-config", tmp_path / "base")
+    assert "FM267" not in said(capsys, PLAIN, tmp_path / "as-it-is", *given)
+    found = said(capsys, PLAIN, tmp_path / "cast", *given, "--dtype", "bf16")["FM267"]
+    assert f"`{key}` is float32, and the weights are bfloat16" in found["message"]
+    assert "dtype=torch.bfloat16" in found["hint"]
