@@ -36,11 +36,13 @@ _BY_NAME: Final = re.compile(r"\bgetattr\([^)\n]{0,500}fsdp", re.IGNORECASE)
 _OTHERS: Final = re.compile(
     r"\b(?:enable_wrap|prepare_fully_shard)\b|^[ \t]*import[ \t]+accelerate\b"
     r"|^[ \t]*from[ \t]+accelerate\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bAccelerator\b"
-    r"|^[ \t]*(?:from|import)[ \t]+(?:composer|trl)\b"
-    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bTrainer\b|\btransformers\.Trainer\b",
+    r"|^[ \t]*(?:from|import)[ \t]+(?:axolotl|composer|llamafactory|swift|trl|unsloth)\b"
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?Trainer\b|\btransformers\.\w*Trainer\b",
     re.MULTILINE,
 )
-_LIGHTNING: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:lightning|pytorch_lightning)\b", re.MULTILINE)
+_LIGHTNING: Final = re.compile(
+    r"^[ \t]*(?:from|import)[ \t]+(?:lightning(?:_fabric)?|pytorch_lightning)\b", re.MULTILINE
+)
 _BY_FSDP2: Final = re.compile(r"\bModelParallelStrategy\b|\bstrategies\.model_parallel\b")
 _RUNS: Final = frozenset({"Fabric", "Trainer"})
 
@@ -102,8 +104,9 @@ class FSDP2Alone:
             return "fsdp" not in str(strategy.value)
         name = (dotted(strategy.func) or "") if isinstance(strategy, ast.Call) else ""
         made = self.callers.project.named(name, Place(module, "")) if name else None
-        is_own = made is not None and isinstance(made.node, ast.ClassDef)
-        return strategy is None or is_own or name.endswith("Strategy")
+        if made is not None:
+            return isinstance(made.node, ast.ClassDef) and "FSDPStrategy" not in ast.unparse(made.node)
+        return strategy is None or (name.endswith("Strategy") and "FSDP" not in name)
 
 
 def _may_shard_otherwise(text: str) -> bool:

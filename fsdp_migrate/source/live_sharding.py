@@ -33,9 +33,10 @@ _OTHERWISE: Final = re.compile(
 _OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|fully_shard)\b")
 # How these are launched may stand in no file of the project.
 _FRAMEWORKS: Final = re.compile(
-    r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|composer|lightning|pytorch_lightning|trl)\b"
-    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?\bTrainer\b"
-    r"|\btransformers\.Trainer\b",
+    r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|axolotl|composer|lightning|lightning_fabric|trl)\b"
+    r"|^[ \t]*(?:from|import)[ \t]+pytorch_lightning\b"
+    r"|^[ \t]*from[ \t]+transformers\b[^\n(]{0,500}(?:\([^)]{0,2000})?Trainer\b"
+    r"|\btransformers\.\w*Trainer\b",
     re.MULTILINE,
 )
 _ASKS: Final = frozenset({"isinstance", "issubclass"})

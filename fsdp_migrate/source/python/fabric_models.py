@@ -107,6 +107,13 @@ def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
     return len(given) == len(made.args) and shards_nothing(given)
 
 
+_OTHERS = frozenset(
+    {"DDPStrategy", "DataParallelStrategy", "DeepSpeedStrategy", "SingleDeviceStrategy"}
+    | {"SingleDeviceXLAStrategy", "XLAStrategy"}
+)
+"""Lightning's own strategies that shard by no FSDP; a project's may derive from FSDP's."""
+
+
 def shards_nothing(given: Mapping[str, str]) -> bool:
     """Tell whether a Fabric is given another strategy by its word, or one device and none.
 
@@ -127,8 +134,7 @@ def _is_others(strategy: ast.expr) -> bool:
     if isinstance(strategy, ast.IfExp):
         return _is_others(strategy.body) and _is_others(strategy.orelse)
     if isinstance(strategy, ast.Call):
-        name = ast.unparse(strategy.func).split(".")[-1]
-        return name.endswith("Strategy") and re.search(r"FSDP|FullySharded|ModelParallel", name) is None
+        return ast.unparse(strategy.func).split(".")[-1] in _OTHERS
     return isinstance(strategy, ast.Constant) and "fsdp" not in str(strategy.value)
 
 

@@ -99,7 +99,7 @@ def is_within_a_module(index: Index, node: cst.Name | cst.Attribute, mixins: Col
         return True
     owner = index.class_of(node)
     return (
-        owner is not None and _optimizes_itself(owner) and is_part_within(index, node, MODULE, _TRAINING_STEP)
+        owner is not None and is_part_within(index, node, MODULE, _TRAINING_STEP) and _optimizes_itself(owner)
     )
 
 
@@ -157,6 +157,7 @@ def is_part_within(
     return any(above.match(name) for base in owner.bases for name in led_to(index, base.value))
 
 
+@functools.lru_cache(maxsize=64)
 def _optimizes_itself(owner: cst.ClassDef) -> bool:
     """Tell whether a LightningModule clips and steps in its ``training_step``."""
     assigns = walk_for(owner, cst.Assign)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
+_AMP: Final = re.compile(r"\bamp\.(?:initialize|scale_loss|master_params)\b|\btransformers\b")
 _WORDS: Final = ("use_apex", "is_sagemaker_mp_enabled", "sharded_ddp")
 _ENGINE: Final = re.compile(
     r"(?:\w+\.)*(?:_?use_apex|is_sagemaker_mp_enabled\(\)"
@@ -49,6 +50,9 @@ def is_other_engines(test: cst.BaseExpression, *, truth: bool) -> bool:
 def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether a place is reached only where such an engine runs, or quantization that shuts FSDP out."""
     guards, code = source.guards, source.code
+    # apex's optimizers run with FSDP, too: its mixed precision does not, of HF's Trainer and elsewhere.
+    if "use_apex" in code and not _AMP.search(code):
+        code = code.replace("use_apex", "")
     is_named = any(word in code for word in _WORDS)
     is_quantized = _QUANTIZED in code and _is_fsdp_shut_out(source)
     place: cst.CSTNode | None = node if is_named or is_quantized else None

@@ -40,7 +40,8 @@ DDP = frozenset(
 )
 # Other packages' wrappers, which keep the model as `.module` too, and what gives one before all else.
 _OTHERS = re.compile(
-    r"^(?!torch\.distributed\.)[\w.]+\.(?:\w*(?:DataParallel|DistributedModel|DeepSpeedEngine)|init_inference)$"
+    r"^(?:apex|colossalai|deepspeed|fairscale|horovod|megatron|smdistributed|torch_xla)\."
+    r"(?:\w+\.)*(?:\w*DataParallel|\w*DistributedModel|DeepSpeedEngine|init_inference)$"
 )
 _GIVES_ONE = re.compile(r"^deepspeed\.(?:\w+\.)*initialize$|(?:^|[._])booster\.boost$", re.IGNORECASE)
 WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")

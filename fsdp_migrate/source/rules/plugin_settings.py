@@ -54,6 +54,8 @@ _MISSING = {
 _LOCAL = "Accelerate's FSDP2 has no LOCAL_STATE_DICT, and raises: take SHARDED_STATE_DICT."
 _PLUGIN = re.compile(r"(?:^|\.)fsdp_plugin$|^getattr\(.*,['\"]fsdp_plugin['\"](?:,None)?\)$")
 _MADE = re.compile(r"^accelerate\b.*\bFullyShardedDataParallelPlugin$")
+# Other packages, and projects, have plugins of this name.
+_MAY_BE_ITS = re.compile(r"\baccelerat(?:e|or)\b|\b(?:transformers|trl)\b")
 # A source that asks which version runs has an answer for each.
 _ASKS_VERSION = re.compile(r"fsdp_version|is_fsdp2")
 
@@ -62,7 +64,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find what is read of a plugin; what is given to one, or set on it, is another rule's."""
     if "fsdp_plugin" not in source.code and "DataParallelPlugin" not in source.code:
         return
-    if _ASKS_VERSION.search(source.code) is not None:
+    if _ASKS_VERSION.search(source.code) is not None or not _MAY_BE_ITS.search(source.code):
         return
     for node in source.index.by_kind.get(cst.Attribute, ()):
         read = cst.ensure_type(node, cst.Attribute)

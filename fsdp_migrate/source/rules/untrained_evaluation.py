@@ -50,14 +50,34 @@ def find(source: Source) -> Iterator[Found]:
 def _may_have_trained(source: Source, call: cst.Call, made: cst.Call) -> bool:
     """Tell whether the Trainer has trained above a call in any run, or may have in another function."""
     index, trainers = source.index, source.models.frameworks.trainers
-    around = set(index.ancestors(call))
+    above: list[cst.Call] = []
     for training in index.calls_of_method("train"):
         if trainers.made(cst.ensure_type(training.func, cst.Attribute).value) is not made:
             continue
         if index.function(training) is not index.function(call):
             return True
-        choices = [each for each in index.ancestors(training) if isinstance(each, (cst.If, cst.Else))]
-        is_above = index.order[training] < index.order[call] and not index.excludes(training, call)
-        if is_above and all(each in around for each in choices):
-            return True
-    return False
+        if index.order[training] < index.order[call] and not index.excludes(training, call):
+            above.append(training)
+    # `if resume: trainer.train(...)`, `else: trainer.train()`
+    is_either = any(index.excludes(one, other) for one in above for other in above)
+    above += _taking(source, call, made)
+    return is_either or any(_runs_before(source, each, call) for each in above)
+
+
+def _taking(source: Source, call: cst.Call, made: cst.Call) -> Iterator[cst.Call]:
+    """Yield the calls above another one that are given the Trainer, and may train by it: ``fit(trainer)``."""
+    index, trainers = source.index, source.models.frameworks.trainers
+    function = index.function(call)
+    for other in source.calls:
+        if index.order[other] >= index.order[call] or index.function(other) is not function:
+            continue
+        given = (arg.value for arg in other.args if isinstance(arg.value, (cst.Name, cst.Attribute)))
+        if any(trainers.made(each) is made for each in given):
+            yield other
+
+
+def _runs_before(source: Source, above: cst.Call, call: cst.Call) -> bool:
+    """Tell whether a call stands in no branch that does not lead to another one, below it."""
+    around = set(source.index.ancestors(call))
+    choices = (each for each in source.index.ancestors(above) if isinstance(each, (cst.If, cst.Else)))
+    return all(each in around for each in choices)

@@ -53,3 +53,10 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
 )
 def test_what_is_the_same_or_another_things(body: str) -> None:
     assert said(body) == []
+
+
+def test_a_plugin_of_another_package() -> None:
+    body = (
+        "from colossal import TorchPlugin\nfsdp_plugin = TorchPlugin()\nx = fsdp_plugin.sharding_strategy\n"
+    )
+    assert [use for use in scan_source(body) if use.rule == "plugin-settings"] == []

@@ -42,6 +42,7 @@ def said(text: str) -> list[str]:
         "if args.do_train:\n    trainer.train()\nif args.do_eval:\n    trainer.evaluate()\n",
         "if args.do_train:\n    trainer.train()\nelse:\n    trainer.predict(data)\n",
         "other.train()\ntrainer.evaluate()\ntrainer.evaluate()\n",
+        "if args.do_train:\n    fit(trainer)\ntrainer.evaluate()\n",
     ],
 )
 def test_an_evaluation_without_training(body: str) -> None:
@@ -57,6 +58,8 @@ def test_an_evaluation_without_training(body: str) -> None:
         "if args.do_train:\n    trainer.train()\n    trainer.evaluate()\n",
         "with timed():\n    trainer.train()\ntrainer.predict(data)\n",
         "model.evaluate()\nclassifier.predict(data)\n",
+        "if ckpt:\n    trainer.train(ckpt)\nelse:\n    trainer.train()\ntrainer.evaluate()\n",
+        "fit(trainer)\ntrainer.evaluate()\n",
         "def f(trainer):\n    trainer.evaluate()\n",
     ],
 )
