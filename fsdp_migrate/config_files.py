@@ -239,7 +239,7 @@ def _refuse_other_kinds(path: Path) -> None:
     """Raise ConfigError where a file is of a kind that holds no config as a whole."""
     kind = path.suffix.lower()
     what = _OTHER_KINDS.get(kind)
-    if path.is_file() and (is_dockerfile(path) or kind == ".toml"):
+    if (is_dockerfile(path) or kind == ".toml") and path.is_file():
         raise _not_read(path)
     if what is not None and path.is_file():
         msg = f"{str(path)!r} is {what}. Expected YAML, JSON, a shell script or a notebook."

@@ -11,7 +11,10 @@ from fsdp_migrate.cli.options import All, Html, Json, Markdown, Paths, Sarif, St
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.source.surroundings import CheckpointFound
+    from collections.abc import Iterable, Iterator
+
+    from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
 
 
 def scan(
@@ -45,10 +48,7 @@ def scan(
     configs = find_configs(paths, launches)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
-    # What its framework does not read, such as `fsdp:` without a value, asks for nothing.
-    asking = [each.framework for each in configs if each.state != "unused"]
-    asking += [each.framework for each in launches if each.state != "unused"]
-    packages = packages_of(report, asking)
+    packages = packages_of(report, [*_asking(configs), *_asking(launches)])
     pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
@@ -79,6 +79,11 @@ def scan(
         aside=json or sarif,
     )
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+def _asking(found: Iterable[ConfigFound | LaunchFound]) -> Iterator[str]:
+    """Yield the frameworks that are asked for something: `fsdp:` without a value asks for nothing."""
+    return (each.framework for each in found if each.state != "unused")
 
 
 def _check_outputs(paths: Paths, *, json: bool, sarif: bool) -> None:

@@ -96,7 +96,11 @@ class Objects:
         notes = [each.node.annotation for each in values or () if isinstance(each.node, ast.arg)]
         text = dotted(notes[0]) if len(notes) == len(values or ()) == 1 and notes[0] is not None else None
         made = self.callers.stands_for(text, place) if text is not None else None
-        return [made] if made is not None and isinstance(made.node, ast.ClassDef) else []
+        if made is None or not isinstance(made.node, ast.ClassDef):
+            return []
+        # What only says what an object has to have is no object's class.
+        bases = (dotted(getattr(each, "value", each)) or dotted(each) or "" for each in made.node.bases)
+        return [] if any(each.split(".")[-1] in {"ABC", "Protocol"} for each in bases) else [made]
 
 
 def given_by(function: Definition, name: str, call: ast.Call) -> ast.expr | None:

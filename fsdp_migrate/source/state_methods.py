@@ -16,21 +16,40 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.project import Module, Project
 
 
+_WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|\w*[Tt]rainer|fully_shard|\w*prepare\w*|\w*setup\w*|\w*wrap\w*)"
 _ASKS = re.compile(r"\bself(?:\.\w+)*\.(?:(?:load_)?state_dict|save_pretrained)\(")
 
 
-def states_by_file(project: Project, names: Collection[str]) -> dict[Path, frozenset[str]]:
-    """Return which of some methods each file has in its modules' classes, and asks there for states.
+def states_by_file(project: Project, names: Collection[str]) -> dict[Path, frozenset[tuple[str, str]]]:
+    """Return which of some methods, with their class, each file has in its modules, that ask for states.
 
-    Not those that are called where parameters are summoned.
+    Not those that are called where parameters are summoned. Where several classes have a method of one name,
+    it is that of those whose objects are seen to be wrapped, if any are.
     """
-    found: dict[Path, frozenset[str]] = {}
+    found: dict[Path, set[tuple[str, str]]] = {}
     names = {*names} - called_summoned(project)
     for path in project.holding(names) if names else ():
         module = project.module(path) if _ASKS.search(project.texts[path]) else None
-        if module is not None and (own := frozenset(_of(module, names))):
+        if module is not None and (own := _of(module, names)):
             found[path] = own
-    return found
+    every = {owner for own in found.values() for owner, _ in own}
+    wrapped = {owner for owner in every if _is_wrapped(project, owner)} if len(every) > 1 else every
+    kept = wrapped or every
+    return {p: frozenset(each for each in own if each[0] in kept) for p, own in found.items()}
+
+
+def _is_wrapped(project: Project, owner: str) -> bool:
+    """Tell whether a class's object is given to what shards: ``FSDP(Net())``, or by a name that it has."""
+    name = re.escape(owner.rsplit(".", maxsplit=1)[-1])
+    given = rf"(?:{_WRAPS})\((?:[^()\n]{{0,200}},\s*)?"
+    made = re.compile(rf"{given}(?:\w+\.)*{name}\(|(\w+)\s*=\s*(?:\w+\.)*{name}\(")
+    for path in project.holding([owner.rsplit(".", maxsplit=1)[-1]]):
+        text = project.texts[path]
+        for match in made.finditer(text):
+            by_name = rf"{given}{match[1]}\b" if match[1] else ""
+            if not by_name or re.search(by_name, text) is not None:
+                return True
+    return False
 
 
 def saves_itself(project: Project) -> bool:
@@ -49,12 +68,12 @@ def saves_itself(project: Project) -> bool:
     return False
 
 
-def _of(module: Module, names: Collection[str]) -> set[str]:
+def _of(module: Module, names: Collection[str]) -> set[tuple[str, str]]:
     found = set()
     for name, definition in module.definitions.items():
         owner, _, method = name.rpartition(".")
         if method in names and _is_a_module(module, owner) and _ASKS.search(definition.written):
-            found.add(method)
+            found.add((owner, method))
     return found
 
 

@@ -92,7 +92,7 @@ _ANEW = (
 _PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _IN_CELLS = "the launch lines, and the configs in cells of notebooks"
 _WRITTEN = "the flags and here-documents of the scripts"
-_BY_HAND = (
+_LINES_BY_HAND = (
     "Change by hand the launch lines whose flags stand within quotes, or in a variable that others use; this "
     "shows what each command becomes"
 )
@@ -330,7 +330,7 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
             f"fsdp-migrate config {shlex.quote(path)}"
             for path in dict.fromkeys(each.path for each in by_hand)
         )
-        steps.append(Step(f"{_BY_HAND} ({places}).", commands))
+        steps.append(Step(f"{_LINES_BY_HAND} ({places}).", commands))
     found = {Path(each.path).name for each in configs}
     elsewhere = [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]
     if elsewhere:

@@ -63,7 +63,7 @@ def test_a_file_without_fsdp_gives_the_same_function_ddps_model(
             "train(make(net))\n"
         ),
         f"from loop import train\n{FSDP}class Own(FSDP):\n    pass\nmodel = Own(net).to(0)\ntrain(model)\n",
-        f"from loop import train\n{FSDP}class OwnDataParallel(FSDP):\n    pass\ntrain(OwnDataParallel(net))\n",
+        f"from loop import train\n{FSDP}class DataParallel(FSDP):\n    pass\ntrain(DataParallel(net))\n",
         (
             "from loop import train\nfrom dist import wrap\ndef build(net):\n    return 1, wrap(net)\n"
             "number, model = build(net)\ntrain(model)\n"

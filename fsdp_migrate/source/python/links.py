@@ -86,8 +86,8 @@ class Links:
     """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()
     """Methods of this file's classes that another file calls on sharded models."""
-    state_methods: frozenset[str] = frozenset()
-    """Methods of this file's modules that others call on sharded models, and that ask for states."""
+    state_methods: frozenset[tuple[str, str]] = frozenset()
+    """Classes and methods of this file's modules that others call on sharded models, for states."""
     optimizer_methods: frozenset[str] = frozenset()
     """Methods of this file's classes by which models that another file shards make their optimizers."""
     optimizer_makers: frozenset[str] = frozenset()

@@ -65,6 +65,7 @@ _AXOLOTL = (
     "this is a config of Axolotl's, which takes FSDP2 by fsdp_version: 2 and fsdp_config without prefixes: "
     "`fsdp-migrate config FILE --from axolotl` turns one in a file."
 )
+_OF_HF_TRAINER = re.compile(r"\b(?:TrainingArguments|trl)\b|\w(?:Trainer|TConfig|POConfig)\b")
 _IS_ITEM = re.compile(r"""\[["']fsdp["']\]$""")
 _PICKED = (
     "the Trainer's FSDP1 has these settings: FSDP2 takes them with 'version': 2 and 'reshard_after_forward': "
@@ -344,7 +345,9 @@ def _is_given_with(source: Source, assign: cst.Assign, text: str) -> bool:
         return False
     before, _, after = text.rpartition("fsdp")
     function = source.index.function(assign)
-    for other in source.assignments:
+    # A project that shards by itself may call its own settings so.
+    is_theirs = _OF_HF_TRAINER.search(source.code) or "transformers" in source.links.frameworks
+    for other in source.assignments if is_theirs else ():
         is_config = any(code(each.target) == f"{before}fsdp_config{after}" for each in other.targets)
         if is_config and source.index.function(other) is function:
             return True

@@ -30,6 +30,7 @@ _SAID_HF = (
 )
 _HF = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
 _WORDS = re.compile(r"\b(?:full_shard|shard_grad_op|hybrid_shard(?:_zero2)?|no_shard)\b")
+_STARTS = re.compile(r"\b(?:accelerate|deepspeed|python\d?|torchrun)\b|\.py\b")
 _HAS_VERSION = re.compile(r"version[\\'\"\s]*:\s*[\\'\"]*2")
 _FLAG = re.compile(r"(?:^|[\s'\"])--use[_-]fsdp(?![\w-])")
 _LAUNCHES = re.compile(r"accelerate['\",\s]+launch|accelerate\.commands\.launch")
@@ -69,7 +70,10 @@ def _of_hf(source: Source) -> Iterator[Found]:
     for node in _texts(source):
         whole, statement = _whole(source, node), source.index.statement(node)
         is_one = _HF.search(node.value) and _WORDS.search(whole) and not _HAS_VERSION.search(whole)
-        if is_one and statement not in seen and not _is_shown(source, node):
+        starts = _STARTS.search(whole) or (
+            isinstance(source.index.parents[node], cst.Element) and _STARTS.search(source.code)
+        )
+        if is_one and starts and statement not in seen and not _is_shown(source, node):
             seen.add(statement)
             yield Found("FM327", node, _SAID_HF, "commented")
 

@@ -106,9 +106,9 @@ def _is_asked_of_a_sharded_model(source: Source, method: cst.FunctionDef | None)
     """Tell whether a method is called on a sharded model, in another file or in this one."""
     if method is None or method.name.value in catalog.OF_MODULES:
         return False
-    if method.name.value in source.links.state_methods:
-        return True
     owner = source.index.class_of(method)
+    if owner is not None and (owner.name.value, method.name.value) in source.links.state_methods:
+        return True
     if owner is None or not _is_a_module(owner):
         return False
     return any(

@@ -74,7 +74,8 @@ def _asked_of_composer(source: Source) -> Iterator[Found]:
             assign = cst.ensure_type(node, cst.Assign)
             named, value = [key for each in assign.targets for key in _item(each.target)], assign.value
         texts = (each.evaluated_value for each in named if isinstance(each, cst.SimpleString))
-        if any(text in SETTINGS for text in texts) and not _is_nothing(value):
+        is_plain = isinstance(value, (cst.BaseNumber, cst.SimpleString))
+        if any(text in SETTINGS for text in texts) and not is_plain and not _is_nothing(value):
             yield Found("FM328", node, _COMPOSER, "commented")
 
 

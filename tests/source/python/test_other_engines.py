@@ -85,13 +85,16 @@ def test_an_optimizer_of_quantization_that_shuts_fsdp_out(
     assert ("FM445" in said(QUANTIZED.replace(old, new), tmp_path)) is is_said
 
 
-@pytest.mark.parametrize(
-    ("more", "is_said"), [("", True), ("from apex import amp\namp.initialize(net, o)\n", False)]
+APEX = "from apex import amp\namp.initialize(net, o)\n"
+FUSED = (
+    "import torch\nfrom apex.optimizers import FusedAdam\n"
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    "def main(net, args):\n    model = FSDP(net)\n    if args.use_apex:\n"
+    "        optimizer = FusedAdam(model.parameters())\n"
+    "        torch.save(optimizer.state_dict(), 'o.pt')\n"
 )
+
+
+@pytest.mark.parametrize(("more", "is_said"), [("", True), (APEX, False)])
 def test_an_optimizer_of_apex_runs_with_fsdp(tmp_path: Path, more: str, *, is_said: bool) -> None:
-    code = (
-        "from apex.optimizers import FusedAdam\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
-        "def main(net, args):\n    model = FSDP(net)\n    if args.use_apex:\n"
-        "        optimizer = FusedAdam(model.parameters())\n        torch.save(optimizer.state_dict(), 'o.pt')\n"
-    )
-    assert ("FM425" in said(f"{code}{more}", tmp_path)) is is_said
+    assert ("FM425" in said(f"{FUSED}{more}", tmp_path)) is is_said
