@@ -30,6 +30,16 @@ def test_every_rule_is_documented_with_its_codes_and_no_other() -> None:
     }
 
 
+def test_cells_are_short_and_the_sections_below_have_the_rest() -> None:
+    rows = [line.split(" | ") for line in PAGE.splitlines() if re.match(r"\| `[a-z-]+` \| FM", line)]
+    assert len(rows) == len(EVERY)
+    assert [(row[0], len(cell.split())) for row in rows for cell in row[2:] if len(cell.split()) > 30] == []
+    more = re.findall(r"\[More\]\(#([a-z-]+)\)", PAGE)
+    details = PAGE.partition("\n## The rules in detail\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (.*)$", details, re.MULTILINE) == more
+    assert set(more) <= set(ROWS)
+
+
 def test_every_file_of_a_rule_is_asked() -> None:
     files = {path.stem for path in (ROOT / "fsdp_migrate" / "source" / "rules").glob("*.py")} - {"__init__"}
     assert files == {rule.__name__.rpartition(".")[2] for rule in EVERY if rule is not mentions}
