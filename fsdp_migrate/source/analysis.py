@@ -55,6 +55,10 @@ _TORCHREC = (
     "dense, or name the rest by ignored_modules=. Then it is {}."
 )
 _BY_FRAMEWORK = "where the framework shards this model: "
+_PATCHED = (
+    "this puts another thing in the place of torch's, which rewritten sources ask for no more: replace what "
+    "they ask for."
+)
 _AMBIGUOUS = "this name may stand for something other than torch's FSDP here"
 
 
@@ -120,6 +124,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             if is_of_model and (guards.is_without_fsdp(each.node) or guards.is_of_others(each.node)):
                 continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
+            found = _put_in_its_place(source, found)
             checks.update([found.node] if found.code == "FM420" and rule is class_checks else [])
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
@@ -129,6 +134,16 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     for found in leftovers.find(source, covered):
         is_left = found.action == "commented" and never.holds(found.node)
         yield leftovers.NAME, replace(found, action="kept", becomes=_NEVER_RUN) if is_left else found
+
+
+def _put_in_its_place(source: Source, found: Found) -> Found:
+    """Return a comment where a name of FSDP1's is set to something else, which renames nothing."""
+    is_set = found.node in source.references and isinstance(
+        source.index.parents[found.node], cst.AssignTarget
+    )
+    if not is_set or not found.edits:
+        return found
+    return replace(found, action="commented", becomes=_PATCHED, edits=(), needs=())
 
 
 def _defines_the_class(source: Source) -> bool:

@@ -44,6 +44,8 @@ _FITS = re.compile(r"\btrainer\.fit\(\s*[\w.]")
 # Their Trainers fit as well, in names that are the same.
 _IS_ANOTHERS = re.compile(r"^[ \t]*(?:from|import)\s+(?:composer|keras)\b", re.MULTILINE)
 _TRAINER = re.compile(r"\bTrainer\(")
+# A project's own, of whatever name, too: `trainer = SimpleTrainer(config)`.
+_ANY_TRAINER = re.compile(r"\bTrainer\(|\btrainer\s*=\s*(?:\w+\.)*\w+Trainer\(")
 # What a config says is handed on by a name: `strategy=cfg.trainer.strategy`, `Trainer(**cfg.trainer)`.
 _HANDS_ON = re.compile(
     r"\bstrategy\s*=\s*(?!(?:None|True|False)\b)[A-Za-z_][\w.]*(?:\[[^\]\n]*\]|\.get\([^)\n]*\))*\s*[,)]"
@@ -81,7 +83,9 @@ def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]])
     if not is_open:
         return found
     fits = {path for path, text in texts.items() if _FITS.search(text) and not _is_by_others(text)}
-    return found | fits | {path for path, text in users.items() if _MODULES.search(text)}
+    # One whose file makes its only Trainer without a strategy is that one's, where no other file takes it.
+    modules = {path for path, text in users.items() if _MODULES.search(text)}
+    return found | fits | {path for path in modules if path in asking or not _is_alone(project, path)}
 
 
 def wraps(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> bool:
@@ -99,9 +103,19 @@ def _is_asked(
     return bool(names) and asked_around(around, asks_by_key(names))
 
 
+def _is_alone(project: Project, path: Path) -> bool:
+    """Tell whether a file fits its modules by a Trainer without a strategy, and no other file has them."""
+    text = project.texts[path]
+    makes = _TRAINER.search(text) is not None and ".fit(" in text and "strategy" not in text
+    if not makes or _hands_on(text):
+        return False
+    names = re.findall(r"\bclass (\w+)\([^)]{0,2000}?\bLightningModule\b", text)
+    return not any(other != path for name in names for other in project.holding([name]))
+
+
 def _is_by_others(text: str) -> bool:
     """Tell whether a file makes its Trainer itself, and gives it no strategy that comes from elsewhere."""
-    makes_it = _TRAINER.search(text) is not None and not _hands_on(text)
+    makes_it = _ANY_TRAINER.search(text) is not None and not _hands_on(text)
     return makes_it or _IS_ANOTHERS.search(text) is not None
 
 

@@ -339,7 +339,9 @@ class PlainPlaces:
             if isinstance(each, ast.Call) and self._doubts.wraps(each, place):
                 return True
             text = dotted(each) if isinstance(each, (ast.Attribute, ast.Name)) else None
-            if text is not None and is_model(text.split(".")[-1].lower()):
+            # `args.model` is the name of one.
+            owner = text.rpartition(".")[0].split(".")[-1] if text is not None else ""
+            if text is not None and is_model(text.split(".")[-1].lower()) and owner not in _SETTINGS:
                 return isinstance(each, ast.expr) and not self._is_plain(each, place, 0)
             values = values_bound(place, each.id) if isinstance(each, ast.Name) else None
             if any(map(self._is_given_one, values or ())):

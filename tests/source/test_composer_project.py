@@ -194,3 +194,13 @@ def test_settings_by_a_name(tmp_path: Path, settings: str, *, is_asked: bool) ->
 def test_a_branch_for_what_composer_does_not_shard(tmp_path: Path, test: str, *, is_said: bool) -> None:
     own = OWN.format("Callback", END, f"if {test}:\n            {SAVES}")
     assert said(tmp_path, own, train_py=CODE) == ({"FM333"} if is_said else set())
+
+
+def test_a_forward_that_a_model_of_composers_calls_itself(tmp_path: Path) -> None:
+    own = (
+        "from composer import Trainer\nfrom composer.models import ComposerModel\n\n\n"
+        "class Own(ComposerModel):\n    def eval_forward(self, batch, outputs=None):\n"
+        "        return outputs if outputs is not None else self.forward(batch)\n\n\n"
+        "Trainer(model=Own(), parallelism_config={'fsdp': {}})\n"
+    )
+    assert "FM448" not in said(tmp_path, own)

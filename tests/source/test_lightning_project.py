@@ -422,3 +422,23 @@ def test_what_a_callback_copies_before_anything_is_sharded(
     said(tmp_path, own, train)
     unclear = [use.code for use in scan_paths([tmp_path]).uses if use.action == "unclear"]
     assert unclear == ["FM450"] * (is_named or base == "Other")
+
+
+def test_a_trainer_of_the_projects_own_is_none_of_lightnings(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("strategy: fsdp\n")
+    (tmp_path / "cli.py").write_text(
+        "from lightning.pytorch.cli import LightningCLI\nfrom own import Own\nLightningCLI(Own)\n"
+    )
+    fits = "from engine import {0}\ntrainer = {0}(cfg)\ntrainer.fit(net)\ntorch.save(net.state_dict(), p)\n"
+    for name in ("SimpleTrainer", "make"):
+        (tmp_path / "main.py").write_text(fits.format(name))
+        found = said(tmp_path, OF_MODULE, "x = 1\n")
+        assert ("main.py" in found) is (name == "make")
+
+
+def test_a_module_that_its_own_file_trains_without_a_strategy(tmp_path: Path) -> None:
+    other = "import lightning as L\n\n\ndef build():\n    return L.Trainer(strategy='fsdp', devices=2)\n"
+    fits = "\ntrainer = L.Trainer(devices=1)\ntrainer.fit(Own())\n"
+    assert said(tmp_path, OF_MODULE + fits, other) == {}
+    (tmp_path / "main.py").write_text("from own import Own\nbuild().fit(Own())\n")
+    assert "own.py" in said(tmp_path, OF_MODULE + fits, other)

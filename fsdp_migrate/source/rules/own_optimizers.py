@@ -46,6 +46,10 @@ _STEPS = (
     "views, matrix products, collectives, kernels and plain tensors beside them need .to_local() or "
     ".full_tensor()."
 )
+_PUT = (
+    "where this optimizer is given a sharded model, FSDP2 goes on with the tensor that it has: assigning "
+    ".data to a DTensor does not reach it, and this is lost. Copy into it, p.data.copy_(x)."
+)
 _FOREIGN = (
     "this optimizer is not torch's, and is given DTensors now: see that its step takes them, as arithmetic "
     "does and kernels of their own (bitsandbytes, apex) do not."
@@ -102,6 +106,7 @@ def find(source: Source) -> Iterator[Found]:
     for node in classes_given_parameters(source):
         stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
         yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
+        yield from (Found("FM445", each, _PUT, "commented") for each in _put_anew(source, node))
     for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
         known = _known(source, call)
         if known & _ADAMW:
@@ -118,6 +123,19 @@ def find(source: Source) -> Iterator[Found]:
             is_class = source.index.fsdp1(call.func) == catalog.FSDP
             before = dict.fromkeys(_kept(source, call, told=None if is_class else ()))
             yield from (Found("FM446", each, _KEPT, "commented") for each in before)
+
+
+def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
+    """Yield where a class sets ``.data`` of the parameters that it goes through: ``p.data = saved``."""
+    for assign in walk_for(node, cst.Assign):
+        for target in (each.target for each in assign.targets):
+            is_data = isinstance(target, cst.Attribute) and target.attr.value == "data"
+            name = target.value if is_data and isinstance(target, cst.Attribute) else None
+            if not isinstance(name, cst.Name):
+                continue
+            loops = (each for each in source.index.ancestors(assign) if isinstance(each, cst.For))
+            if any("params" in text_of(each.iter) and text_of(each.target) == name.value for each in loops):
+                yield assign
 
 
 @functools.lru_cache(maxsize=1)

@@ -88,6 +88,9 @@ _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
 _DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
 
+# `accelerate config` may have put what asks for FSDP outside of the project.
+_FOR_FSDP = re.compile(r"^[ \t]*#.*\bFor FSDP\b", re.MULTILINE)
+
 
 def find(source: Source) -> Iterator[Found]:
     """Find these calls in a source that knows of Accelerate's FSDP; with DDP they are right."""
@@ -136,10 +139,18 @@ def _knows_of_fsdp(source: Source) -> bool:
     """Tell whether a source asks Accelerate for FSDP, or asks whether it was, or gives FSDP1 its models."""
     if asks_for_plugin(source.index) or asks_for_fsdp(source.index):
         return True
-    if asks_by_switch(source.index, source.models.guards):
+    if asks_by_switch(source.index, source.models.guards) or _is_named_so(source):
         return True
     wraps = any(source.index.fsdp1(call.func) == FSDP for call in source.calls)
     return not wraps and any(map(source.class_function, source.calls))
+
+
+def _is_named_so(source: Source) -> bool:
+    """Tell whether a function that prepares has FSDP in its name, or a comment speaks for it."""
+    if _FOR_FSDP.search(source.code) is not None:
+        return any(method_that_shards(source.index, call.func) for call in source.calls)
+    around = (source.index.function(c) for c in source.calls if method_that_shards(source.index, c.func))
+    return any(each is not None and "fsdp" in each.name.value.lower() for each in around)
 
 
 def _is_elsewhere(source: Source, call: cst.Call) -> bool:

@@ -319,6 +319,14 @@ def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
             if source.models.is_parameters(arg.value) or _are_groups(source, arg.value):
                 model = model_of(source.index, arg.value)
                 yield model is not None and source.models.is_plain_at(model, optimizer)
+            elif _is_maker(value) and source.models.certainty(arg.value) is not None:
+                yield source.models.is_plain_at(arg.value, optimizer)
+
+
+def _is_maker(made: cst.Call) -> bool:
+    """Tell whether it is a function that makes an optimizer, as its name says: ``get_optimizer(model)``."""
+    name = (dotted(made.func) or "").split(".")[-1]
+    return "optim" in name and not name[:1].isupper()
 
 
 def _are_groups(source: Source, given: cst.BaseExpression) -> bool:
@@ -333,6 +341,9 @@ def _makers(source: Source, optimizer: cst.BaseExpression, depth: int = 0) -> It
     values = [each.value for each in is_its]
     if not values and isinstance(optimizer, cst.Name):
         values = [each for each in (last_value(source.index, optimizer),) if each is not None]
+    if isinstance(optimizer, cst.Name):  # `optimizer, schedule = get_optimizer(model)`
+        bound = (each.value for each in source.index.bindings_of(optimizer) if each.index is not None)
+        values += [each for each in bound if isinstance(each, cst.Call) and _is_maker(each)]
     for value in values:
         if isinstance(value, cst.Call):
             yield value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import scan_source
 from tests.source.samples import IMPORTS, codes, plain, uses
 
 
@@ -102,3 +103,14 @@ def test_a_scaler_beside_offload_that_is_known_only_when_it_runs() -> None:
     body = f"{_ON_CPU.replace('True', 'args.offload')}{_MADE}{_STEP}"
     said = [use.becomes for use in uses(body, f"{_TORCHS}{IMPORTS}") if use.code == "FM314"]
     assert [each.startswith("where args.offload is true, its ranks agree") for each in said] == [True]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "code"),
+    [("sharded_grad_scaler", "ShardedGradScaler", "FM314"), ("wrap", "default_auto_wrap_policy", "FM310")],
+)
+def test_a_name_of_torchs_that_is_set_is_not_renamed(module: str, name: str, code: str) -> None:
+    body = f"import torch.distributed.fsdp.{module}\ntorch.distributed.fsdp.{module}.{name} = Own\n"
+    [use] = [each for each in scan_source(body) if each.code == code]
+    assert use.action == "commented"
+    assert "puts another thing in the place of torch's" in use.becomes

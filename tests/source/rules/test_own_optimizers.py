@@ -398,3 +398,19 @@ def test_methods_that_a_step_does_not_call_do_not_count(calls: str, action: str)
 def test_a_list_of_names_holds_no_parameters(made: str, *, is_said: bool) -> None:
     body = f"{made}\nmodel = FSDP(net)\ntrain(model, held)\n"
     assert ("FM446" in dict(codes(body))) is is_said
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("p.data = self.state[p]['old']", True),
+        ("p.data.copy_(self.state[p]['old'])", False),
+        ("self.data = p", False),
+        ("p.grad.data = x", False),
+    ],
+)
+def test_data_of_parameters_that_a_step_sets(line: str, *, is_said: bool) -> None:
+    body = STEP.format(line) + "model = FSDP(net)\noptimizer = Own(model.parameters(), lr=0.1)\n"
+    assert ("assigning .data to a DTensor does not reach it" in turned(body)) is is_said
+    plain = body.replace("FSDP(net)", "net")
+    assert "does not reach it" not in turned(plain)

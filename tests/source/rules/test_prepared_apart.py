@@ -109,6 +109,8 @@ def test_a_model_that_a_trainer_is_given_below_is_left_to_it() -> None:
         ("with FSDP.summon_full_params(model):\n    pass\n", True),
         ("own = FSDP(other)\nwith FSDP.summon_full_params(own):\n    pass\n", False),
         ("plan.fsdp_plugin.run()\n", False),
+        ("# For FSDP feature, prepare the model first.\n", True),
+        ("# FSDP is for another day.\n", False),
     ],
 )
 def test_the_plugin_comes_by_the_launch(asks: str, *, is_said: bool) -> None:
@@ -401,3 +403,13 @@ def test_a_second_model_by_what_makes_it_or_its_name(made: str, given: str, *, i
     assert [("one model in a call" in each, "full_tensor()" in each) for each in said] == [
         (True, True)
     ] * is_said
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("train_fsdp", True), ("train", False)])
+def test_a_function_that_has_fsdp_in_its_name(name: str, *, is_said: bool) -> None:
+    body = (
+        "from accelerate import Accelerator\naccelerator = Accelerator()\nfsdp = None\n\n\n"
+        f"def {name}(model):\n    model = accelerator.prepare(model)\n"
+        "    optimizer = torch.optim.AdamW(model.parameters())\n    optimizer.step()\n"
+    )
+    assert ("FM449" in {use.code for use in scan_source(body)}) is is_said

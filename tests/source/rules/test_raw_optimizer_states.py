@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_source, scan_source
+from fsdp_migrate.source import rewrite_source, scan_paths, scan_source
 from tests.source.projects import after
 from tests.source.samples import codes, turned
 
@@ -523,3 +523,29 @@ ADAM = "torch.optim.Adam(model.parameters())"
 def test_the_states_of_several_optimizers(made: str, saved: str, is_said: bool) -> None:
     body = SEVERAL.format(made=made, saved=saved)
     assert (("FM425", "commented") in codes(f"other = Net()\nsampler = Sampler()\n{body}")) is is_said
+
+
+LIBRARY = (
+    "import torch\n\n\ndef get_optimizer(model, lr):\n"
+    "    optimizer = torch.optim.Adam(model.parameters(), lr=lr)\n    return {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("gives", "target"), [("optimizer", "optimizer"), ("optimizer, None", "optimizer, schedule")]
+)
+@pytest.mark.parametrize(("model", "is_said"), [("FSDP(net)", True), ("net", False)])
+def test_an_optimizer_that_a_function_of_another_file_makes(
+    tmp_path: Path, gives: str, target: str, model: str, *, is_said: bool
+) -> None:
+    main = (
+        "import torch\nfrom lib import get_optimizer\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
+        f"def main(net):\n    other = FSDP(make())\n    model = {model}\n"
+        f"    {target} = get_optimizer(model=model, lr=0.1)\n    saved = torch.load('x.pt')\n"
+        "    optimizer.load_state_dict(saved['optimizer'])\n"
+    )
+    (tmp_path / "lib.py").write_text(LIBRARY.format(gives))
+    (tmp_path / "main.py").write_text(main)
+    found = [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("main.py")]
+    assert ("FM425" in found) is is_said
