@@ -43,7 +43,8 @@ _TOKEN = re.compile(
     r"|(?P<kept>\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.)",
     re.DOTALL,
 )
-_CHOICE = r"[\"']?[\w.*?\[\]=-]+[\"']?\*?"
+# A star behind a quote alone: behind a word it is the word's, and each `a*|` would be read in two ways.
+_CHOICE = r"[\"']?[\w.*?\[\]=-]+(?:[\"']\*?)?"
 _PATTERN = re.compile(rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_CHOICE}\s*\|\s*)*{_CHOICE}\s*\)\s*")
 _UNSAFE = re.compile(r"[\"'$`\\\n]")
 _DEEPEST = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 
 import pytest
 
@@ -197,3 +198,10 @@ def test_a_choice_of_a_case_sets_a_variable_in_its_line(pattern: str) -> None:
     done = convert_script(given.format(pattern, "--use_fsdp --fsdp_offload_params true"))
     assert 'A="--use_fsdp --fsdp_offload_params true --fsdp_version 2 ' in done.text
     assert 'A="--multi_gpu" ;;' in done.text
+
+
+def test_many_patterns_with_stars_take_no_time() -> None:
+    script = f"case $x in\n  {'node1*|' * 40}node2* !) accelerate launch --use_fsdp t.py ;;\nesac\n"
+    start = time.process_time()
+    convert_script(script)
+    assert time.process_time() - start < 8
