@@ -56,8 +56,10 @@ def named(folder: Path, tools: str, other: str = "") -> list[str]:
         ("from tools import save\nsave(Net())\n", False),
         # The name of a model in a setting is no model.
         (
-            "from tools import save\ndef get(name):\n    return Plain.from_pretrained(name)\n"
-            "def run(args):\n    save(get(name=args.base_model))\n",
+            (
+                "from tools import save\ndef get(name):\n    return Plain.from_pretrained(name)\n"
+                "def run(args):\n    save(get(name=args.base_model))\n"
+            ),
             False,
         ),
         ("import tools\nnet = Net()\nnet = net.to('cuda').eval()\ntools.save(model=net)\n", False),
