@@ -194,6 +194,8 @@ class ProjectKinds:
                 kinds_here = self.of_class(owner, f"self.{name}")
                 is_plain = start == BARE and has_model(kinds_here) and is_owed(self, owner, name)
                 found |= without_models(kinds_here) if is_plain else kinds_here
+                if start == BARE and self.set_on_own.get((owner.key, f"self.{name}")) is False:
+                    found.add("other")  # what is set on one object of a class need not be on another
         return found
 
     def delegated(self, owner: Definition, kinds: Collection[str]) -> set[str]:

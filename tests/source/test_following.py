@@ -442,3 +442,21 @@ def test_no_shard_is_known_over_files(tmp_path: Path) -> None:
         "infer.py": "def run(model):\n    return model.encode_image(x)\n",
     }
     assert "(model, 'encode_image')" in after(tmp_path, files, "infer.py")
+
+
+def test_what_is_set_on_one_object_need_not_be_on_another(tmp_path: Path) -> None:
+    files = {
+        "pipe.py": "class Pipe:\n    def __init__(self, net):\n        self.net = net\n",
+        "ui.py": (
+            f"{FSDP}from pipe import Pipe\n\n\nclass Ui:\n    def load(self, net):\n"
+            "        self.pipe = Pipe(net)\n        self.shard()\n\n"
+            "    def shard(self):\n        self.pipe.net = FSDP(self.pipe.net)\n"
+        ),
+        "node.py": (
+            "import torch\nfrom pipe import Pipe\n\n\ndef load(net):\n    return {'pipe': Pipe(net)}\n\n\n"
+            "def keep(held):\n    pipe = held['pipe']\n    torch.save(pipe.net.state_dict(), 'x.pt')\n\n\n"
+            "keep(load(make()))\n"
+        ),
+    }
+    found = after(tmp_path, files, "node.py")
+    assert "torch.save(pipe.net.state_dict(), 'x.pt')" in found

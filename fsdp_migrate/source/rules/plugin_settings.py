@@ -57,7 +57,7 @@ _MADE = re.compile(r"^accelerate\b.*\bFullyShardedDataParallelPlugin$")
 # Other packages, and projects, have plugins of this name.
 _MAY_BE_ITS = re.compile(r"\baccelerat(?:e|or)\b|\b(?:transformers|trl)\b")
 # A source that asks which version runs has an answer for each.
-_ASKS_VERSION = re.compile(r"fsdp_version|is_fsdp2")
+_ASKS_VERSION = re.compile(r"fsdp_version|is_fsdp2|\bfsdp_plugin\.\w+ is (?:not )?None\b")
 
 
 def find(source: Source) -> Iterator[Found]:

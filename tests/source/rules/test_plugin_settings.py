@@ -49,6 +49,10 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
         "x = config.sharding_strategy\ny = args.use_orig_params\n",
         f"{NAMED}x = plugin.sharding_strategy if plugin.fsdp_version == 1 else None\n",
         MADE.format("fsdp_version=2") + "x = plugin.sharding_strategy\n",
+        (
+            "s = accelerator.state\nif s.fsdp_plugin.sharding_strategy is None:\n    x = 2\n"
+            "elif s.fsdp_plugin.sharding_strategy == 1:\n    x = 1\n"
+        ),
     ],
 )
 def test_what_is_the_same_or_another_things(body: str) -> None:
