@@ -35,6 +35,8 @@ _MEANT = (
     "their own shapes, so this decides differently, without an error. Decide which is meant; a checkpoint of "
     "FSDP1 has the old groups."
 )
+_SQUEEZED = "And squeeze() itself raises where FSDP2 shards over a dimension of one element."
+_SAME = frozenset({"clone", "contiguous", "detach", "squeeze"})
 _GROUPED = f"timm groups parameters by their dimensions. {_MEANT}"
 _TIMM = re.compile(
     r"^timm\.optim\.(\w+\.)?"
@@ -68,16 +70,20 @@ def find(source: Source) -> Iterator[Found]:
             if isinstance(loop.iter, (cst.Name, cst.Attribute)) and source.models.is_parameters(loop.iter):
                 functions.add(source.index.function(loop) or source.module)
     functions.update(_asked_elsewhere(source))
-    functions |= {called for function in functions for called in _asked(source, function)}
+    given = {called for function in functions for called in _asked(source, function)}
+    going = functions - given
+    functions |= given
     functions.update(classes_given_parameters(source))
     seen: set[cst.CSTNode] = set()
     for function in functions:
         for test in walk_for(function, cst.Comparison):
             if test in seen or not _is_of_dimensions(source, test) or _is_of_wholes(source, function, test):
                 continue
-            if _is_of_loop(source, test):
+            # What the function itself is given, which goes through parameters too, is none of them.
+            if _is_of_loop(source, test, or_given=source.index.function(test) not in going):
                 seen.add(test)
-                yield Found("FM318", test, _MEANT, "commented")
+                said = f"{_MEANT} {_SQUEEZED}" if ".squeeze(" in text_of(test) else _MEANT
+                yield Found("FM318", test, said, "commented")
     yield from _of_timm(source)
 
 
@@ -151,19 +157,20 @@ def _methods(source: Source, names: Collection[str]) -> Iterator[cst.FunctionDef
                 yield node
 
 
-def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
-    """Tell whether what is tested is what a loop goes through, or a function is given."""
+def _is_of_loop(source: Source, test: cst.Comparison, *, or_given: bool) -> bool:
+    """Tell whether what is tested is what a loop goes through, or, if ``or_given``, a function is given."""
     root = _root(source, _held(source, _asked_of(test)))
     below: cst.CSTNode | None = root
-    while isinstance(below, cst.Attribute):
-        below = below.value
+    while isinstance(below, cst.Attribute) or _is_same_tensor(below):
+        below = below.func if isinstance(below, cst.Call) else cst.ensure_type(below, cst.Attribute).value
     if not isinstance(below, cst.Name):
         return False
     bindings = source.index.scopes[below].lookup(below.value)
     loops = (cst.For, cst.CompFor)
     # Of what a function is given, its own dimensions: not those of `self.device_mesh`.
     is_whole = (
-        root is not None
+        or_given
+        and root is not None
         and dotted(root) in {f"{below.value}.{name}" for name in _OWN}
         and "mesh" not in below.value
     )
@@ -174,6 +181,13 @@ def _is_of_loop(source: Source, test: cst.Comparison) -> bool:
             for a in (binding.node, *_two_above(source, binding))
         )
         for binding in bindings
+    )
+
+
+def _is_same_tensor(node: cst.CSTNode | None) -> bool:
+    """Tell whether it is what a method gives of a parameter that is asked as one: ``p.squeeze()``."""
+    return (
+        isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
     )
 
 
@@ -267,8 +281,8 @@ def _is_of_dimensions(source: Source, test: cst.Comparison) -> bool:
         return False
     what = _held(source, left.args[0].value)
     if isinstance(what, cst.Call):
-        return (dotted(what.func) or "").endswith(".size") and not what.args
-    return (dotted(what) or "").endswith(".shape")
+        return isinstance(what.func, cst.Attribute) and what.func.attr.value == "size" and not what.args
+    return isinstance(what, cst.Attribute) and what.attr.value == "shape"
 
 
 def _held(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:

@@ -27,6 +27,8 @@ COMMENTED = [
         "FM318",
     ),
     ("muon = list(filter(lambda p: p.ndim >= 2, model.parameters()))\n", "FM318"),
+    ("muon = [p for p in model.parameters() if p.squeeze().ndim > 1]\n", "FM318"),
+    ("for n, p in model.named_parameters():\n    x = len(p.detach().squeeze().shape) <= 1\n", "FM318"),
 ]
 
 
@@ -44,6 +46,11 @@ LEFT_ALONE = [
     "every = [p for p in model.parameters() if 1 <= p.ndim <= 9]\n",
     "wide = [x for x in things if x.ndim >= 2]\n",
     "flat = x.ndim == 1\n",
+    # What the function is given that asks the model for a device.
+    (
+        "def step(ids):\n    assert ids.dim() == 2\n"
+        "    device = next(model.parameters()).device\n    model(ids.to(device))\n"
+    ),
     "for p in model.parameters():\n    d = x.dim()\n    y = d == 1, p\n",
     "for p in model.parameters():\n    d = p.dim()\n    y = d >= 1\n",
     (
