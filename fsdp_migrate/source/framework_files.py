@@ -87,6 +87,9 @@ _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
 _IMPORTS_TRAINER = re.compile(r"^[ \t]*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _UNSLOTH = re.compile(r"^[ \t]*from[ \t]+unsloth\b", re.MULTILINE)
 _MAKERS = re.compile(r"\b(?!\w*(?:Config|Processor|Tokenizer)\b)(\w+)\.(?:from_config|from_pretrained)\(")
+# A model may come of another file, too: `model = get(config)`.
+_SET = re.compile(r"^[ \t]*\w*model(?:[ \t]*,[ \t]*\w+){0,9}[ \t]*=[ \t]*([A-Za-z_][\w.]*)", re.MULTILINE)
+_FROM_UNSLOTH = re.compile(r"Fast\w*Model\.|get_peft_model$|None$|\w*model\b")
 _UNSLOTHS = re.compile(r"Fast\w*Model")
 _OWN = {
     "accelerate": re.compile(
@@ -249,8 +252,8 @@ def _is_unsloths(text: str) -> bool:
     """Tell whether unsloth makes all models of a file, which trains on one card, and knows no FSDP."""
     if "unsloth" not in text or _UNSLOTH.search(text) is None or asks(text, ASKS_HF):
         return False
-    makers = set(_MAKERS.findall(text))
-    return bool(makers) and all(map(_UNSLOTHS.fullmatch, makers))
+    makers, names = set(_MAKERS.findall(text)), _SET.findall(text)
+    return bool(makers) and all(map(_UNSLOTHS.fullmatch, makers)) and all(map(_FROM_UNSLOTH.match, names))
 
 
 def _asks_otherwise(text: str) -> bool:

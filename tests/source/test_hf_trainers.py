@@ -331,6 +331,8 @@ UNSLOTH = (
         ("FastLanguageModel", "FastVisionModel", False),
         ("args=args", "args=TrainingArguments('z', optim='adamw_8bit')", False),
         ("'x')\n", "'x')\n    if args.plain:\n        model = AutoModel.from_pretrained('x')\n", True),
+        ("'x')\n", "'x')\n    if args.plain:\n        model = build(args)\n", True),
+        ("'x')\n", "'x')\n    model = FastLanguageModel.get_peft_model(model)\n", False),
         ("unsloth import FastLanguageModel", "models import FastLanguageModel", True),
         ("args=args", "args=TrainingArguments(fsdp='full_shard')", True),
     ],

@@ -62,6 +62,10 @@ _BY_TRAINER = (
     "Accelerate's FSDP2 refuses a model without its optimizer, which the Trainer makes: give the Trainer the "
     "model as it is, it prepares it itself."
 )
+_NOT_YET = (
+    "the Trainer makes its optimizer when it trains: it is None here, and Accelerate's FSDP2 refuses a model "
+    "without its optimizer. Call `{}.create_optimizer()` above it, or leave the model to the Trainer."
+)
 _SEVERAL = (
     "Accelerate's FSDP2 takes one model in a call, with its optimizer: give each that is trained a call of "
     "its own, and leave out those that are not, `ema.to(accelerator.device)`. An average that is left out "
@@ -169,6 +173,8 @@ def _refused(source: Source, call: cst.Call) -> str:
         return _MEANT
     if any(arg.star for arg in call.args):
         return _SEVERAL if _lists_several(source, call) else ""
+    if (trainer := _optimizer_to_come(source, call)) is not None:
+        return _NOT_YET.format(trainer)
     names = _names(call)
     others = [name for name in names if _OTHERS.search(name)]
     models = _models(source, call)
@@ -177,6 +183,25 @@ def _refused(source: Source, call: cst.Call) -> str:
     if models and _is_beside_no_optimizer(source, call):
         return _MEANT
     return _MEANT if others == names and any("opt" in name for name in names) else ""
+
+
+def _optimizer_to_come(source: Source, call: cst.Call) -> str | None:
+    """Return the Trainer whose optimizer a call is given, where it has made none so far."""
+    index, trainers = source.index, source.models.frameworks.trainers
+    for arg in call.args:
+        asked = arg.value
+        if not isinstance(asked, cst.Attribute) or asked.attr.value != "optimizer":
+            continue
+        made = trainers.made(asked.value) if dotted(asked.value) not in {None, "self"} else None
+        if made is None or any(
+            arg.keyword is not None and arg.keyword.value == "optimizers" for arg in made.args
+        ):
+            continue
+        makes = [*index.calls_of_method("create_optimizer"), *index.calls_of_method("train")]
+        makes += index.calls_of_method("create_optimizer_and_scheduler")
+        if all(index.order[each] > index.order[call] for each in makes):
+            return text_of(asked.value)
+    return None
 
 
 def _lists_several(source: Source, call: cst.Call) -> bool:

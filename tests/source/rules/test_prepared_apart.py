@@ -413,3 +413,18 @@ def test_a_function_that_has_fsdp_in_its_name(name: str, *, is_said: bool) -> No
         "    optimizer = torch.optim.AdamW(model.parameters())\n    optimizer.step()\n"
     )
     assert ("FM449" in {use.code for use in scan_source(body)}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("above", "is_said"),
+    [("", True), ("trainer.create_optimizer()\n", False), ("trainer.train()\n", False)],
+)
+def test_an_optimizer_that_the_trainer_has_not_made(above: str, *, is_said: bool) -> None:
+    body = (
+        "from transformers import Trainer, TrainingArguments\n"
+        "trainer = Trainer(model=m, args=TrainingArguments('o', fsdp='full_shard'), train_dataset=d)\n"
+        f"{above}m, trainer.optimizer = trainer.accelerator.prepare(m, trainer.optimizer)\n"
+        "if trainer.is_fsdp_enabled:\n    trainer.train()\n"
+    )
+    found = [use.becomes for use in scan_source(body) if use.code == "FM449"]
+    assert any("trainer.create_optimizer()" in each for each in found) is is_said
