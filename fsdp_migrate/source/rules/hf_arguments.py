@@ -132,6 +132,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if reasons:
         text = _left(converted, values, reasons)
         yield Found("FM327", argument, text, "commented", is_of_its_own=True)
+        yield from _of_casts(values, converted, argument, maybe)
         return
     places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
     findings = [_where(each, maybe) for each in converted.findings]
@@ -139,6 +140,12 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     becomes = f"fsdp_config={values.shown(python_text(converted.after['fsdp_config']))}"
     edits = tuple(_edits(source, call, given, values, converted))
     yield Found("FM428", call, becomes, "rewritten", edits)
+
+
+def _of_casts(values: Values, converted: Converted, place: cst.CSTNode, maybe: str = "") -> Iterator[Found]:
+    """Say what mixed precision does otherwise where the rest is left to a person, too."""
+    casts = [_where(each, maybe) for each in converted.findings if each.code == "FM354"]
+    yield from said_of(casts, values, lambda _: place)
 
 
 def _of_meta(source: Source, place: cst.CSTNode, converted: Converted) -> Iterator[Found]:
@@ -484,3 +491,4 @@ def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str
     yield from _of_meta(values.source, node, converted)
     reasons = (_UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
     yield Found("FM327", node, _left(converted, values, reasons), "commented")
+    yield from _of_casts(values, converted, node)

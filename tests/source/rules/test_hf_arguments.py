@@ -429,3 +429,20 @@ def test_where_they_are_made_in_another_file_too(tmp_path: Path) -> None:
 def test_of_words_in_a_dict_it_is_said_too() -> None:
     body = f"{META}given = {{'fsdp': 'full_shard auto_wrap', 'seed': 1}}\n"
     assert "make models on the meta device" in comments(body, HF)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("TrainingArguments('o', bf16=True, fsdp='full_shard', fsdp_config={'x': 1, **more})", True),
+        ("TrainingArguments('o', fsdp=args.fsdp, bf16=args.bf16)", True),
+        ("TrainingArguments('o', fp16=True, fsdp='full_shard', **more)", True),
+        ("x = {'output_dir': 'o', 'fsdp': 'full_shard', 'bf16': True}", True),
+        ("TrainingArguments('o', fsdp=args.fsdp)", False),
+        ("TrainingArguments('o', bf16=False, fsdp='full_shard', **more)", False),
+    ],
+)
+def test_mixed_precision_is_told_where_the_rest_is_left(given: str, is_said: bool) -> None:
+    found = {use.code for use in scan_source(f"{HF}{given}\n")}
+    assert "FM327" in found
+    assert ("FM354" in found) is is_said
