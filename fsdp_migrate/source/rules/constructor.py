@@ -5,6 +5,7 @@ https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -130,6 +131,24 @@ def of_unknown(call: cst.Call) -> Iterator[Found]:
             yield Found("FM422", arg, _UNKNOWN.format(arg.keyword.value) + meant, "commented")
 
 
+def _shows_its_keys(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether ``**given`` is a dict that stands in the source whole, with the class's keywords alone."""
+    known = {*catalog.CONSTRUCTOR_ARGUMENTS, *catalog.FORMER_ARGUMENTS}
+    value: cst.BaseExpression | None = given
+    if isinstance(given, cst.Name):
+        # What names it beside its own line and `**given` may put something into it.
+        if len(re.findall(rf"(?<!\*)\b{given.value}\b", source.code)) != 1:
+            return False
+        value = last_value(source.index, given)
+    if isinstance(value, cst.Dict):
+        elements = [each for each in value.elements if isinstance(each, cst.DictElement)]
+        keys = [each.key.evaluated_value for each in elements if isinstance(each.key, cst.SimpleString)]
+        return len(keys) == len(value.elements) and known.issuperset(map(str, keys))
+    is_dict = isinstance(value, cst.Call) and dotted(value.func) == "dict"
+    named = [arg.keyword for arg in value.args] if is_dict and isinstance(value, cst.Call) else [None]
+    return all(each is not None and each.value in known for each in named)
+
+
 def _rewritten(source: Source, call: cst.Call) -> Found:
     prepare = source.local_name(PREPARE)
     optimizers = earlier_optimizers(source, call)
@@ -139,7 +158,7 @@ def _rewritten(source: Source, call: cst.Call) -> Found:
         changed = with_optimizers(changed, optimizers) if optimizers else changed
         return changed.with_changes(func=cst.Name(prepare))
 
-    dynamic = any(arg.star for arg in call.args)
+    dynamic = any(arg.star and not _shows_its_keys(source, arg.value) for arg in call.args)
     return Found(
         "FM302" if dynamic else "FM301",
         call,

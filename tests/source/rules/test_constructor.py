@@ -363,3 +363,24 @@ def test_optimizers_of_other_branches_and_of_sharded_models_are_not_handed_over(
     does: str, given: int
 ) -> None:
     assert turned(does).count("optimizers=optimizer") == given
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        ("kwargs = {'device_id': 0, 'use_orig_params': True}\n", "FM301"),
+        ("kwargs = dict(device_id=0, sharding_strategy=args.strategy)\n", "FM301"),
+        ("kwargs = {}\n", "FM301"),
+        ("kwargs = {'device_ids': 0}\n", "FM302"),
+        ("kwargs = {'device_id': 0, **more}\n", "FM302"),
+        ("kwargs = {'device_id': 0, name: 1}\n", "FM302"),
+        ("kwargs = dict(more, device_id=0)\n", "FM302"),
+        ("kwargs = {'device_id': 0}\nkwargs['use_orig_params'] = True\n", "FM302"),
+        ("kwargs = {'device_id': 0}\nfill(kwargs)\n", "FM302"),
+        ("kwargs = {'device_id': 0} if one else more\n", "FM302"),
+        ("kwargs = make()\n", "FM302"),
+    ],
+)
+def test_keys_that_stand_in_the_source_are_known(made: str, code: str) -> None:
+    found = {each for each, _ in codes(f"{made}model = FSDP(net, **kwargs)\n")}
+    assert {"FM301", "FM302"} & found == {code}
