@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.call_signatures import signature_of
@@ -30,21 +30,21 @@ _ASKS: Final = re.compile(
     r"(?:^|\.)(?:get_(?:local_)?rank|get_world_size|is_(?:available|initialized)|barrier|set_device|print)$"
 )
 _TEXTS: Final = frozenset({"endswith", "lower", "startswith", "strip", "upper"})
-_COMPARED: Final[dict[type[ast.cmpop], Callable[[object, object], object]]] = {
+_COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], object]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,  # type: ignore[dict-item]
-    ast.LtE: operator.le,  # type: ignore[dict-item]
-    ast.Gt: operator.gt,  # type: ignore[dict-item]
-    ast.GtE: operator.ge,  # type: ignore[dict-item]
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
-    ast.In: lambda one, other: one in other,  # type: ignore[operator]
-    ast.NotIn: lambda one, other: one not in other,  # type: ignore[operator]
+    ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
 }
 
 
-class _Unknown(Exception):  # noqa: N818 - it is no error, but an answer
+class _UnknownError(Exception):
     """What an expression gives is not known before it runs."""
 
 
@@ -227,7 +227,7 @@ class _Run:
             return ends if ends in parts else None if None in parts else not ends
         try:
             return bool(self._value(test))
-        except (_Unknown, TypeError):
+        except (_UnknownError, TypeError):
             return None
 
     def _value(self, node: ast.expr) -> object:
@@ -245,4 +245,4 @@ class _Run:
             text = self._value(func.value)
             if isinstance(text, str) and not node.keywords:
                 return getattr(text, func.attr)(*map(self._value, node.args))
-        raise _Unknown
+        raise _UnknownError

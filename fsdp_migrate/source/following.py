@@ -334,8 +334,8 @@ class _Following(ProjectFacts):
     def _note_asked(self, call: ast.Call, place: Place) -> None:
         """Note the method of its own that a sharded model is asked for, and what it gives ``self`` to."""
         asked = asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
+        kinds = self.kinds(call.func.value, place) if isinstance(call.func, ast.Attribute) else set()
         for name in asked if isinstance(call.func, ast.Attribute) else ():
-            kinds = self.kinds(call.func.value, place)  # type: ignore[attr-defined]
             self.methods.add(name)
             self._asked[name] = {"other", *(each for each in kinds if each == "fsdp" or each in BY_ANY)}
             self._found_more(f"{_ASKED}{name}")

@@ -66,11 +66,13 @@ def _kept_as(made: Definition, name: str) -> set[str]:
     """Return the attributes that a constructor gives an argument, as it is or as a list of it."""
     found: set[str] = set()
     for line in ast.walk(made.node):
-        value = line.value if isinstance(line, (ast.Assign, ast.AnnAssign)) else None
+        if not isinstance(line, (ast.Assign, ast.AnnAssign)):
+            continue
+        value = line.value
         if isinstance(value, ast.Call) and dotted(value.func) in _SAME and value.args:
             value = value.args[0]
         if value is not None and dotted(value) == name:
-            targets = line.targets if isinstance(line, ast.Assign) else [line.target]  # type: ignore[attr-defined]
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
             found |= {text for each in targets if (text := dotted(each) or "").startswith("self.")}
     return found
 

@@ -176,9 +176,10 @@ def _text(node: ast.AST | None) -> str | None:
         elif isinstance(node, ast.Call):
             name = (dotted(node.func) or "").split(".")[-1]
             is_part = name == "getattr" or name.startswith("unwrap")
-            is_own = isinstance(node.func, ast.Attribute) and node.func.attr in _FILL | _VIEWS
+            func = node.func if isinstance(node.func, ast.Attribute) else None
+            own = func.value if func is not None and func.attr in _FILL | _VIEWS else None
             rest.clear()
-            node = node.args[0] if is_part and node.args else node.func.value if is_own else None  # type: ignore[attr-defined]
+            node = node.args[0] if is_part and node.args else own
         else:
             break
     return ".".join((node.id, *reversed(rest))) if isinstance(node, ast.Name) else None

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.source.held_parameters import HeldParameters
-from fsdp_migrate.source.project import Place, Project, dotted
+from fsdp_migrate.source.project import Definition, Place, Project, dotted
+
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Iterator
 
 
 pytestmark = pytest.mark.any_torch
@@ -17,7 +23,10 @@ _PATH = Path("parts.py")
 
 def held_in(code: str) -> tuple[HeldParameters, Project]:
     project = Project({_PATH: code})
-    named = lambda func, place: filter(None, [project.named(dotted(func) or "", place)])  # noqa: E731
+
+    def named(func: ast.expr, place: Place) -> Iterator[Definition]:
+        return filter(None, [project.named(dotted(func) or "", place)])
+
     return HeldParameters(named), project
 
 

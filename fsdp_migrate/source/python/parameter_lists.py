@@ -63,14 +63,16 @@ def _shares(index: Index, node: cst.BaseExpression, depth: int) -> Iterator[Shar
             yield from map(_filtered, _shares(index, node.value, depth + 1))
     else:
         for part in _parts(node):
-            is_weight = isinstance(part, cst.Attribute) and part.attr.value in _WEIGHTS
-            yield from [Share(part.value, is_filtered=True)] if is_weight else ()  # type: ignore[attr-defined]
+            if isinstance(part, cst.Attribute) and part.attr.value in _WEIGHTS:
+                yield Share(part.value, is_filtered=True)
             yield from _shares(index, part, depth + 1)
 
 
-def _of_comprehension(index: Index, node: cst.BaseComp, depth: int) -> Iterator[Share]:
+def _of_comprehension(
+    index: Index, node: cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp, depth: int
+) -> Iterator[Share]:
     """Yield the models of ``[p for p in net.parameters()]``, also of ids, and of two loops in one."""
-    gives = [node.key, node.value] if isinstance(node, cst.DictComp) else [node.elt]  # type: ignore[attr-defined]
+    gives = [node.key, node.value] if isinstance(node, cst.DictComp) else [node.elt]
     loops = [node.for_in]
     while loops[-1].inner_for_in is not None:
         loops.append(loops[-1].inner_for_in)
