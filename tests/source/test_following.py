@@ -446,16 +446,20 @@ def test_no_shard_is_known_over_files(tmp_path: Path) -> None:
 
 def test_what_is_set_on_one_object_need_not_be_on_another(tmp_path: Path) -> None:
     files = {
-        "pipe.py": "class Pipe:\n    def __init__(self, net):\n        self.net = net\n",
+        "pipe.py": (
+            "class Pipe:\n    def __init__(self, net):\n        self.net = net\n\n\n"
+            "def merge(pipe, path):\n    pipe.scale = path\n    return pipe\n"
+        ),
         "ui.py": (
-            f"{FSDP}from pipe import Pipe\n\n\nclass Ui:\n    def load(self, net):\n"
-            "        self.pipe = Pipe(net)\n        self.shard()\n\n"
-            "    def shard(self):\n        self.pipe.net = FSDP(self.pipe.net)\n"
+            f"{FSDP}from pipe import Pipe, merge\n\n\nclass Ui:\n    def load(self, net):\n"
+            "        self.pipe = Pipe(net)\n        self.pipe.net = FSDP(self.pipe.net)\n\n"
+            "    def merge(self, path):\n        self.pipe = merge(self.pipe, path)\n"
         ),
         "node.py": (
-            "import torch\nfrom pipe import Pipe\n\n\ndef load(net):\n    return {'pipe': Pipe(net)}\n\n\n"
-            "def keep(held):\n    pipe = held['pipe']\n    torch.save(pipe.net.state_dict(), 'x.pt')\n\n\n"
-            "keep(load(make()))\n"
+            "import torch\nfrom pipe import Pipe, merge\n\n\n"
+            "def load(net):\n    return {'pipe': Pipe(net)}\n\n\n"
+            "def keep(held, path):\n    pipe = held['pipe']\n    torch.save(pipe.net.state_dict(), 'x.pt')\n"
+            "    pipe = merge(pipe, path)\n\n\nkeep(load(make()), 'p')\n"
         ),
     }
     found = after(tmp_path, files, "node.py")
