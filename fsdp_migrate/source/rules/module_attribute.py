@@ -43,6 +43,7 @@ _SET = (
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
+_CAUGHT = frozenset({"AttributeError", "Exception"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NO_GRAD = frozenset({"inference_mode", "no_grad"})
@@ -120,14 +121,20 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
 
 
 def _is_tried(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether ``inner = model.module`` stands alone in a ``try`` that catches what FSDP2 raises."""
-    assign = source.index.parents[node]
-    block = source.index.parents[source.index.parents[assign]]
+    """Tell whether it stands alone in a ``try`` that catches what FSDP2 raises, and goes on without it.
+
+    As ``inner = model.module``, or where the handler does the same of the model itself.
+    """
+    line = source.index.statement(node)
+    block = source.index.parents[line]
     above = source.index.parents.get(block)
-    if not isinstance(assign, cst.Assign) or not isinstance(above, cst.Try) or block is not above.body:
+    if not isinstance(above, cst.Try) or block is not above.body or len(above.body.body) != 1:
         return False
-    caught = {dotted(each.type) if each.type is not None else "Exception" for each in above.handlers}
-    return len(above.body.body) == 1 and bool(caught & {"AttributeError", "Exception"})
+    caught = [each for each in above.handlers if each.type is None or dotted(each.type) in _CAUGHT]
+    if isinstance(source.index.parents[node], cst.Assign):
+        return bool(caught)
+    without = text_of(above.body).replace(text_of(node), text_of(node.value))
+    return any(text_of(each.body) == without for each in caught)
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:

@@ -200,3 +200,21 @@ def test_a_class_of_the_source_that_has_torchs_name_is_its_own() -> None:
     )
     assert "FM315" not in {each for each, _ in codes(code)}
     assert "FM315" in {each for each, _ in codes("for m in self.fsdp_modules():\n    use(m.module)\n")}
+
+
+@pytest.mark.parametrize(
+    ("caught", "does", "stays"),
+    [
+        ("", "model.freeze(x)", True),
+        (" AttributeError", "model.freeze(x)", True),
+        (" ValueError", "model.freeze(x)", False),
+        ("", "other.freeze(x)", False),
+        ("", "pass", False),
+    ],
+)
+def test_a_try_that_does_the_same_without_it(caught: str, does: str, *, stays: bool) -> None:
+    made = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    made += "model = FSDP(net) if on else DDP(net)\n"
+    found = codes(f"{made}try:\n    model.module.freeze(x)\nexcept{caught}:\n    {does}\n")
+    assert (("FM315", "kept") in found) is stays
+    assert (("FM333", "commented") in found) is not stays
