@@ -157,8 +157,11 @@ def giving_self(project: Project, method: str) -> Iterator[Path]:
 
 
 def makes_its_own(module: Module, method: str) -> bool:
-    """Tell whether a file has a class with a method, and makes objects of it."""
+    """Tell whether a file has a class with a method of its own, and makes objects of it."""
     owners = {name.rpartition(".")[0] for name in module.definitions if name.endswith(f".{method}")}
+    # A trainer's, which asks the model that it holds for the same, is not the model's.
+    handed_on = re.compile(rf"\bself\.(?:\w+\.)+{re.escape(method)}\(")
+    owners = {each for each in owners if not handed_on.search(module.definitions[f"{each}.{method}"].written)}
     calls = (node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)) if owners else ()
     return any(isinstance(func, ast.Name) and func.id in owners for func in calls)
 

@@ -96,3 +96,16 @@ def test_a_save_pretrained_of_the_projects_own(given: str, is_said: bool, tmp_pa
     (tmp_path / "t.py").write_text(ACCELERATES.format("from net import Net\n", does))
     [found] = [use.becomes for use in scan_paths([tmp_path]).uses if use.text == does]
     assert ("whose save_pretrained has no such argument" in found) is is_said
+
+
+def test_a_trainer_with_a_method_of_that_name_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET.format(STATES[0][0]))
+    (tmp_path / "trainer.py").write_text(
+        f"{FSDP}\n\nclass Trainer:\n    def __init__(self, model):\n        self.model = FSDP(model)\n\n"
+        "    def keep(self, folder):\n        self.model.keep(folder)\n\n\n"
+        "def make(model):\n    return Trainer(model)\n"
+    )
+    (tmp_path / "main.py").write_text(
+        "from net import Net\nfrom trainer import Trainer\nTrainer(Net()).keep('x')\n"
+    )
+    assert [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("net.py")] == ["FM333"]
