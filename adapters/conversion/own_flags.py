@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.project_imports import text_if_there
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +21,6 @@ _ARGUMENTS = re.compile(r"\bTrainingArguments\b")
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+\.?([\w.]+)[ \t]+import|import[ \t]+([\w.]+))", re.MULTILINE)
 _FARTHEST = 4
 _MOST_IMPORTS = 40
-_MOST_BYTES = 1 << 20
 
 
 def defines_fsdp(folder: Path, script: str) -> bool:
@@ -37,7 +38,7 @@ def defines_fsdp(folder: Path, script: str) -> bool:
     path = _found(folder, script)
     if path is None:
         return False
-    text = "\n".join([_read(path), *_imported(path)])
+    text = "\n".join([text_if_there(path), *_imported(path)])
     if _DEFINES.search(text) is None or _HF_PARSER.search(text):
         return False
     return not (_DEFINES_CONFIG.search(text) and _ARGUMENTS.search(text))
@@ -59,15 +60,8 @@ def _found(folder: Path, script: str) -> Path | None:
 
 def _imported(path: Path) -> Iterator[str]:
     """Yield the sources beside a script that it imports, which may make its parser."""
-    for match in list(_IMPORT.finditer(_read(path)))[:_MOST_IMPORTS]:
+    for match in list(_IMPORT.finditer(text_if_there(path)))[:_MOST_IMPORTS]:
         module = (match[1] or match[2]).replace(".", "/")
         for above in path.absolute().parents[:2]:
-            if text := _read(above / f"{module}.py"):
+            if text := text_if_there(above / f"{module}.py"):
                 yield text
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
-    except OSError:
-        return ""

@@ -158,3 +158,16 @@ def sources_below(root: Path) -> Iterator[Path]:
                 count += 1
                 if count == _MOST_FILES:
                     return
+
+
+def text_if_there(path: Path) -> str:
+    """Return the text of a source, or nothing of one that is not there, cannot be read or is very long.
+
+    Example:
+        >>> text_if_there(Path("/absent.py"))
+        ''
+    """
+    try:
+        return path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
+    except OSError:
+        return ""

@@ -10,7 +10,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.project_imports import project_root, sources_below
+from fsdp_migrate.adapters.conversion.project_imports import project_root, sources_below, text_if_there
 from fsdp_migrate.adapters.engine.settings import StrategyReader
 from fsdp_migrate.newer_syntax import parse_any
 
@@ -31,7 +31,6 @@ _MAY_READ = re.compile(
     r"\bTrainer\([^()]{0,2000}\*\*|\bstrategy\b['\")\]]*[ \t]*(?:==|in\b)|\bstrategy=\w+[.\[]"
 )
 _OF_THE_TRAINER = re.compile(r"\bself\.trainer\b|\bstrategy_name\b")
-_MOST_BYTES = 1 << 20
 
 
 def reader_of_strategy(folder: Path, is_hydra: bool) -> StrategyReader | None:
@@ -51,7 +50,7 @@ def reader_of_strategy(folder: Path, is_hydra: bool) -> StrategyReader | None:
     """
     root = project_root(folder / "config")
     paths = sorted(folder.glob("*.py")) if root is None else list(sources_below(root))
-    texts = {path: text for path in paths if (text := _text(path))}
+    texts = {path: text for path in paths if (text := text_if_there(path))}
     others = _READS_TARGETS if is_hydra else _READS_CLASSES
     if any(map(others.search, texts.values())) or not any(map(_READS_FILES.search, texts.values())):
         return None
@@ -62,13 +61,6 @@ def reader_of_strategy(folder: Path, is_hydra: bool) -> StrategyReader | None:
         name = path.relative_to(root or folder)
         return StrategyReader(str(name), makes)
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace") if path.stat().st_size <= _MOST_BYTES else ""
-    except OSError:
-        return ""
 
 
 def _reads(text: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
-from fsdp_migrate.source.heirs import classes_above
+from fsdp_migrate.source.heirs import classes_above, derives
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.heirs import COMPOSERS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Definition, Module, Project
+    from fsdp_migrate.source.project import Module, Project
 
 
 _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
@@ -49,7 +49,6 @@ _BEFORE = frozenset({"__init__", "before_load", "init", "match"})
 _IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")
 _BY_NAME = re.compile(r"\bparallelism_config['\"]?\]?\s*[:=]\s*[A-Za-z_]")
 _OF_FSDP1 = re.compile(r"['\"]fsdp['\"]\s*:|\bFSDPConfig\(|\bfsdp\s*=\s*(?!None\b)\w")
-_DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -146,14 +145,5 @@ class ComposerProject:
         key = module.path, name
         if name and key not in self._known:
             owner = module.definitions.get(name)
-            self._known[key] = owner is not None and self._derives(owner)
+            self._known[key] = owner is not None and derives(self.project, owner, _BASES)
         return self._known.get(key, False)
-
-    def _derives(self, owner: Definition, depth: int = 0) -> bool:
-        if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
-            return False
-        place = Place(owner.module, "")
-        names = (self.project.qualified(dotted(each) or "?", place) for each in owner.node.bases)
-        return any(map(_BASES.match, names)) or any(
-            self._derives(each, depth + 1) for each in self.project.bases(owner)
-        )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.call_signatures import signature_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
@@ -104,7 +105,7 @@ def shards_never(function: Definition, call: ast.Call, called: Called) -> frozen
     node = function.node
     if not isinstance(node, _FUNCTIONS) or node.decorator_list:
         return None
-    known = dict(_constants(node, call, is_method=function.owner is not None))
+    known = dict(_constants(function, node, call))
     if not known:
         return None
     run = _Run(known)
@@ -132,21 +133,17 @@ def _may_shard(call: ast.Call, place: Place, called: Called, depth: int) -> bool
 
 
 def _constants(
-    node: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call, *, is_method: bool
+    function: Definition, node: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call
 ) -> Iterator[tuple[str, Value]]:
     """Yield the parameters that have constants, by a call or by their defaults, and that keep them."""
     if any(isinstance(each, ast.Starred) for each in call.args) or any(not k.arg for k in call.keywords):
         return
     stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not _is_read(each)}
-    order = [*node.args.posonlyargs, *node.args.args]
-    placed = [each.arg for each in order][1 if is_method else 0 :]
-    given: dict[str, ast.expr | None] = {}
-    given.update(zip([each.arg for each in order][::-1], node.args.defaults[::-1], strict=False))
-    given.update(zip((each.arg for each in node.args.kwonlyargs), node.args.kw_defaults, strict=True))
-    given.update(zip(placed, call.args, strict=False))
-    given.update((each.arg or "", each.value) for each in call.keywords)
-    for name, value in given.items():
-        if name not in stored and isinstance(value, ast.Constant):
+    order = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    names = {*(each.arg for each in order), *(each.arg for each in call.keywords if each.arg)}
+    for name in names - stored:
+        value = given_by(function, name, call)
+        if isinstance(value, ast.Constant):
             yield name, Value(value.value)
 
 

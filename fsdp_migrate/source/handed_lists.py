@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.held_parameters import argument_at
 from fsdp_migrate.source.project import Definition, dotted
+from fsdp_migrate.source.python.argument_places import argument_at
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.taken_lists import is_taken
 

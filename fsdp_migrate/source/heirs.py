@@ -158,3 +158,14 @@ def classes_above(project: Project, owner: Definition, depth: int = 0) -> frozen
     names = (project.qualified(dotted(base) or "?", place) for base in bases)
     found = frozenset(name for name in names if any(each.match(name) for each in _OF_FRAMEWORKS))
     return found.union(*(classes_above(project, each, depth + 1) for each in project.bases(owner)))
+
+
+def derives(project: Project, owner: Definition, base: re.Pattern[str], depth: int = 0) -> bool:
+    """Tell whether a class of the project derives from one of some full names."""
+    if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
+        return False
+    place = Place(owner.module, "")
+    names = (project.qualified(dotted(each) or "?", place) for each in owner.node.bases)
+    return any(map(base.match, names)) or any(
+        derives(project, each, base, depth + 1) for each in project.bases(owner)
+    )

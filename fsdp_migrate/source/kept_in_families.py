@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.held_parameters import HeldParameters, argument_at, given_at
+from fsdp_migrate.source.held_parameters import HeldParameters
 from fsdp_migrate.source.method_family import INIT, Family, Method, Spot, family_of
 from fsdp_migrate.source.project import Definition, Module, Place, Project, dotted
+from fsdp_migrate.source.python.argument_places import argument_at, given_at
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.taken_lists import COUNTS, above_of, is_taken_at

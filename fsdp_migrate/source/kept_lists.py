@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
-from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, bound_in, dotted, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer
 from fsdp_migrate.source.python.returned_parameters import returned_shares
@@ -391,21 +391,12 @@ def _is_set_between(source: Source, node: cst.CSTNode, name: str, call: cst.CSTN
     order, line = source.index.order, source.index.statement(call)
     return any(
         (order[call] < order[each] < order[node] or source.index.statement(each) is line)
-        and any(dotted(part) == name for target in each.targets for part in _bound_by(target.target))
+        and any(dotted(part) == name for target in each.targets for part in bound_in(target.target))
         and not source.index.excludes(each, call)
         and source.index.function(each) is source.index.function(node)
         and node not in set(walk(each.value))
         for each in source.assignments
     )
-
-
-def _bound_by(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Yield what an assignment sets: ``run.net`` of ``run.net, run.opt = ...``, and no ``run``."""
-    if isinstance(target, (cst.Tuple, cst.List)):
-        for each in target.elements:
-            yield from _bound_by(each.value)
-    else:
-        yield target
 
 
 def readers(source: Source, assign: cst.CSTNode, name: str) -> Iterator[cst.CSTNode]:

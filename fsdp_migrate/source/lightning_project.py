@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around, asks_by_key
-from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.heirs import derives
+from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.lightning_models import (
     MODULE,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Definition, Module, Project
+    from fsdp_migrate.source.project import Definition, Module, Place, Project
 
 
 _CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callback|Checkpoint)$")
@@ -55,7 +56,6 @@ _HANDS_ON = re.compile(
 _KEY = re.compile(
     r"\bstrategy\s*=\s*[A-Za-z_]\w*(?:\.\w+|\[['\"]\w+['\"]\])*?(?:\.|\[['\"])(\w+)(?:['\"]\])?\s*[,)\n]"
 )
-_DEEPEST = 5
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # `self`, the Trainer, and the LightningModule.
 _PLACE_OF_MODULE = 2
@@ -189,18 +189,9 @@ class LightningProject:
         known = self._classes.setdefault(module.path, {})
         if name not in known:
             owner = module.definitions.get(name)
-            found = (each for each in (_CALLBACK, MODULE) if owner is not None and self._derives(owner, each))
+            found = (each for each in (_CALLBACK, MODULE) if owner and derives(self.project, owner, each))
             known[name] = next(found, re.compile(""))
         return known[name] is base
-
-    def _derives(self, owner: Definition, base: re.Pattern[str], depth: int = 0) -> bool:
-        if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
-            return False
-        place = Place(owner.module, "")
-        names = (self.project.qualified(dotted(each) or "?", place) for each in owner.node.bases)
-        if any(map(base.match, names)):
-            return True
-        return any(self._derives(each, base, depth + 1) for each in self.project.bases(owner))
 
 
 def _fitted(call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.python.argument_places import given_at
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -102,13 +103,8 @@ def _given(function: Functions, call: ast.Call, path: ast.expr | None) -> ast.ex
     """Return the path, which a call may give to the function that loads it."""
     order = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
     names = {each.id for each in ast.walk(path) if isinstance(each, ast.Name)} if path is not None else set()
-    for name in (each for each in order if each in names):
-        at = order.index(name)
-        named = next((each.value for each in call.keywords if each.arg == name), None)
-        given = call.args[at] if at < len(call.args) else named
-        if given is not None:
-            return given
-    return path
+    given = (given_at(call, number, name) for number, name in enumerate(order) if name in names)
+    return next((each for each in given if each is not None), path)
 
 
 def _is_call(node: ast.AST | None, *names: str) -> bool:

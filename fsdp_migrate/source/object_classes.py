@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers, akin
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
@@ -101,28 +102,3 @@ class Objects:
         # What only says what an object has to have is no object's class.
         bases = (dotted(getattr(each, "value", each)) or dotted(each) or "" for each in made.node.bases)
         return [] if any(each.split(".")[-1] in {"ABC", "Protocol"} for each in bases) else [made]
-
-
-def given_by(function: Definition, name: str, call: ast.Call) -> ast.expr | None:
-    """Return what a call gives to a parameter, or its default; None where that is not seen."""
-    if isinstance(function.node, ast.ClassDef):
-        return None
-    args = function.node.args
-    order = [*args.posonlyargs, *args.args]
-    named = {each.arg: each.value for each in call.keywords}
-    if name in named:
-        return named[name]
-    if any(isinstance(each, ast.Starred) for each in call.args):
-        return None
-    is_static = any(dotted(each) == "staticmethod" for each in function.node.decorator_list)
-    is_method = function.owner is not None and not is_static
-    names = [each.arg for each in order][1 if is_method else 0 :]
-    if name in names and names.index(name) < len(call.args):
-        return call.args[names.index(name)]
-    if None in named:  # `**kwargs`
-        return None
-    defaults = dict(zip([each.arg for each in order][::-1], args.defaults[::-1], strict=False))
-    defaults.update(
-        {k.arg: v for k, v in zip(args.kwonlyargs, args.kw_defaults, strict=True) if v is not None}
-    )
-    return defaults.get(name)

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers
 from fsdp_migrate.source.framework_models import given_to_plain_fabric
-from fsdp_migrate.source.object_classes import Objects, given_by
+from fsdp_migrate.source.object_classes import Objects
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Definition, Place, dotted

@@ -11,6 +11,7 @@ from fsdp_migrate.source.python.asked_classes import is_fsdp1_among
 from fsdp_migrate.source.python.guards import is_switch
 from fsdp_migrate.source.python.last_values import was_run
 from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import is_optimizer
 
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 
 _WORDS = re.compile(r"optimi[sz]ers?|optim|opt|model|module|network|net|wrapped|fsdp|[_\d]")
-_OPTIMIZER = re.compile(r"optim|(?:^|_)opt$")
 _MODEL = re.compile(r"model|module|net|wrapped|fsdp")
 
 
@@ -84,7 +84,7 @@ def _models_of(guards: Guards, optimizer: cst.BaseExpression) -> Iterator[str]:
             model = argument_of(call, 0, {"model"})
             beside |= {text_of(model)} if model is not None else set()
             continue
-        optimizers = {each for each in given if _OPTIMIZER.search(each.split(".")[-1].lower())}
+        optimizers = {each for each in given if is_optimizer(each.split(".")[-1].lower())}
         models = {each for each in given if _MODEL.search(each.split(".")[-1].lower())} - optimizers
         if optimizers == {text} and len(models) == 1:
             beside |= models

@@ -175,6 +175,15 @@ def literal(node: cst.CSTNode | None) -> bool | None:
     return None
 
 
+def bound_in(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what an assignment sets: ``run.net`` of ``run.net, run.opt = ...``, and no ``run``."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for element in target.elements:
+            yield from bound_in(element.value)
+    else:
+        yield target
+
+
 def model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:
     """Return the argument that is the model: by its name, or by its place where no star hides that."""
     return argument_of(call, place, {"model", "module"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import bound_in, text_of
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -61,7 +61,7 @@ def inner_name(
     if isinstance(statement, cst.Expr) and text.startswith("self.") and _is_given_self(index, call):
         return None  # `self.__dict__.update(model=FSDP(self.model))`: perhaps the very name
     targets = [each.target for each in statement.targets] if isinstance(statement, cst.Assign) else []
-    return given, all(text_of(each) != text for target in targets for each in _names(target))
+    return given, all(text_of(each) != text for target in targets for each in bound_in(target))
 
 
 def _is_given_self(index: Index, call: cst.Call) -> bool:
@@ -89,15 +89,6 @@ def inner_parameters(
         ):
             found.append(name)
     return found
-
-
-def _names(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Yield what an assignment binds: ``model`` and ``optimizer`` of ``model, optimizer = ...``."""
-    if isinstance(target, (cst.Tuple, cst.List)):
-        for element in target.elements:
-            yield from _names(element.value)
-    else:
-        yield target
 
 
 def _as_it_was(given: cst.BaseExpression) -> cst.BaseExpression:

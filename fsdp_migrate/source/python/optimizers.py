@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.python.held import EACH, VALUE, attribute, item, put, taken
 
@@ -17,6 +18,17 @@ PARAMETERS = "params"
 """What a list of a sharded model's parameters is."""
 STATE = "state"
 """What an optimizer keeps for one parameter: ``optimizer.state[p]["exp_avg"]``."""
+_NAME: Final = re.compile(r"optim|(?:^|_)opt$")
+
+
+def is_optimizer(name: str) -> bool:
+    """Tell whether a name, in small letters, is one that optimizers have.
+
+    Example:
+        >>> [is_optimizer(each) for each in ("critic_opt", "optimizers", "options", "adopt")]
+        [True, True, False, False]
+    """
+    return _NAME.search(name) is not None
 
 
 def of_optimizer(name: str, given: Iterable[set[str]]) -> set[str]:

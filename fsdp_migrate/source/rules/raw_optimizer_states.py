@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
-from fsdp_migrate.source.python.optimizers import PARAMETERS
+from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
@@ -370,8 +370,7 @@ def _steps_a_model(source: Source, node: cst.BaseExpression) -> bool:
 
 
 def _is_optimizer(node: cst.BaseExpression) -> bool:
-    last = text_of(node).lower().split(".")[-1]
-    return "optim" in last or last in {"opt", "_opt"} or last.endswith("_opt")
+    return is_optimizer(text_of(node).lower().split(".")[-1])
 
 
 def _is_given_to_fsdp1(source: Source, call: cst.Call) -> bool:

@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_b
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_annotated_plain, is_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import is_optimizer
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
@@ -97,7 +98,6 @@ _OF_FUNCTIONS: Final = {
     "get_peft_model_state_dict": _PRETRAINED,
 }
 
-_OPTIMIZER_NAME: Final = re.compile(r"optim|(?:^|_)opt$")
 _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
     r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
@@ -121,7 +121,7 @@ def may_find(text: str) -> bool:
     for match in _MAY_FIND.finditer(text):
         last = _LAST.search(text[max(0, match.start() - _LONGEST) : match.start()])
         word = last[1].lower() if last is not None else ""
-        if match["method"] is None or is_model(word) or _OPTIMIZER_NAME.search(word):
+        if match["method"] is None or is_model(word) or is_optimizer(word):
             return True
     return False
 
@@ -211,7 +211,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
             return None
         model = _wrapped(source, func.value)
         last = last_word(model)
-        if name in _OF_OPTIMIZERS and _OPTIMIZER_NAME.search(last):
+        if name in _OF_OPTIMIZERS and is_optimizer(last):
             is_done = name == "load_state_dict" and _is_made_for_loading(source, call)
             is_done = is_done or (name == "state_dict" and is_loaded_back(source.index, call))
             is_done = is_done or is_asked_for_keys(source.index, call)
