@@ -46,15 +46,16 @@ def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
 def _name_findings(model: ConfigModel, names: list[str], came_off: str) -> Iterator[Finding]:
     found = model.found(names)
     lacking = model.lacking(found)
-    if not lacking:
-        return
     fits = [name for name in names if found[name]]
+    # A model with a head may lack what the one without has, such as BERT's pooler.
+    if not lacking or (fits and model.is_guess):
+        return
     what = (
         f"{counted(len(fits), 'name')} of {len(names)} in the output {'is' if len(fits) == 1 else 'are'} of "
-        f"{model.title}, which `config.json` names, and {len(lacking)} of its parameters "
+        f"{model.title}, by `config.json`, and {len(lacking)} of its parameters "
         f"{'is' if len(lacking) == 1 else 'are'} not there: {named(lacking)}."
         if fits
-        else f"no name in the output ({named(names)}) is one of {model.title}, which `config.json` names "
+        else f"no name in the output ({named(names)}) is one of {model.title}, by `config.json` "
         f"({named(lacking)})."
     )
     text = f"{what} `from_pretrained` gives them random values."

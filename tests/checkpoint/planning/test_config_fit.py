@@ -81,13 +81,16 @@ def test_names_that_from_pretrained_finds_are_not_spoken_of(
 def test_what_lacks_is_named_where_a_part_of_the_names_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, base = _gpt2(tmp_path, "")
+    source, base = _gpt2(tmp_path, "", architectures=["GPT2LMHeadModel"])
     state = torch.load(source)
     renamed = {name.replace("ln_f.", "final_norm."): value for name, value in state.items()}
     torch.save(renamed, source)
     found = said(capsys, source, tmp_path / "out", "--hf-config", base)["FM266"]
-    assert "2 of its parameters are not there: `ln_f.weight`, `ln_f.bias`" in found["message"]
+    assert "2 of its parameters are not there: `transformer.ln_f.weight`, `transformer.ln_f.bias`" in found["message"]
     assert "--rename '" not in found["hint"]
+    # Without a class there the head is not known, nor whether it has all that the model without one has.
+    (base / "config.json").write_text(json.dumps({"model_type": "gpt2", **_TINY}))
+    assert "FM266" not in said(capsys, source, tmp_path / "guess", "--hf-config", base)
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
