@@ -104,3 +104,24 @@ def test_a_config_that_names_another_dtype_than_the_weights_have_is_told(
     found = said(capsys, PLAIN, tmp_path / "cast", *given, "--dtype", "bf16")["FM267"]
     assert f"`{key}` is float32, and the weights are bfloat16" in found["message"]
     assert "dtype=torch.bfloat16" in found["hint"]
+
+
+def test_the_dtype_that_is_named_rounds_none_of_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"a.weight": torch.ones(2, dtype=torch.bfloat16), "b.weight": torch.ones(2)}, tmp_path / "m.pt")
+    (tmp_path / "config.json").write_text('{"model_type": "own", "dtype": "float16"}')
+    found = said(capsys, tmp_path / "m.pt", tmp_path / "out", "--hf-config", tmp_path)["FM267"]
+    assert "write float32 there" in found["hint"]
+
+
+def test_an_adapter_alone_is_not_held_against_the_config_of_its_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    names = [f"base_model.model.h.0.attn.c_attn.lora_{side}.default.weight" for side in "AB"]
+    torch.save({name: torch.ones(2, 2) for name in names}, tmp_path / "m.pt")
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "dtype": "bfloat16", **_TINY}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = said(capsys, tmp_path / "m.pt", tmp_path / "out", "--hf-config", tmp_path)
+    assert not {"FM266", "FM267"} & set(found)
