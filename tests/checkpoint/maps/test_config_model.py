@@ -68,7 +68,14 @@ def test_names_that_every_model_of_transformers_once_had_are_found() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"model_type": "gpt2", "auto_map": {}}', '{"model_type": "gpt2", "quantization_config": {}}', '{"model_type": "of nobody"}', "[]", "{", "{}"],
+    [
+        '{"model_type": "gpt2", "auto_map": {}}',
+        '{"model_type": "gpt2", "quantization_config": {}}',
+        '{"model_type": "of nobody"}',
+        "[]",
+        "{",
+        "{}",
+    ],
 )
 def test_what_is_no_config_or_has_code_of_its_own_tells_nothing(text: str) -> None:
     assert model_of_config(text.encode()) is None

@@ -86,7 +86,10 @@ def test_what_lacks_is_named_where_a_part_of_the_names_fits(
     renamed = {name.replace("ln_f.", "final_norm."): value for name, value in state.items()}
     torch.save(renamed, source)
     found = said(capsys, source, tmp_path / "out", "--hf-config", base)["FM266"]
-    assert "2 of its parameters are not there: `transformer.ln_f.weight`, `transformer.ln_f.bias`" in found["message"]
+    assert (
+        "2 of its parameters are not there: `transformer.ln_f.weight`, `transformer.ln_f.bias`"
+        in found["message"]
+    )
     assert "--rename '" not in found["hint"]
     # Without a class there the head is not known, nor whether it has all that the model without one has.
     (base / "config.json").write_text(json.dumps({"model_type": "gpt2", **_TINY}))
@@ -109,7 +112,9 @@ def test_a_config_that_names_another_dtype_than_the_weights_have_is_told(
 def test_the_dtype_that_is_named_rounds_none_of_the_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.save({"a.weight": torch.ones(2, dtype=torch.bfloat16), "b.weight": torch.ones(2)}, tmp_path / "m.pt")
+    torch.save(
+        {"a.weight": torch.ones(2, dtype=torch.bfloat16), "b.weight": torch.ones(2)}, tmp_path / "m.pt"
+    )
     (tmp_path / "config.json").write_text('{"model_type": "own", "dtype": "float16"}')
     found = said(capsys, tmp_path / "m.pt", tmp_path / "out", "--hf-config", tmp_path)["FM267"]
     assert "write float32 there" in found["hint"]
