@@ -230,7 +230,7 @@ def _not_read(path: Path) -> NothingToConvertError:
         text = f"{str(path)!r} is TOML, which is not read. Expected YAML, JSON, a shell script or a notebook."
         return NothingToConvertError(text, names_fsdp=True)
     said = dockerfile_becomes(read_text(path), settings_in(path.parent, None, None))
-    nothing = "Nothing in it asks for FSDP. Expected YAML, JSON, a shell script or a notebook."
+    nothing = "No setting of FSDP1 was found in it. Expected YAML, JSON, a shell script or a notebook."
     what = f"{str(path)!r} is a Dockerfile, which is not changed. {said or nothing}"
     return NothingToConvertError(what, names_fsdp=bool(said))
 

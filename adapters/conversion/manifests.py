@@ -17,7 +17,7 @@ from fsdp_migrate.adapters.conversion.here_documents import holds_settings
 from fsdp_migrate.adapters.conversion.text import convert_text, read_documents
 from fsdp_migrate.adapters.document.nodes import Reference, plain
 from fsdp_migrate.adapters.engine.settings import Settings
-from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
+from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
 
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _NEEDED = frozenset({"FM356", "FM358"})
 """Of another file that is to be converted, and of the versions that read what is written."""
 _CHANGING = frozenset({"FM343", "FM346", "FM353", "FM355"})
 """Of what trains otherwise, with what to do about it."""
+_WRITES = re.compile(r"(?<!<)<<-?[ \t]*[\"'\\]?[A-Za-z_]")
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./${}()-]+\Z")
 
 
@@ -101,21 +102,32 @@ def _commands(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str
 def _configs(value: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Say which texts are configs, as the data of a ConfigMap are."""
     if isinstance(value, str) and "\n" in value and holds_settings(value):
-        try:
-            done = convert_text(value)
-        except (ConfigError, UnsupportedFeatureError):
-            return
-        frameworks = dict.fromkeys(block.framework for block in done.blocks) if done.is_changed else ()
-        whose = " and ".join(frameworks)
-        if whose:
-            yield (
-                f"The text in `{'.'.join(path)}` is a config ({whose}): put it into a file, convert that "
-                "with `fsdp-migrate config`, and put the outcome there."
-            )
+        yield from _config(value, ".".join(path))
     for name, inner in value.items() if isinstance(value, dict) else ():
         yield from _configs(inner, (*path, str(name)))
     for index, inner in enumerate(value if isinstance(value, list) else ()):
         yield from _configs(inner, (*path, str(index)))
+
+
+def _config(text: str, place: str) -> Iterator[str]:
+    """Say of a text with settings that it is a config, or writes one, or why nothing becomes of it."""
+    is_script = _WRITES.search(text) is not None
+    if is_script and _FLAG.search(text):
+        return  # its commands are told, and what they write with them
+    try:
+        done = convert_script(text) if is_script else convert_text(text)
+    except NothingToConvertError:
+        return
+    except (ConfigError, UnsupportedFeatureError) as error:
+        yield f"The text in `{place}` has settings of FSDP, and is left as it is: {error}"
+        return
+    whose = " and ".join(dict.fromkeys(block.framework for block in done.blocks))
+    if done.is_changed and whose:
+        does = "writes" if is_script else "is"
+        yield (
+            f"The text in `{place}` {does} a config ({whose}): put it into a file, convert that with "
+            "`fsdp-migrate config`, and put the outcome there."
+        )
 
 
 def _environment(value: Any) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,10 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
+from fsdp_migrate.adapters.conversion.shell import is_script
 from fsdp_migrate.adapters.document.json_reader import read_json
 from fsdp_migrate.adapters.document.nodes import Mapping, Scalar, Sequence
 from fsdp_migrate.errors import ConfigError
@@ -20,13 +22,17 @@ if TYPE_CHECKING:
 
 
 Kind = Literal["config", "shell", "source", "python"]
-_SHELLS = re.compile(r"%%?(?:bash|shell|sh|!|system|sx)\s*\Z|%%script\b.*\b(?:bash|sh|zsh)\b")
+_SHELLS = re.compile(
+    r"%%(?:bash|shell|sh|!|system|sx)(?:\s.*)?\Z|%(?:bash|shell|sh|!|system|sx)\Z"
+    r"|%%script\b.*\b(?:bash|sh|zsh)\b"
+)
 _CONFIG = re.compile(r"%%(?:ya?ml|json)\b\s*(.*)")
 _FILE = re.compile(r"%%(?:writefile|file)\s+(?:(?:-a|--append)\s+)?(.*)")
+# IPython takes empty lines away first, and a magic that measures runs another one.
+_BEGIN = re.compile(r"(?:[ \t]*\r?\n|%%(?:time|capture)\b[^\n]*\n(?=\s*%%))*")
 _OTHER = re.compile(r"%%(?!time\b|timeit\b|capture\b|prun\b)")
 _BY_SUFFIX: dict[str, Kind] = {
     **dict.fromkeys(("json", "yaml", "yml"), "config"),
-    **dict.fromkeys(("bash", "job", "sbatch", "sh", "slurm", "zsh"), "shell"),
     "py": "source",
 }
 _ACCELERATES = re.compile(r"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
@@ -36,7 +42,7 @@ _ACCELERATES = re.compile(r"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 class Cell:
     """A code cell: its number from 1, what its text is, and where that stands in the file.
 
-    ``head`` is the line that says what the rest is, such as ``%%writefile fsdp.yaml``, with its end; empty
+    ``head`` ends with the line that says what the rest is, such as ``%%writefile fsdp.yaml``; it is empty
     where the cell is Python. ``name`` is the file, or the variable, that the rest goes to.
     """
 
@@ -50,9 +56,10 @@ class Cell:
     @property
     def is_json(self) -> bool | None:
         """Whether a config is JSON; None where its looks have to tell."""
-        if self.head.startswith("%%json") or self.name.endswith(".json"):
+        magic = self.head.splitlines()[-1] if self.head else ""
+        if magic.startswith("%%json") or self.name.endswith(".json"):
             return True
-        return False if self.name.endswith((".yaml", ".yml")) or self.head.startswith("%%y") else None
+        return False if self.name.endswith((".yaml", ".yml")) or magic.startswith("%%y") else None
 
 
 def cells_of(text: str) -> list[Cell]:
@@ -93,12 +100,14 @@ def _cell(number: int, node: Node) -> Iterator[Cell]:
         return
     lines = source.items if isinstance(source, Sequence) else [source]
     code = "".join(line.value for line in lines if isinstance(line, Scalar))
-    first, end, rest = code.partition("\n")
+    start = _BEGIN.match(code)
+    above = start[0] if start is not None else ""
+    first, end, rest = code[len(above) :].partition("\n")
     found = _kind_of(first.strip(), rest)
     if found is None:
         return
     what, name = found
-    head, body = ("", code) if what == "python" else (f"{first}{end}", rest)
+    head, body = ("", code) if what == "python" else (f"{above}{first}{end}", rest)
     yield Cell(number, what, head, name, body, source)
 
 
@@ -111,7 +120,10 @@ def _kind_of(first: str, rest: str) -> tuple[Kind, str] | None:
     if file := _FILE.match(first):
         name = " ".join(_words(file[1]))
         is_accelerates = _ACCELERATES.search(rest) is not None
-        kind = _BY_SUFFIX.get(name.rpartition(".")[2].lower()) or ("config" if is_accelerates else None)
+        path = PurePosixPath(name)
+        suffix = path.suffix or path.name
+        kind = _BY_SUFFIX.get(suffix.lower().lstrip(".")) or ("config" if is_accelerates else None)
+        kind = "shell" if is_script(suffix, rest) else kind
         return None if kind is None else (kind, name)
     return None if _OTHER.match(first) else ("python", "")
 

@@ -119,7 +119,8 @@ def _placing(cell: Cell | None, lines: ShellLines) -> Callable[[str], str]:
         found = _LINE.match(subject)
         if found is None:
             return subject if cell is None else f"cell {cell.number}: {subject}"
-        where = (cell.number, int(found[1]) + 1) if cell is not None else lines.places[int(found[1]) - 1]
+        above = cell.head.count("\n") if cell is not None else 0
+        where = (cell.number, int(found[1]) + above) if cell is not None else lines.places[int(found[1]) - 1]
         return f"cell {where[0]}, line {where[1]}{subject[found.end() :]}"
 
     return placed

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _START = r"(?<![\w.$/-])[+~]{0,2}(?P<block>(?:\w+\.)*(?:fsdp_config|parallelism_config\.fsdp))"
 _OUTER = r"(?<![\w.$/-])[+~]{0,2}(?P<block>(?:\w+\.)*parallelism_config)"
 _MAPPING = r"\{(?:[^{}]|\{[^{}]*\})*\}"
-_OVERRIDE = re.compile(rf"{_START}\.(?P<key>\w+)=\\?[\"']?(?P<value>{_MAPPING}|[^\s\"'\\;|&,)]*)")
+_OVERRIDE = re.compile(rf"{_START}\.(?P<key>\w+(?:\.\w+)*)=\\?[\"']?(?P<value>{_MAPPING}|[^\s\"'\\;|&,)]*)")
 _BLOCK = re.compile(rf"{_START}=\\?[\"']?(?P<value>{_MAPPING})")
 _AROUND = re.compile(rf"{_OUTER}=\\?[\"']?(?P<value>{_MAPPING})")
 _TIGHT = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
 _COMPOSER = re.compile(r"(?:^|[\s;&|(/\"'])composer\s|\bllm-?foundry\b", re.MULTILINE)
-_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|(?<=[ \t]))#.*$", re.MULTILINE)
 _STRATEGY, _FREES = "sharding_strategy", "reshard_after_forward"
 _NOTHING_ELSE = frozenset({"FM340", "FM341", "FM342"})
 
@@ -119,7 +119,10 @@ def _told(override: _Override) -> str:
     if key == _STRATEGY and "$" in value:
         frees = override.written(_FREES, "")[:-1].rstrip(":=")
         return f"{override}: with FSDP2 {frees}` says it, `true` for FULL_SHARD, else `false`"
-    given = _read(value) if value.startswith("{") else value
+    given: Any = _read(value) if value.startswith("{") else value
+    key, *inner = key.split(".")  # `mixed_precision.param_dtype=...` is of a mapping
+    for name in reversed(inner):
+        given = {name: given}
     document = json.dumps({"max_duration": "1ba", "fsdp_config": {key: given}})
     try:
         done = convert_text(document, framework="composer", is_json=True)

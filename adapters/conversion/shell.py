@@ -43,6 +43,7 @@ _SUFFIXES = frozenset(
         ".mk",
         ".just",
         "makefile",
+        "gnumakefile",
         "justfile",
     }
 )

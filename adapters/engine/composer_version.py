@@ -20,6 +20,7 @@ _SET = re.compile(rf"\b{_NAME}=['\"]?([^\s'\";|&)]*)")
 _UNSET = "not set"
 _END = re.compile(r"\n|;|&&|\|\|?|&(?![\d>])")
 _ALONE = re.compile(rf"(?:export\s+)?(?:\w+=\S*\s+)*{_NAME}=\S+(?:\s+\w+=\S*)*")
+_TAKEN_BACK = re.compile(rf"\s*unset\s(?:\S+\s+)*{_NAME}\b")
 _RUNS = re.compile(r"(?:^|[\s/\"'])composer\s")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 
@@ -41,6 +42,8 @@ def _of_commands(text: str) -> Iterator[str]:
         given = _SET.findall(command)
         if given and _ALONE.fullmatch(command.strip()):
             exported = given[-1]
+        elif _TAKEN_BACK.match(command):
+            exported = _UNSET
         runs = _RUNS.search(command) is not None
         if given or runs:
             yield given[-1] if given else exported

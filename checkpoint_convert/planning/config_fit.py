@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Under the older name it is `torch_dtype`.
 _DTYPE_KEYS: Final = ("dtype", "torch_dtype")
+_WIDE: Final = ("float64", "float32")
 
 
 def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
@@ -32,10 +33,11 @@ def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
         config: What the file holds.
     """
     tensors = [entry for entry in plan.planned if isinstance(entry, PlannedTensor)]
+    # PEFT looks for the names of an adapter by itself, and loads it in a dtype of its own.
+    if not tensors or any(each.code == "FM278" for each in plan.findings) or all(map(_is_adapters, tensors)):
+        return []
     found = list(_dtype_findings(tensors, config))
-    # PEFT looks for the names of an adapter by itself.
-    is_adapter = any(each.code == "FM278" for each in plan.findings)
-    model = None if is_adapter or not tensors else model_of_config(config)
+    model = model_of_config(config)
     if model is not None:
         # What is taken off by itself stays on once a --rename is given.
         came_off = HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
@@ -43,18 +45,23 @@ def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
     return found
 
 
+def _is_adapters(tensor: PlannedTensor) -> bool:
+    return ".lora_" in tensor.key or ".modules_to_save." in tensor.key
+
+
 def _name_findings(model: ConfigModel, names: list[str], came_off: str) -> Iterator[Finding]:
     found = model.found(names)
     lacking = model.lacking(found)
-    if not lacking:
-        return
     fits = [name for name in names if found[name]]
+    # A model with a head may lack what the one without has, such as BERT's pooler.
+    if not lacking or (fits and model.is_guess):
+        return
     what = (
         f"{counted(len(fits), 'name')} of {len(names)} in the output {'is' if len(fits) == 1 else 'are'} of "
-        f"{model.title}, which `config.json` names, and {len(lacking)} of its parameters "
+        f"{model.title}, by `config.json`, and {len(lacking)} of its parameters "
         f"{'is' if len(lacking) == 1 else 'are'} not there: {named(lacking)}."
         if fits
-        else f"no name in the output ({named(names)}) is one of {model.title}, which `config.json` names "
+        else f"no name in the output ({named(names)}) is one of {model.title}, by `config.json` "
         f"({named(lacking)})."
     )
     text = f"{what} `from_pretrained` gives them random values."
@@ -118,11 +125,13 @@ def _dtype_findings(tensors: list[PlannedTensor], config: bytes) -> Iterator[Fin
     stored = sorted({entry.dtype for entry in tensors if entry.source.is_float})
     if not stored or wanted in stored or wanted == "auto":
         return
+    # One dtype is for all of them: the widest rounds nothing.
+    widest = next((dtype for dtype in _WIDE if dtype in stored), stored[0])
     yield make_finding(
         "FM267",
         "config.json",
         f"`{key}` is {wanted}, and the weights are {' and '.join(stored)}. transformers 5 loads them as "
         f"{wanted}, and so does 4 with `torch_dtype='auto'`.",
-        f"To load them as they are stored, write {stored[0]} there in the output, or give "
-        f"`from_pretrained(..., dtype=torch.{stored[0]})`.",
+        f"To lose nothing of what is stored, write {widest} there in the output, or give "
+        f"`from_pretrained(..., dtype=torch.{widest})`.",
     )

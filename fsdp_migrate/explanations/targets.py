@@ -73,7 +73,7 @@ EXPLANATIONS = {
         "`--to hf` writes the names that the checkpoint has. Where the trained module held the model as an attribute (`self.lm = ...`), each begins with"
         " that attribute's name. `from_pretrained` does not find them, gives the model random values, and only warns. The names that it looks for are those"
         " of the model that the installed transformers makes of `config.json`; without transformers, or where the model's code lies beside its config,"
-        " nothing is compared.",
+        " or its layers are quantized, nothing is compared, nor is an adapter alone.",
         "Convert again with the `--rename` that the finding names, or with the `config.json` of the model that was trained.",
     ),
     "FM267": (

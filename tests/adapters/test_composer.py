@@ -217,6 +217,7 @@ def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
         ("command: |\n  composer a.py\n  export FSDP_VERSION=2\n  composer b.py\n", False),
         ("one: composer a.py\ntwo: FSDP_VERSION=2 composer b.py\n", False),
         ("env_variables: {FSDP_VERSION: 2}\none: composer a.py\n", True),
+        ("command: |\n  export FSDP_VERSION=2\n  unset A FSDP_VERSION\n  composer a.py\n", False),
         ("", False),
     ],
 )

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from fsdp_migrate.adapters.conversion.dockerfiles import dockerfile_becomes
+from fsdp_migrate.adapters.conversion.dockerfiles import dockerfile_becomes, is_dockerfile
 from fsdp_migrate.config_files import convert_config_file
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.source.surroundings import find_configs
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -28,12 +24,21 @@ NEW = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_state_dict_type FULL
         ('CMD ["accelerate", "launch", "--use_fsdp", "t.py"]', "CMD, line 3"),
         ("RUN accelerate launch --use_fsdp t.py", "RUN, line 3"),
         ("ENTRYPOINT accelerate launch \\\n    --use_fsdp t.py", "ENTRYPOINT, line 3"),
+        ("RUN accelerate launch \\  \n\n# two\n  --use_fsdp t.py", "RUN, line 3"),
+        ("RUN accelerate launch \\\r\n  --use_fsdp t.py\r", "RUN, line 3"),
+        ('CMD ["accelerate", "launch", \\\n  "--use_fsdp", "t.py"]', "CMD, line 3"),
+        ("RUN <<EOF\nset -e\naccelerate launch --use_fsdp t.py\nEOF\nRUN ls", "RUN, line 3"),
+        ("RUN cat <<< word\nRUN accelerate launch --use_fsdp t.py", "RUN, line 4"),
+        ("RUN cat <<OPEN\nRUN accelerate launch --use_fsdp t.py", "RUN, line 4"),
+        ("ONBUILD RUN accelerate launch --use_fsdp t.py", "RUN, line 3"),
+        ('ENTRYPOINT ["accelerate", "launch"]\nCMD ["--use_fsdp", "t.py"]', "ENTRYPOINT, line 3"),
+        ('ENTRYPOINT ["/go.sh"]\nCMD ["accelerate", "launch", "--use_fsdp", "t.py"]', "ENTRYPOINT, line 3"),
     ],
 )
 def test_commands_of_an_image(line: str, where: str) -> None:
     said = dockerfile_becomes(f"FROM x\n# one\n{line}\n")
-    assert f"The command in `{where}` becomes `accelerate launch" in said
-    assert "--fsdp_version 2" in said
+    assert f"The command in `{where}` becomes `" in said
+    assert "accelerate launch --use_fsdp --fsdp_version 2" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -42,10 +47,25 @@ def test_commands_of_an_image(line: str, where: str) -> None:
         "ENV ACCELERATE_USE_FSDP=true FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
         "ENV ACCELERATE_USE_FSDP true\nENV FSDP_SHARDING_STRATEGY SHARD_GRAD_OP",
         "ENV ACCELERATE_USE_FSDP=true \\\n    FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
+        "ENV ACCELERATE_USE_FSDP=true \\\n    # zero 2\n    FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
     ],
 )
 def test_variables_of_an_image(line: str) -> None:
     assert "FSDP_RESHARD_AFTER_FORWARD=false" in dockerfile_becomes(f"FROM x\n{line}\n")
+
+
+def test_a_config_that_is_copied_from_here_is_named() -> None:
+    config = "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n"
+    said = dockerfile_becomes(f"FROM x\nCOPY <<'EOF' /a.yaml\n{config}EOF\nRUN ls\n")
+    assert "The text in `COPY, line 2` is a config (accelerate)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("Dockerfile-gpu", True), ("dockerfile", True), ("dockerfile-run.yaml", False), ("Dockerfiles", False)],
+)
+def test_names_of_files_of_images(name: str, is_one: bool) -> None:
+    assert is_dockerfile(Path(name)) == is_one
 
 
 def test_a_file_of_an_image_is_named(tmp_path: Path) -> None:
@@ -56,3 +76,6 @@ def test_a_file_of_an_image_is_named(tmp_path: Path) -> None:
     assert [(each.state, NEW in each.message) for each in find_configs([tmp_path])] == [("unclear", True)]
     path.write_text("FROM x\n# no fsdp\nCMD python t.py\n")
     assert find_configs([tmp_path]) == []
+    path.write_text("FROM x\nCMD accelerate launch --use_fsdp --fsdp_version 2 t.py\n")
+    with pytest.raises(NothingToConvertError, match="No setting of FSDP1 was found in it"):
+        convert_config_file(path)

@@ -153,3 +153,20 @@ def test_a_config_in_the_data_of_a_manifest_is_named(tmp_path: Path) -> None:
     path.write_text(f"kind: ConfigMap\ndata:\n  fsdp.yaml: |\n{config}")
     with pytest.raises(NothingToConvertError, match=r"`data\.fsdp\.yaml` is a config \(accelerate\)"):
         convert_config_file(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", ""),
+        ("fsdp_config: [\nother: 1\n", "The text in `run` has settings of FSDP, and is left as it is: "),
+        (
+            "cat > a.yaml << EOF\ndistributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\nEOF\n",
+            "The text in `run` writes a config (accelerate)",
+        ),
+    ],
+)
+def test_what_of_a_text_with_settings_is_told(lines: str, said: str) -> None:
+    told = commands_become(json.dumps({"run": lines}), is_json=True)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)

@@ -61,6 +61,15 @@ def code_after(text: str, cell: int) -> str:
             "out = !accelerate launch",
             "--fsdp_version 2",
         ),
+        ('%%bash -s "$x"\naccelerate launch --use_fsdp t.py', '%%bash -s "$x"\n', "--fsdp_version 2"),
+        ("\n%%sh --bg\naccelerate launch --use_fsdp t.py", "\n%%sh --bg\n", "--fsdp_version 2"),
+        ("%%time\n%%bash\naccelerate launch --use_fsdp t.py", "%%time\n%%bash\n", "--fsdp_version 2"),
+        (f"\n\n%%writefile a.yaml\n{HF}", "\n\n%%writefile a.yaml\nfsdp:", "  version: 2\n"),
+        (
+            "%%writefile w/Makefile\nrun:\n\taccelerate launch --use_fsdp t.py",
+            "%%writefile w/Makefile\nrun:\n\tacc",
+            "--fsdp_version 2",
+        ),
         # IPython puts values in place of single braces.
         (
             "!torchrun t.py --output_dir o --fsdp full_shard",
@@ -82,6 +91,11 @@ def test_every_other_character_stays() -> None:
     assert [line for line in before if line not in after] == ['    "  use_orig_params: true\\n"']
     assert json.loads(done.text)["cells"][1] == json.loads(text)["cells"][1]
     assert {block.path for block in done.blocks} == {"cell 3: fsdp_config"}
+
+
+def test_places_count_the_lines_above_a_magic() -> None:
+    text = notebook("\n\n%%bash\necho\naccelerate launch --use_fsdp t.py")
+    assert [each.subject for each in convert_notebook(text).findings] == ["cell 2, line 5: fsdp_config"]
 
 
 def test_variables_count_wherever_they_are_set() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
+from fsdp_migrate.adapters.conversion.overrides import told_of_overrides
 from fsdp_migrate.config_files import convert_config_file
 from fsdp_migrate.errors import ConfigError, NothingToConvertError
 
@@ -70,6 +71,10 @@ RUN, ZERO_2 = "composer train.py y.yaml", "sharding_strategy=SHARD_GRAD_OP"
             "`sync_module_states:true` in `llm.fsdp_config={...}`: with FSDP2 leave it out (",
         ),
         (f"{RUN} 'fsdp_config.mixed_precision={{param_dtype:bf16,reduce_dtype:fp32}}'\n", "no mapping of dt"),
+        (
+            f"{RUN} fsdp_config.mixed_precision.param_dtype=bf16\n",
+            "`fsdp_config.mixed_precision.param_dtype=bf16`: Composer's FSDP2 takes DEFAULT, PURE or FULL",
+        ),
         (f"{RUN} 'fsdp_config={{sharding_strategy:FOO}}'\n", "is 'FOO', which is no sharding strategy"),
         (
             f"{RUN} fsdp_config.flatten_parameters=true fsdp_config.sharding_strategy=FULL_SHARD\n",
@@ -82,6 +87,11 @@ def test_what_an_override_becomes(script: str, said: str) -> None:
         convert_script(script)
     assert said in str(caught.value)
     assert "what that chooses" not in str(caught.value)
+
+
+def test_a_comment_behind_a_command_overrides_nothing() -> None:
+    assert not told_of_overrides(f"{RUN} a=1 # fsdp_config.limit_all_gathers=true")
+    assert told_of_overrides(f"{RUN} fsdp_config.limit_all_gathers=true # all")
 
 
 @pytest.mark.parametrize(

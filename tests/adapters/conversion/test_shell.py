@@ -483,7 +483,7 @@ def test_a_file_is_named_by_what_stands_in_for_a_variable() -> None:
     assert finding.hint == "`fsdp-migrate config conf/a.yaml --from accelerate`."
 
 
-@pytest.mark.parametrize("name", ["Makefile", "a.mk", "justfile"])
+@pytest.mark.parametrize("name", ["Makefile", "GNUmakefile", "a.mk", "justfile"])
 def test_recipes_are_commands(name: str) -> None:
     text = "train:\n\t@accelerate launch --use_fsdp --fsdp_sharding_strategy 2 t.py\n"
     assert is_script(PurePath(name).suffix or name, text)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fsdp_migrate.checkpoint_convert.maps.config_model import model_of_config
+from fsdp_migrate.checkpoint_convert.maps.config_model import ConfigModel, model_of_config
 
 
 _TINY = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "n_positions": 8}
@@ -38,8 +38,44 @@ def test_older_names_are_found_by_the_tables_of_transformers() -> None:
     assert not any("mlp" in name for name in model.lacking(found))
 
 
+def _llama(**more: object) -> tuple[ConfigModel, list[str]]:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(**sizes, **heads, architectures=["LlamaForCausalLM"], **more)
+    model = model_of_config(config.to_json_string(use_diff=False).encode())
+    assert model is not None
+    return model, [name for name in model.names if name != "lm_head.weight"]
+
+
+@pytest.mark.parametrize(("is_tied", "lacking"), [(True, []), (False, ["lm_head.weight"])])
+def test_what_may_be_tied_and_is_not_has_to_be_stored(is_tied: bool, lacking: list[str]) -> None:
+    model, stored = _llama(tie_word_embeddings=is_tied)
+    assert model.lacking(model.found(stored)) == lacking
+
+
+def test_names_that_every_model_of_transformers_once_had_are_found() -> None:
+    pytest.importorskip("transformers", minversion="5")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], **sizes}
+    model = model_of_config(json.dumps(config).encode())
+    assert model is not None
+    renamed = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
+    old = {name.replace(*renamed[0]).replace(*renamed[1]) for name in model.names}
+    assert old != model.names
+    assert model.lacking(model.found(old)) == []
+
+
 @pytest.mark.parametrize(
-    "text", ['{"model_type": "gpt2", "auto_map": {}}', '{"model_type": "of nobody"}', "[]", "{", "{}"]
+    "text",
+    [
+        '{"model_type": "gpt2", "auto_map": {}}',
+        '{"model_type": "gpt2", "quantization_config": {}}',
+        '{"model_type": "of nobody"}',
+        "[]",
+        "{",
+        "{}",
+    ],
 )
 def test_what_is_no_config_or_has_code_of_its_own_tells_nothing(text: str) -> None:
     assert model_of_config(text.encode()) is None

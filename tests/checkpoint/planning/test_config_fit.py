@@ -81,13 +81,19 @@ def test_names_that_from_pretrained_finds_are_not_spoken_of(
 def test_what_lacks_is_named_where_a_part_of_the_names_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, base = _gpt2(tmp_path, "")
+    source, base = _gpt2(tmp_path, "", architectures=["GPT2LMHeadModel"])
     state = torch.load(source)
     renamed = {name.replace("ln_f.", "final_norm."): value for name, value in state.items()}
     torch.save(renamed, source)
     found = said(capsys, source, tmp_path / "out", "--hf-config", base)["FM266"]
-    assert "2 of its parameters are not there: `ln_f.weight`, `ln_f.bias`" in found["message"]
+    assert (
+        "2 of its parameters are not there: `transformer.ln_f.weight`, `transformer.ln_f.bias`"
+        in found["message"]
+    )
     assert "--rename '" not in found["hint"]
+    # Without a class there the head is not known, nor whether it has all that the model without one has.
+    (base / "config.json").write_text(json.dumps({"model_type": "gpt2", **_TINY}))
+    assert "FM266" not in said(capsys, source, tmp_path / "guess", "--hf-config", base)
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -101,3 +107,26 @@ def test_a_config_that_names_another_dtype_than_the_weights_have_is_told(
     found = said(capsys, PLAIN, tmp_path / "cast", *given, "--dtype", "bf16")["FM267"]
     assert f"`{key}` is float32, and the weights are bfloat16" in found["message"]
     assert "dtype=torch.bfloat16" in found["hint"]
+
+
+def test_the_dtype_that_is_named_rounds_none_of_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(
+        {"a.weight": torch.ones(2, dtype=torch.bfloat16), "b.weight": torch.ones(2)}, tmp_path / "m.pt"
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "own", "dtype": "float16"}')
+    found = said(capsys, tmp_path / "m.pt", tmp_path / "out", "--hf-config", tmp_path)["FM267"]
+    assert "write float32 there" in found["hint"]
+
+
+def test_an_adapter_alone_is_not_held_against_the_config_of_its_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    names = [f"base_model.model.h.0.attn.c_attn.lora_{side}.default.weight" for side in "AB"]
+    torch.save({name: torch.ones(2, 2) for name in names}, tmp_path / "m.pt")
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "dtype": "bfloat16", **_TINY}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = said(capsys, tmp_path / "m.pt", tmp_path / "out", "--hf-config", tmp_path)
+    assert not {"FM266", "FM267"} & set(found)
