@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,6 +63,8 @@ _IN_TOML = re.compile(
     rb"|^[ \t]*strategy\s*=\s*['\"]fsdp|^[ \t]*distributed_type\s*=\s*['\"]FSDP|\bACCELERATE_USE_FSDP\b",
     re.MULTILINE,
 )
+# What torch.save keeps of each tensor beside the pickle.
+_STORAGE = re.compile(r"(?:\A|/)data/\d+\Z")
 _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
@@ -459,8 +462,16 @@ def _is_lightnings(path: Path) -> bool:
 
 
 def _is_checkpoint(path: Path) -> bool:
+    """Tell whether a file is one of torch.save, with tensors as far as its list of parts tells."""
     try:
         with path.open("rb") as stream:
-            return is_saved_file(stream.read(16)) if path.is_file() else False
+            if not path.is_file() or not is_saved_file(stream.read(16)):
+                return False
+            if not zipfile.is_zipfile(stream):
+                return True
+            with zipfile.ZipFile(stream) as parts:
+                return any(map(_STORAGE.search, parts.namelist()))
     except OSError:
         return False
+    except zipfile.BadZipFile:
+        return True  # `inspect` says what is wrong with it

@@ -619,7 +619,9 @@ def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest
     said = capsys.readouterr().out
     assert "1 older one of the same runs; --all shows it." in said
     assert " kB, named in " in said
-    assert "A script that reads a full state with torch.load or load_file needs none" in said
+    assert "A script that reads a full state with torch.load or load_file needs none" in " ".join(
+        said.split()
+    )
     assert main(["scan", str(trainer), "--all"]) == 0
     assert "step-9" in capsys.readouterr().out
 
@@ -767,3 +769,16 @@ def test_a_config_that_asks_for_nothing_makes_no_step(
     assert main(["scan", ".", "--json"]) == 0
     steps = json.loads(capsys.readouterr().out)["steps"]
     assert ("out of Accelerate's hands" in str(steps)) is is_said
+
+
+def test_no_line_of_the_work_is_longer_than_the_screen(
+    trainer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(trainer)
+    assert main(["scan", "."]) == 0
+    work = capsys.readouterr().out.partition("Nothing was found")[0]
+    # Commands stay in one line, to be copied.
+    texts = [line for line in work.splitlines() if "fsdp-migrate " not in line and "python" not in line]
+    assert max(map(len, texts)) <= 80
+    assert len(texts) > 5

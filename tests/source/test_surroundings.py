@@ -38,7 +38,9 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
     for rank in range(2):
         torch.save({"a": torch.ones(1)}, tmp_path / "per-rank" / f"model_world_size_2_rank_{rank}.pt")
     torch.save({"a": torch.ones(1)}, tmp_path / "model.pt")
-    torch.save({"epoch": 1, "pytorch-lightning_version": "2.4.0", "state_dict": {}}, tmp_path / "last.ckpt")
+    torch.save(
+        {"pytorch-lightning_version": "2.4.0", "state_dict": {"w": torch.ones(1)}}, tmp_path / "last.ckpt"
+    )
     torch.save({"a": torch.ones(1)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     (tmp_path / "list.pt").write_bytes(pickle.dumps([], protocol=2))
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
@@ -73,7 +75,9 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
 
 
 def test_lightnings_own_file_is_read_by_its_trainer(tmp_path: Path) -> None:
-    torch.save({"epoch": 1, "pytorch-lightning_version": "2.4.0", "state_dict": {}}, tmp_path / "last.ckpt")
+    torch.save(
+        {"pytorch-lightning_version": "2.4.0", "state_dict": {"w": torch.ones(1)}}, tmp_path / "last.ckpt"
+    )
     steps = next_steps([], ScanReport((), 0), [], find_checkpoints([tmp_path]))
     said = " ".join(step.text for step in steps)
     assert "Trainer.fit(model, ckpt_path=FILE)" in said
@@ -161,3 +165,13 @@ def test_what_a_launch_asks_beside_a_config_is_to_be_written_there(
     assert all(text.startswith(f"Then write {wanted} into ") and name in text for text in said)
     (tmp_path / "f.json").write_text('{"version": 2, "reshard_after_forward": false}')
     assert "Then write " not in str(steps())
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_saved_file_without_tensors_is_no_checkpoint(tmp_path: Path, is_zip: bool) -> None:
+    torch.save({"step": 1, "names": ["a"]}, tmp_path / "notes.pt")
+    torch.save({"w": torch.ones(2)}, tmp_path / "net.pt", _use_new_zipfile_serialization=is_zip)
+    found = [Path(each.path).name for each in find_checkpoints([tmp_path])]
+    assert found == ["net.pt"]
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "notes.pt").read_bytes()[:200])
+    assert "cut.pt" in [Path(each.path).name for each in find_checkpoints([tmp_path])]

@@ -143,7 +143,7 @@ def show_work(steps: Sequence[Step], blocked: Sequence[str]) -> None:
     if steps:
         out.print("[bold]What to do[/]")
     for number, step in enumerate(steps, 1):
-        out.print(f"{number}. {escape(step.text)}", soft_wrap=True)
+        print_text(out, step.text, indent="   ", first=f"{number}. ")
         for command in step.commands[:_SHOWN]:
             out.print(f"   {escape(command)}", soft_wrap=True)
         if len(step.commands) > _SHOWN:

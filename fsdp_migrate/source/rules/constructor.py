@@ -64,6 +64,7 @@ _ASKED_FOR = (
 )
 
 
+_TAKE_OUT = "take it out, or say what was meant by another."
 _UNKNOWN = "`{}` was never an argument of FullyShardedDataParallel, and prepare_fully_shard refuses it: "
 _KEYWORDS = {
     "device_ids": "DistributedDataParallel has it; give device_id the current device.",
@@ -125,10 +126,12 @@ def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> st
 def of_unknown(call: cst.Call) -> Iterator[Found]:
     """Find keywords that the class never had; torch's own refused them as well."""
     known = {*catalog.CONSTRUCTOR_ARGUMENTS, *catalog.FORMER_ARGUMENTS}
-    for arg in call.args:
-        if arg.keyword is not None and arg.keyword.value not in known:
-            meant = _KEYWORDS.get(arg.keyword.value, "take it out, or say what was meant by another.")
-            yield Found("FM422", arg, _UNKNOWN.format(arg.keyword.value) + meant, "commented")
+    unknown = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value not in known]
+    names = [arg.keyword.value for arg in unknown if arg.keyword is not None]
+    # One statement has one comment of a code: it says all of them.
+    said = (_UNKNOWN.format(name) + _KEYWORDS.get(name, _TAKE_OUT) for name in names)
+    if unknown:
+        yield Found("FM422", unknown[0], " ".join(said), "commented")
 
 
 def _shows_its_keys(source: Source, given: cst.BaseExpression) -> bool:

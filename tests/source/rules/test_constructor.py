@@ -384,3 +384,22 @@ def test_optimizers_of_other_branches_and_of_sharded_models_are_not_handed_over(
 def test_keys_that_stand_in_the_source_are_known(made: str, code: str) -> None:
     found = {each for each, _ in codes(f"{made}model = FSDP(net, **kwargs)\n")}
     assert {"FM301", "FM302"} & found == {code}
+
+
+@pytest.mark.parametrize(
+    ("names", "hints"),
+    [
+        (["device_ids"], ["DistributedDataParallel has it; give device_id the current device"]),
+        (["compute_dtype"], ["fairscale's class has it; give mixed_precision"]),
+        (
+            ["post_param_init_fn", "device_ids", "compute_dtype"],
+            ["take it out, or say what was meant by another", "give device_id", "give mixed_precision"],
+        ),
+    ],
+)
+def test_each_keyword_that_the_class_never_had_is_said_at_once(names: list[str], hints: list[str]) -> None:
+    [use] = [
+        use for use in uses(f"m = FSDP(net, {', '.join(f'{n}=x' for n in names)})\n") if use.code == "FM422"
+    ]
+    assert all(f"`{name}` was never an argument" in use.becomes for name in names)
+    assert all(hint in use.becomes for hint in hints)
