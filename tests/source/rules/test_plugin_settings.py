@@ -59,6 +59,29 @@ def test_what_is_the_same_or_another_things(body: str) -> None:
     assert said(body) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("# fsdp_version 2 is not tried yet", True),
+        ("text = 'is_fsdp2 is for later'", True),
+        ("p = FullyShardedDataParallelPlugin(fsdp_version=1)", True),
+        ("p = FullyShardedDataParallelPlugin(fsdp_version=2)", False),
+        ("p = FullyShardedDataParallelPlugin(fsdp_version=args.version)", False),
+        ("v = getattr(plugin, 'fsdp_version', 1)", False),
+        ("v = cfg['fsdp_version']", False),
+        ("is_fsdp2 = accelerator.is_fsdp2", False),
+        ("v = plugin.sharding_strategy is None", False),
+        ("v = plugin.sharding_strategy is not None", False),
+        ("v = accelerator.state.fsdp_plugin is None", True),
+        ("v = plugin is None", True),
+        ("v = args.sharding_strategy is None", True),
+        ("v = plugin.use_orig_params == None", True),
+    ],
+)
+def test_what_asks_which_version_runs(line: str, *, is_said: bool) -> None:
+    assert bool(said(f"{NAMED}{line}\nx = plugin.backward_prefetch\n")) is is_said
+
+
 def test_a_plugin_of_another_package() -> None:
     body = (
         "from colossal import TorchPlugin\nfsdp_plugin = TorchPlugin()\nx = fsdp_plugin.sharding_strategy\n"
