@@ -45,6 +45,7 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
         f"{NAMED}x = plugin.mixed_precision_policy.param_dtype\n",
         f"{NAMED}x = plugin.cpu_offload\n",
         f"{NAMED}plugin.use_orig_params = True\n",
+        f"{NAMED}x = args.cpu_offload.offload_params\n",
         f"{NAMED}plugin.set_state_dict_type('FULL_STATE_DICT')\n",
         "x = config.sharding_strategy\ny = args.use_orig_params\n",
         f"{NAMED}x = plugin.sharding_strategy if plugin.fsdp_version == 1 else None\n",
