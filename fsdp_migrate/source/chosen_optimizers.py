@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 
     Called = Callable[[ast.expr, Place], Iterator[Definition]]
 
+Keys = tuple[str | None, ...]
+"""What is looked up in dicts, the first in the outermost; None of what is not known before it runs."""
+
 
 _DEEPEST: Final = 8
+_MOST_KEYS: Final = 2
 _GIVES_PARAMETERS: Final = re.compile(r"param|group", re.IGNORECASE)
 _HOLDS_A_CLASS: Final = re.compile(r"optim|class|cls|type", re.IGNORECASE)
 _GETS: Final = re.compile(r"^(?:get|lookup|pop|resolve)(?:_|$)")
+_LOOKS_UP: Final = frozenset({"get", "pop"})
 _PUTS: Final = frozenset({"add", "register", "setdefault", "update"})
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -60,7 +65,7 @@ class _Chosen:
 
     project: Project
     made: Made = field(default_factory=Made)
-    _seen: set[int] = field(default_factory=set, repr=False)
+    _seen: set[tuple[int, Keys]] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         self._globals = Globals(self.project)
@@ -89,35 +94,29 @@ class _Chosen:
             root in module.imports and self._globals.origin(text or "", Place(module, "")) is None
         )
 
-    def _of(self, value: ast.expr, place: Place, depth: int) -> Iterator[str]:
-        """Yield the dotted names, as imports write them, of what an expression may stand for, or hold."""
-        if depth > _DEEPEST or id(value) in self._seen:
+    def _of(self, value: ast.expr, place: Place, depth: int, keys: Keys = ()) -> Iterator[str]:
+        """Yield the dotted names, as imports write them, of what an expression may stand for, or hold.
+
+        ``keys``: what is looked up in it: of ``TABLE["adam"]`` the class at this key alone.
+        """
+        keys = keys[:_MOST_KEYS]  # of what is bound to its own items there would be no end
+        if depth > _DEEPEST or (id(value), keys) in self._seen:
             return
-        self._seen.add(id(value))
-        for each in self._parts(value):
-            yield from self._of(each, place, depth + 1)
+        self._seen.add((id(value), keys))
+        for each, left in _parts(value, keys):
+            yield from self._of(each, place, depth + 1, left)
         if isinstance(value, ast.Call):
-            yield from self._of_call(value, place, depth)
+            yield from self._of_call(value, place, depth, keys)
         elif isinstance(value, (ast.Name, ast.Attribute)):
-            yield from self._of_name(value, place, depth)
+            yield from self._of_name(value, place, depth, keys)
 
-    def _parts(self, value: ast.expr) -> list[ast.expr]:
-        if isinstance(value, ast.IfExp):
-            return [value.body, value.orelse]
-        if isinstance(value, (ast.Tuple, ast.List)):
-            return value.elts
-        if isinstance(value, ast.BoolOp):
-            return value.values
-        if isinstance(value, ast.Dict):
-            return value.values
-        return [value.value] if isinstance(value, ast.Subscript) else []
-
-    def _of_call(self, call: ast.Call, place: Place, depth: int) -> Iterator[str]:
+    def _of_call(self, call: ast.Call, place: Place, depth: int, keys: Keys) -> Iterator[str]:
         """Yield what a function of the project gives, what is had of a dict, and what is made a partial."""
         func = call.func
         last = func.attr if isinstance(func, ast.Attribute) else (dotted(func) or "")
         if isinstance(func, ast.Attribute) and _GETS.match(last):
-            yield from self._of(func.value, place, depth + 1)
+            looked_up = _key(call.args[0]) if last in _LOOKS_UP and call.args else None
+            yield from self._of(func.value, place, depth + 1, (looked_up, *keys))
         # What is given may be the dict: `get_from_registry(name, optimizers)`.
         for given in call.args if last == "partial" or _GETS.match(last) else ():
             yield from self._of(given, place, depth + 1)
@@ -126,9 +125,11 @@ class _Chosen:
                 inner = Place(definition.module, definition.name)
                 for node in ast.walk(definition.node):
                     if isinstance(node, ast.Return) and node.value is not None:
-                        yield from self._of(node.value, inner, depth + 1)
+                        yield from self._of(node.value, inner, depth + 1, keys)
 
-    def _of_name(self, value: ast.Name | ast.Attribute, place: Place, depth: int) -> Iterator[str]:
+    def _of_name(
+        self, value: ast.Name | ast.Attribute, place: Place, depth: int, keys: Keys
+    ) -> Iterator[str]:
         text = dotted(value) or ""
         if (definition := self.project.named(text, place) if text else None) is not None:
             if isinstance(definition.node, ast.ClassDef):
@@ -140,16 +141,16 @@ class _Chosen:
             path, _ = self.project.split(f"{origin[0]}")
             module = self.project.module(path)
             if module is not None:
-                yield from self._bound(origin[1], module, depth)
+                yield from self._bound(origin[1], module, depth, keys)
         elif root and root in place.module.imports:
             yield self.project.qualified(text, place)
         elif isinstance(value, ast.Attribute):
             if _HOLDS_A_CLASS.search(value.attr):
-                yield from self._of_attribute(value.attr, depth)
+                yield from self._of_attribute(value.attr, depth, keys)
         else:
-            yield from self._bound(text, place.module, depth)
+            yield from self._bound(text, place.module, depth, keys)
 
-    def _of_attribute(self, name: str, depth: int) -> Iterator[str]:
+    def _of_attribute(self, name: str, depth: int, keys: Keys) -> Iterator[str]:
         """Yield what classes and objects have by a name: ``optimizer_class = torch.optim.LBFGS``."""
         for path in self.project.holding([name]):
             module = self.project.module(path)
@@ -157,9 +158,9 @@ class _Chosen:
                 last = {(dotted(each) or "").rpartition(".")[2] for each in _targets(node)}
                 value = getattr(node, "value", None)
                 if module is not None and name in last and isinstance(value, ast.expr):
-                    yield from self._of(value, Place(module, ""), depth + 1)
+                    yield from self._of(value, Place(module, ""), depth + 1, keys)
 
-    def _bound(self, name: str, module: Module, depth: int) -> Iterator[str]:
+    def _bound(self, name: str, module: Module, depth: int, keys: Keys) -> Iterator[str]:
         """Yield what a name of a file is bound to, and what it is filled with, wherever that is."""
         for node in walked(module.tree):
             value = getattr(node, "value", None)
@@ -167,11 +168,14 @@ class _Chosen:
                 is_filled = isinstance(target, ast.Subscript)
                 whole = target.value if isinstance(target, ast.Subscript) else target
                 names = whole.elts if isinstance(whole, (ast.Tuple, ast.List)) else [whole]
+                if isinstance(target, ast.Subscript) and not _may_be_at(keys, target.slice):
+                    continue
                 if isinstance(value, ast.expr) and name in map(dotted, names):
-                    yield from self._of(value, Place(module, ""), depth + 1)
+                    left = keys[1:] if is_filled else keys
+                    yield from self._of(value, Place(module, ""), depth + 1, left)
                     yield from self._put_in(value, module, depth) if is_filled else ()
-            for given in _registered(node, name) if isinstance(node, ast.Call) else ():
-                yield from self._of(given, Place(module, ""), depth + 1)
+            for given, left in _registered(node, name, keys) if isinstance(node, ast.Call) else ():
+                yield from self._of(given, Place(module, ""), depth + 1, left)
 
     def _put_in(self, value: ast.expr, module: Module, depth: int) -> Iterator[str]:
         """Yield what the function around is given that puts it into a dict: ``register("x")(Class)``."""
@@ -220,8 +224,46 @@ def _is_of(names: set[str], call: ast.expr) -> bool:
     return (dotted(func) or "").rpartition(".")[2] in names
 
 
-def _registered(call: ast.Call, name: str) -> list[ast.expr]:
-    """Return what a call puts into an object: ``table.register("x", Class)``, ``update(x=Class)``."""
+def _registered(call: ast.Call, name: str, keys: Keys) -> Iterator[tuple[ast.expr, Keys]]:
+    """Yield what a call puts into an object: ``table.register("x", Class)``, ``update(x=Class)``."""
     func = call.func.func if isinstance(call.func, ast.Call) else call.func
-    is_put = isinstance(func, ast.Attribute) and func.attr in _PUTS and dotted(func.value) == name
-    return [*call.args, *(each.value for each in call.keywords)] if is_put else []
+    if not isinstance(func, ast.Attribute) or func.attr not in _PUTS or dotted(func.value) != name:
+        return
+    if func.attr != "update":
+        # What is no dict may write its keys otherwise: `register("AdamW", AdamW)`, `get("adamw")`.
+        is_dict = func.attr == "setdefault" and bool(call.args)
+        if not is_dict or _may_be_at(keys, call.args[0]):
+            yield from ((each, keys[1:]) for each in (*call.args, *(k.value for k in call.keywords)))
+        return
+    yield from ((each, keys) for each in call.args)
+    for each in call.keywords:
+        if each.arg is None or not keys or keys[0] in {None, each.arg}:
+            yield each.value, keys if each.arg is None else keys[1:]
+
+
+def _parts(value: ast.expr, keys: Keys) -> Iterator[tuple[ast.expr, Keys]]:
+    """Yield what an expression is one of, or holds, each with what is looked up in that."""
+    if isinstance(value, ast.IfExp):
+        yield from ((each, keys) for each in (value.body, value.orelse))
+    elif isinstance(value, ast.BoolOp):
+        yield from ((each, keys) for each in value.values)
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        yield from ((each, keys[1:]) for each in value.elts)
+    elif isinstance(value, ast.Dict):
+        for key, each in zip(value.keys, value.values, strict=True):
+            if key is None:  # `**others`
+                yield each, keys
+            elif _may_be_at(keys, key):
+                yield each, keys[1:]
+    elif isinstance(value, ast.Subscript):
+        yield value.value, (_key(value.slice), *keys)
+
+
+def _key(node: ast.expr) -> str | None:
+    """Return a key that stands in the source: of ``TABLE["adam"]``, and not of ``TABLE[config.name]``."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _may_be_at(keys: Keys, key: ast.expr) -> bool:
+    """Tell whether what is looked up may be what has a key."""
+    return not keys or None in {keys[0], _key(key)} or keys[0] == _key(key)

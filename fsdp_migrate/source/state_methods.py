@@ -7,16 +7,20 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import called_summoned
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
 
 
-_WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|\w*[Tt]rainer|fully_shard|\w*prepare\w*|\w*setup\w*|\w*wrap\w*)"
+_WRAPS = re.compile(
+    r"FSDP|FullyShardedDataParallel|\w*[Tt]rainer|fully_shard|\w*prepare\w*|\w*setup\w*|\w*wrap\w*"
+)
 _ASKS = re.compile(r"\bself(?:\.\w+)*\.(?:(?:load_)?state_dict|save_pretrained)\(")
 
 
@@ -40,16 +44,40 @@ def states_by_file(project: Project, names: Collection[str]) -> dict[Path, froze
 
 def _is_wrapped(project: Project, owner: str) -> bool:
     """Tell whether a class's object is given to what shards: ``FSDP(Net())``, or by a name that it has."""
-    name = re.escape(owner.rsplit(".", maxsplit=1)[-1])
-    given = rf"(?:{_WRAPS})\((?:[^()\n]{{0,200}},\s*)?"
-    made = re.compile(rf"{given}(?:\w+\.)*{name}\(|(\w+)\s*=\s*(?:\w+\.)*{name}\(")
-    for path in project.holding([owner.rsplit(".", maxsplit=1)[-1]]):
-        text = project.texts[path]
-        for match in made.finditer(text):
-            by_name = rf"{given}{match[1]}\b" if match[1] else ""
-            if not by_name or re.search(by_name, text) is not None:
+    last = owner.rsplit(".", maxsplit=1)[-1]
+    for path in project.holding([last]):
+        module = project.module(path)
+        nodes = list(walked(module.tree)) if module is not None else []
+        bound = [(each, each.value) for each in nodes if isinstance(each, (ast.Assign, ast.AnnAssign))]
+        made = [each for each, value in bound if value is not None and _made_of(value) == last]
+        names = {dotted(target) for each in made for target in _targets(each)} - {None}
+        for call in (each for each in nodes if isinstance(each, ast.Call)):
+            if _WRAPS.fullmatch((dotted(call.func) or "").rpartition(".")[2]) is None:
+                continue
+            given = [*call.args, *(each.value for each in call.keywords)]
+            if any(_made_of(each) == last or not names.isdisjoint(_starts(each)) for each in given):
                 return True
     return False
+
+
+def _made_of(node: ast.expr) -> str:
+    """Return the class, or function, that an expression starts with a call of: ``Net().to(device)``."""
+    while True:
+        owner = node.func if isinstance(node, ast.Call) else node
+        if not isinstance(owner, ast.Attribute) or dotted(owner) is not None:
+            return (dotted(owner) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        node = owner.value
+
+
+def _starts(node: ast.expr) -> Iterator[str]:
+    """Yield what an expression is a part of, or asks: ``net`` and ``net.to`` of ``net.to(device)``."""
+    text = dotted(node.func if isinstance(node, ast.Call) else node) or ""
+    parts = text.split(".") if text else []
+    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def saves_itself(project: Project) -> bool:

@@ -125,6 +125,50 @@ def test_a_class_that_something_gives(tmp_path: Path, schema: str, imports: str,
     assert said(tmp_path, schema, imports, makes) == []
 
 
+NESTED = 'import torch\nTABLE = {"t": {"l": torch.optim.LBFGS, "a": torch.optim.Adam}, "e": {}}\n'
+FILLED = 'import torch\nTABLE = {}\nTABLE["l"] = torch.optim.LBFGS\nTABLE["a"] = torch.optim.Adam\n'
+UPDATED = "import torch\nTABLE = {}\nTABLE.update(l=torch.optim.LBFGS, a=torch.optim.Adam)\n"
+SET_ONCE = 'import torch\nTABLE = {}\nTABLE.setdefault("l", torch.optim.LBFGS)\n'
+MORE = 'import torch\nTABLE = {**{"l": torch.optim.LBFGS}, "a": torch.optim.Adam}\n'
+CHOSEN = 'import torch\nTABLE = {name(): torch.optim.LBFGS, "a": torch.optim.Adam}\n'
+
+
+@pytest.mark.parametrize(
+    ("schema", "picks"),
+    [
+        (TABLE, "TABLE['{}']"),
+        (TABLE, "TABLE.get('{}')"),
+        (TABLE, "(TABLE if config else TABLE)['{}']"),
+        (PAIRS, "TABLE['{}'][0]"),
+        (NESTED, "TABLE['t']['{}']"),
+        (FILLED, "TABLE['{}']"),
+        (UPDATED, "TABLE['{}']"),
+        (SET_ONCE, "TABLE['{}']"),
+        (MORE, "TABLE['{}']"),
+    ],
+)
+def test_a_key_that_stands_there(tmp_path: Path, schema: str, picks: str) -> None:
+    makes = f"return {picks}(model.parameters())"
+    (found,) = said(tmp_path, schema, "from schema import TABLE", makes.format("l"))
+    assert "torch.optim.LBFGS" in found
+    assert said(tmp_path, schema, "from schema import TABLE", makes.format("a")) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "picks"),
+    [
+        (CHOSEN, "TABLE['a']"),
+        (NESTED, "TABLE[config]['l']"),
+        (NESTED, "TABLE['t'][config]"),
+        (CLASS, "TABLE['L']"),
+        (TABLE, "TABLE.get(config, 'a')"),
+    ],
+)
+def test_a_key_that_may_be_another(tmp_path: Path, schema: str, picks: str) -> None:
+    makes = f"return {picks}(model.parameters())"
+    assert said(tmp_path, schema, "from schema import TABLE", makes)
+
+
 def test_a_class_of_another_package(tmp_path: Path) -> None:
     schema = TABLE.replace("import torch", "import torch\nimport bitsandbytes as bnb").replace(
         "torch.optim.LBFGS", "bnb.optim.AdamW8bit"

@@ -21,6 +21,7 @@ LOST = "# fsdp-migrate: FM308 the model is compiled: FSDP1's state had `_orig_mo
         ("model = FSDP(torch.compile(net), device_id=0)\n", "model", True),
         ("model = torch.compile(net)\nmodel = FSDP(model)\n", "model", True),
         ("model = FSDP(net)\nmodel.compile()\n", "model", False),
+        ("net = torch.compile(net)\nmodel = FSDP(other)\nmodel = keep(net)\n", "model", False),
         ("model = FSDP(net)\nother = torch.compile(other)\n", "model", False),
         ("model = FSDP(net)\npattern = re.compile(model)\n", "model", False),
     ],

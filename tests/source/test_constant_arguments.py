@@ -28,6 +28,8 @@ BY_ANOTHER = (
     "def get(a, b):\n    m = Net()\n    if a:\n        m = FSDP(m)\n    m = last(m, b)\n    return m\n"
     "def last(m, b):\n    return FSDP(m) if b else m\n"
 )
+BY_METHOD = "def get(kind):\n    m = Net()\n    if kind.is_one():\n        m = FSDP(m)\n    return m\n"
+GIVEN = f"{BY_SIZE.replace('size):', 'size, m=None):')}def own(x):\n    return FSDP(x)\n"
 BOUND_ANEW = BY_SIZE.replace("    m = Net()", "    size = size or world()\n    m = Net()")
 WRAPS = BY_SIZE.replace("    return m", "    my_wrap(m)\n    return m")
 METHOD = (
@@ -56,6 +58,9 @@ SAVES = (
         (BY_WORD, "get('FSDP')", True),
         (BY_WORD, "get('ddp', True)", True),
         (BY_WORD, "get('ddp', fsdp=args.fsdp)", True),
+        (BY_METHOD, "get('one')", True),
+        (GIVEN, "get(1, setup_model(args))", True),
+        (GIVEN, "get(1, load(args))", False),
         (BY_ANOTHER, "get(False, False)", True),
         (BOUND_ANEW, "get(1)", True),
         (WRAPS, "get(1)", True),

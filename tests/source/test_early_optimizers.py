@@ -53,6 +53,17 @@ def test_one_that_is_made_or_filled_again_trained(after: str, *, is_said: bool) 
     assert said(f"{ADAM}net = FSDP(net)\n{after}") == int(is_said)
 
 
+@pytest.mark.parametrize(("after", "is_said"), [("pass", True), ("self.optimizer = make(net)", False)])
+def test_one_of_an_object_may_step_in_any_method(after: str, *, is_said: bool) -> None:
+    made = ADAM.replace("optimizer =", "self.optimizer =")
+    code = (
+        f"class Run:\n    def make(self, net):\n        {made}        net = FSDP(net)\n        return net\n\n"
+    )
+    code += f"    def more(self, net):\n        {after}\n"
+    found = sum(use.becomes == TRAINS_NOW for use in uses(code) if use.code == "FM446")
+    assert found == int(is_said)
+
+
 @pytest.mark.parametrize(("after", "is_said"), [("return net", False), ("return net, optimizer", True)])
 def test_one_that_never_steps_is_not_said_to_train(after: str, *, is_said: bool) -> None:
     assert said(f"def make(net):\n    {ADAM}    net = FSDP(net)\n    {after}\n") == int(is_said)

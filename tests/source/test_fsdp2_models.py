@@ -25,6 +25,22 @@ def test_a_check_below_fsdp2s_function_in_the_same_block(tmp_path: Path) -> None
     assert "isinstance(net, FSDPModule))" in found
 
 
+@pytest.mark.parametrize(
+    ("made", "is_two"),
+    [
+        ("model = fully_shard(model)", True),
+        ("model = DDP(model)", False),
+        ("model = fully_shard(model)\n    if x:\n        model = net", False),
+        ("for model in models:\n        fully_shard(model)", False),
+    ],
+)
+def test_what_every_value_of_a_model_is(tmp_path: Path, made: str, *, is_two: bool) -> None:
+    text = f"{FSDP}from torch.distributed.fsdp import fully_shard\n\n\ndef main(models, x, net):\n"
+    text += f"    {made}\n    print(isinstance(model, FSDP))\n    net = FSDP(net)\n"
+    found = after(tmp_path, {"train.py": text}, "train.py")
+    assert ("isinstance(model, FSDP))" in found) is is_two
+
+
 def test_a_check_before_fsdp2s_function(tmp_path: Path) -> None:
     text = f"{FSDP}from torch.distributed.fsdp import fully_shard\n\n\ndef shard(model):\n"
     text += "    if not isinstance(model, FSDP):\n        fully_shard(model)\n"

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.any_torch
         "import shards\nrun(getattr(shards, cfg.name)(net))\n",
         "from operator import methodcaller\nrun(methodcaller('apply_' + cfg.kind, net)(shards))\n",
         "WRAPPER = 'shards.apply_fsdp1'\n",
+        "run(eval(f'shards.apply_fsdp1({net})'))\n",
     ],
 )
 def test_a_source_that_takes_functions_by_their_names(tmp_path: Path, other: str) -> None:
@@ -54,6 +55,7 @@ def test_a_config_that_names_a_function_that_no_source_names(tmp_path: Path, nam
     "other",
     [
         "import json\nkind = getattr(args, name)\n",
+        "import shards\nmissing = getattr(shards)\n",
         "raise ValueError('apply_fsdp1 is gone')\n",
         "for name, value in vars(args).items():\n    print(name, value)\n",
         "import importlib\nyaml = importlib.import_module('yaml')\n",

@@ -109,3 +109,44 @@ def test_a_trainer_with_a_method_of_that_name_is_no_model(tmp_path: Path) -> Non
         "from net import Net\nfrom trainer import Trainer\nTrainer(Net()).keep('x')\n"
     )
     assert [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("net.py")] == ["FM333"]
+
+
+FOUND = STATES[0][1]
+
+
+@pytest.mark.parametrize(("bases", "forward", "is_said"), [("Base", True, True), ("Base", False, False)])
+def test_a_module_whose_base_is_not_seen(bases: str, forward: bool, is_said: bool, tmp_path: Path) -> None:
+    net = (
+        NET.format(STATES[0][0])
+        .replace("nn.Module", bases)
+        .replace("from torch import nn", "from o import *")
+    )
+    (tmp_path / "net.py").write_text(net if forward else net.replace("def forward", "def other"))
+    (tmp_path / "t.py").write_text(TORCHS.format("from net import Net\n", "model.keep('x')"))
+    found = [use.becomes for use in scan_paths([tmp_path]).uses if use.rule == "part-states"]
+    assert bool(found) is is_said
+    assert all(FOUND in each for each in found)
+
+
+@pytest.mark.parametrize(
+    "wraps",
+    [
+        "FSDP(Net())",
+        "FSDP(Net().to(0))",
+        "FSDP(net)",
+        "FSDP(net.to(0))",
+        "FSDP(module=net)",
+        "FSDP(\n        net, device_id=get(0)\n    )",
+    ],
+)
+@pytest.mark.parametrize("is_one", [False, True])
+def test_of_several_classes_it_is_the_one_that_is_wrapped(wraps: str, is_one: bool, tmp_path: Path) -> None:
+    net = NET.format(STATES[0][0])
+    other = net.replace("class Net", "class Aside").replace("self.state_dict()", "self.head.state_dict()")
+    (tmp_path / "net.py").write_text(f"{net}\n\n{other}" if is_one else net)
+    (tmp_path / "aside.py").write_text("" if is_one else other)
+    makes = "" if "Net(" in wraps else "net = Net()\n    "
+    train = TORCHS.replace("model = ", f"{makes}model = ").replace("FSDP(Net())", wraps)
+    (tmp_path / "t.py").write_text(train.format("from net import Net\n", "model.keep('x')"))
+    found = [use.text for use in scan_paths([tmp_path]).uses if use.rule == "part-states"]
+    assert found == ["self.state_dict()"]

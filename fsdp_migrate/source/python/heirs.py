@@ -26,6 +26,7 @@ ACCELERATES: Final = re.compile(r"^accelerate\b.*\bAccelerator$")
 OF_KINDS: Final = {"Accelerator": ACCELERATES, "Fabric": FABRICS}
 """By the names of :class:`~fsdp_migrate.source.python.named_objects.NamedObjects`."""
 _CONSTRUCTORS: Final = frozenset({"__init__", "__new__"})
+_NO_FRAMEWORKS: Final = frozenset({"abc", "torch", "typing", "typing_extensions"})
 _DEEPEST: Final = 4
 _OF_TYPE: Final = 3
 """The arguments of ``type`` that makes a class."""
@@ -70,6 +71,24 @@ def hands_on(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
     return not any(each.name.value in _CONSTRUCTORS for each in methods) and all(
         hands_on(index, base.value, depth + 1) for owner in owners for base in owner.bases
     )
+
+
+def is_of_its_own(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether it is a class of this source that derives from no framework's, as all its bases show."""
+    bound = _bindings(index, node)
+    owners = [each.node for each in bound if isinstance(each.node, cst.ClassDef)]
+    if not owners or len(owners) < len(bound) or depth == _DEEPEST:
+        return False
+    bases = (base for owner in owners for base in owner.bases)
+    return all(not base.star and _is_no_trainers(index, base.value, depth + 1) for base in bases)
+
+
+def _is_no_trainers(index: Index, base: cst.BaseExpression, depth: int) -> bool:
+    base = base.value if isinstance(base, cst.Subscript) else base  # Generic[T]
+    if isinstance(base, cst.Name) and base.value == "object":
+        return True
+    roots = {name.split(".")[0] for name in index.qualified(base)}
+    return (bool(roots) and roots <= _NO_FRAMEWORKS) or is_of_its_own(index, base, depth)
 
 
 def is_made_by(index: Index, node: cst.BaseExpression, made: re.Pattern[str], depth: int = 0) -> bool:

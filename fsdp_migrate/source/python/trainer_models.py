@@ -18,6 +18,7 @@ from fsdp_migrate.source.python.heirs import (
     HUGGING_FACES,
     hands_on,
     is_made_by,
+    is_of_its_own,
     led_to,
     makers,
     values_of,
@@ -215,7 +216,7 @@ class HFTrainers:
         # A class of this source has no name that imports write. A project's own is one by its arguments.
         known = self.index.qualified(func) or {dotted(func) or ""}
         leads = led_to(self.index, func)
-        if not any(map(_TRAINER.search, known | leads)):
+        if not any(map(_TRAINER.search, known | leads)) or is_of_its_own(self.index, func):
             return None
         is_its = any(map(HUGGING_FACES.match, leads - known))
         has_arguments = "args" in _given(self.index, made[0])

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
+from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import (
     comes_with,
@@ -437,7 +438,7 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
     if first is None:
         return
     given = given_before(source, wrapping, text_of(first))
-    told = {*(given if told is None else told), *_ignored(wrapping)}
+    told = {*(given if told is None else told), *ignored_names(source, wrapping)}
     optimizers = set(assigned_before(source, wrapping, [name for name in given if name not in told]))
     for made in made_before(source, wrapping):
         is_its = made.assign in optimizers or holds(source, made, text_of(first), "")
@@ -445,10 +446,3 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
         is_its = is_its or is_filled(source, made, wrapping, [text_of(first)])
         if is_its and made.name not in told and is_used_after(source, made, wrapping):
             yield made.assign
-
-
-def _ignored(wrapping: cst.Call) -> Iterator[str]:
-    """Yield the names of what a wrapping leaves alone: parameters that stay the objects that they are."""
-    for arg in wrapping.args:
-        if arg.keyword is not None and arg.keyword.value in {"ignored_parameters", "ignored_states"}:
-            yield from (name.value for name in walk_for(arg.value, cst.Name))

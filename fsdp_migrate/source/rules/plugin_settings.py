@@ -56,15 +56,14 @@ _PLUGIN = re.compile(r"(?:^|\.)fsdp_plugin$|^getattr\(.*,['\"]fsdp_plugin['\"](?
 _MADE = re.compile(r"^accelerate\b.*\bFullyShardedDataParallelPlugin$")
 # Other packages, and projects, have plugins of this name.
 _MAY_BE_ITS = re.compile(r"\baccelerat(?:e|or)\b|\b(?:transformers|trl)\b")
-# A source that asks which version runs has an answer for each.
-_ASKS_VERSION = re.compile(r"fsdp_version|is_fsdp2|\bfsdp_plugin\.\w+ is (?:not )?None\b")
+_VERSION = re.compile(r"fsdp_version|is_fsdp2")
 
 
 def find(source: Source) -> Iterator[Found]:
     """Find what is read of a plugin; what is given to one, or set on it, is another rule's."""
     if "fsdp_plugin" not in source.code and "DataParallelPlugin" not in source.code:
         return
-    if _ASKS_VERSION.search(source.code) is not None or not _MAY_BE_ITS.search(source.code):
+    if not _MAY_BE_ITS.search(source.code) or _asks_version(source):
         return
     for node in source.index.by_kind.get(cst.Attribute, ()):
         read = cst.ensure_type(node, cst.Attribute)
@@ -73,6 +72,31 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM343", read, said, "commented")
     for call in source.calls:
         yield from _of_call(source, call)
+
+
+def _asks_version(source: Source) -> bool:
+    """Tell whether a source asks which version runs, or whether a setting is None, and so knows of both.
+
+    A comment, or a text for people, that names the version asks nothing, and neither does ``fsdp_version=1``.
+    """
+    if _VERSION.search(source.code) is not None:
+        for node in source.index.by_kind.get(cst.Name, ()):
+            above = source.index.parents[node]
+            is_one = isinstance(above, cst.Arg) and above.keyword is node and text_of(above.value) == "1"
+            if _VERSION.search(text_of(node)) is not None and not is_one:
+                return True
+        strings = source.index.by_kind.get(cst.SimpleString, ())
+        texts = (cst.ensure_type(node, cst.SimpleString).value for node in strings)
+        if any(_VERSION.search(text) is not None and not re.search(r"\s", text) for text in texts):
+            return True
+    return any(_is_asked_for_none(source, node) for node in source.index.by_kind.get(cst.Comparison, ()))
+
+
+def _is_asked_for_none(source: Source, node: cst.CSTNode) -> bool:
+    test = cst.ensure_type(node, cst.Comparison)
+    first = test.comparisons[0]
+    is_none = isinstance(first.operator, (cst.Is, cst.IsNot)) and text_of(first.comparator) == "None"
+    return is_none and isinstance(test.left, cst.Attribute) and _is_plugin(source, test.left.value)
 
 
 def _said_of(source: Source, read: cst.Attribute) -> str | None:

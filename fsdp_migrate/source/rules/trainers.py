@@ -37,6 +37,9 @@ _SHARDS_ITSELF = (
     "one rank's parts now: give the arguments fsdp_config with 'version': 2 in place of this, or the class a "
     "save_model that saves fsdp_migrate.runtime.full_state_dict(self.model), asked for on every rank."
 )
+_PUTS = frozenset({"setdefault", "update"})
+# What is called so shows what it is given, or holds what is shown.
+_LOGS = re.compile(r"^_*(?:log|logged|logger|loggers|logging|logs|print|pprint|wandb|mlflow)(?:_|$)")
 _SAVES = frozenset({"_save", "_save_checkpoint", "save_model"})
 
 
@@ -59,14 +62,19 @@ def _asked_of_composer(source: Source) -> Iterator[Found]:
         if not any(_is_setting(arg) for arg in call.args):
             continue
         is_a_dict = dotted(call.func) == "dict" and _imports(source, "composer")
+        if is_a_dict and _is_logged(source, call):
+            continue
         if not is_a_dict and not _is_composers(source, call):
             continue
         for arg in call.args:
             if _is_setting(arg) and not _is_nothing(arg.value):
                 yield Found("FM328", arg, _COMPOSER, "commented")
 
-    if not _imports(source, "composer"):
-        return
+    yield from _items_for_composer(source) if _imports(source, "composer") else ()
+
+
+def _items_for_composer(source: Source) -> Iterator[Found]:
+    """Find the settings as items of dicts, which another function, or file, gives to the Trainer."""
     for node in (*source.index.by_kind.get(cst.DictElement, ()), *source.index.by_kind.get(cst.Assign, ())):
         if isinstance(node, cst.DictElement):
             named, value = [node.key], node.value
@@ -75,8 +83,30 @@ def _asked_of_composer(source: Source) -> Iterator[Found]:
             named, value = [key for each in assign.targets for key in _item(each.target)], assign.value
         texts = (each.evaluated_value for each in named if isinstance(each, cst.SimpleString))
         is_plain = isinstance(value, (cst.BaseNumber, cst.SimpleString))
-        if any(text in SETTINGS for text in texts) and not is_plain and not _is_nothing(value):
+        is_one = any(text in SETTINGS for text in texts) and not is_plain and not _is_nothing(value)
+        if is_one and not _is_logged(source, node):
             yield Found("FM328", node, _COMPOSER, "commented")
+
+
+def _is_logged(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a dict's item is only shown: ``logged.update({"fsdp_config": x})``, ``log_config({...})``.
+
+    Where such a dict is given on by ``**`` it may reach a Trainer.
+    """
+    taker: cst.BaseExpression | None = None
+    for above in (node, *source.index.ancestors(node)):
+        if isinstance(above, cst.Call) and dotted(above.func) != "dict":
+            func = above.func
+            is_put = isinstance(func, cst.Attribute) and func.attr.value in _PUTS
+            taker = func.value if isinstance(func, cst.Attribute) and is_put else func
+        elif isinstance(above, cst.Assign):
+            target = above.targets[0].target if len(above.targets) == 1 else None
+            taker = target.value if isinstance(target, cst.Subscript) else target
+        if taker is not None or isinstance(above, (cst.BaseSmallStatement, cst.BaseCompoundStatement)):
+            break
+    name = (dotted(taker) or "") if taker is not None else ""
+    given = (arg.value for call in source.calls for arg in call.args if arg.star == "**")
+    return any(map(_LOGS.search, name.split("."))) and all(dotted(each) != name for each in given)
 
 
 def _item(target: cst.BaseExpression) -> list[cst.BaseExpression]:

@@ -77,6 +77,8 @@ def said(folder: Path, tools: str) -> set[str]:
         (MADE.format(f"not {IS}", GIVEN), True),
         (MADE.format(f"{IS} and x.rank == 0", GIVEN), True),
         (MADE.format(IS, "moved(osd)"), True),
+        (MADE.format(IS, "moved(model, osd)"), True),
+        (MADE.format("x.fsdp", "moved(osd)"), True),
         (IN_A_CONTEXT.format(SHARDED), False),
         (IN_A_CONTEXT.format(f"with timer(), warnings.catch_warnings():\n      {SHARDED}"), False),
         (IN_A_CONTEXT.format("with contextlib.suppress(KeyError):"), True),

@@ -38,6 +38,8 @@ def test_what_is_made_empty(made: str, *, is_empty: bool) -> None:
         ("for p in net.parameters():\n    kept.append(p.numel())\n", ""),
         ("for m in net.modules():\n    kept.append(m.weight)\n", "net"),
         ("for m in net.modules():\n    kept.append(m)\n", ""),
+        ("for m in net.modules():\n    other.append(m.weight)\n", ""),
+        ("for p in net.parameters():\n    other.append(p)\n", ""),
         ("for m in (net.a, net.b):\n    kept.extend(m.parameters())\n", "net.a"),
         ("kept += list(net.parameters())\n", "net"),
         ("kept.extend(net.buffers())\n", ""),

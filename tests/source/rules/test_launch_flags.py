@@ -87,6 +87,10 @@ HF_LINE = "'torchrun train.py --fsdp \"full_shard auto_wrap\" --fsdp_config f.js
         (f"print({HF_LINE})\n", 0),
         (f"def f():\n    {HF_LINE}\n", 0),
         ("run(['torchrun', 'train.py', '--fsdp', 'true'])\n", 0),
+        ("run(['torchrun', 'train.py', '--fsdp', 'true'])\nkind = 'full_shard'\n", 0),
+        ("more = ['--fsdp', 'full_shard']\nrun(['torchrun', 'train.py', *more])\n", 1),
+        ("more = ['--fsdp', 'full_shard']\nrun([program, *more])\n", 0),
+        ("more = '--fsdp full_shard'\nrun(['torchrun', 'train.py', *given])\n", 0),
         ("run(['torchrun', 'train.py', '--fsdp_kind', 'full_shard'])\n", 0),
     ],
 )

@@ -79,6 +79,7 @@ LEFT_ALONE = [
     "net.blocks.apply(initialise)\nnet.init_weights()\n",
     "model.rope.apply(q, k)\nmodel.restart()\n",
     "class Net(nn.Module):\n    def init_weights(self):\n        self.step = 0\n\nmodel.init_weights()\n",
+    "class Net(nn.Module):\n    def run(self):\n        self.kernel.apply(self.scale)\n\nmodel.run()\n",
     "import copy\ncopied = copy.deepcopy(net)\n",
     "from torch.optim.swa_utils import AveragedModel\nswa = AveragedModel(net)\n",
 ]

@@ -292,6 +292,37 @@ def test_parameters_that_the_wrapping_leaves_alone_stay_what_they_are(ignored: s
 
 
 @pytest.mark.parametrize(
+    ("above", "given", "is_said"),
+    [
+        ("cfg = {'ignored_states': kept}", "**cfg", False),
+        ("cfg = dict(ignored_parameters=kept)", "**cfg", False),
+        ("cfg['ignored_states'] = list(kept)", "**cfg", False),
+        ("cfg.update({'ignored_states': kept})", "**cfg", False),
+        ("cfg.update(ignored_states=kept)", "**cfg", False),
+        ("cfg.setdefault('ignored_states', kept)", "**cfg", False),
+        ("self.cfg['ignored_states'] = kept", "**self.cfg", False),
+        ("pass", "**{'ignored_states': kept}", False),
+        ("cfg = {'extra': kept}", "**cfg", True),
+        ("cfg['extra'] = kept", "**cfg", True),
+        ("cfg.update(extra=kept)", "**cfg", True),
+        ("cfg.setdefault('extra', kept)", "**cfg", True),
+        ("other['ignored_states'] = kept", "**cfg", True),
+        ("other.update(ignored_states=kept)", "**cfg", True),
+        ("cfg.show(ignored_states=kept)", "**cfg", True),
+        ("cfg['ignored_states'] = kept", "**other", True),
+        ("pass", "**cfg)\n    cfg.update(ignored_states=kept", True),
+        ("pass", "**cfg)\n    cfg['ignored_states'] = (kept", True),
+    ],
+)
+def test_parameters_that_a_dict_leaves_alone(above: str, given: str, *, is_said: bool) -> None:
+    body = (
+        "def wrap(self, net, cfg, other):\n    kept = [p for p in net.parameters() if p.requires_grad]\n"
+        f"    {above}\n    model = FSDP(net, {given})\n    torch.nn.utils.clip_grad_norm_(kept, 1.0)\n"
+    )
+    assert ("FM446" in dict(codes(body))) is is_said
+
+
+@pytest.mark.parametrize(
     ("made", "is_said"),
     [
         ("torch.optim.Adafactor(model.parameters())", True),

@@ -45,6 +45,7 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
         f"{NAMED}x = plugin.mixed_precision_policy.param_dtype\n",
         f"{NAMED}x = plugin.cpu_offload\n",
         f"{NAMED}plugin.use_orig_params = True\n",
+        f"{NAMED}x = args.cpu_offload.offload_params\n",
         f"{NAMED}plugin.set_state_dict_type('FULL_STATE_DICT')\n",
         "x = config.sharding_strategy\ny = args.use_orig_params\n",
         f"{NAMED}x = plugin.sharding_strategy if plugin.fsdp_version == 1 else None\n",
@@ -57,6 +58,29 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
 )
 def test_what_is_the_same_or_another_things(body: str) -> None:
     assert said(body) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("# fsdp_version 2 is not tried yet", True),
+        ("text = 'is_fsdp2 is for later'", True),
+        ("p = FullyShardedDataParallelPlugin(fsdp_version=1)", True),
+        ("p = FullyShardedDataParallelPlugin(fsdp_version=2)", False),
+        ("p = FullyShardedDataParallelPlugin(fsdp_version=args.version)", False),
+        ("v = getattr(plugin, 'fsdp_version', 1)", False),
+        ("v = cfg['fsdp_version']", False),
+        ("is_fsdp2 = accelerator.is_fsdp2", False),
+        ("v = plugin.sharding_strategy is None", False),
+        ("v = plugin.sharding_strategy is not None", False),
+        ("v = accelerator.state.fsdp_plugin is None", True),
+        ("v = plugin is None", True),
+        ("v = args.sharding_strategy is None", True),
+        ("v = plugin.use_orig_params == None", True),
+    ],
+)
+def test_what_asks_which_version_runs(line: str, *, is_said: bool) -> None:
+    assert bool(said(f"{NAMED}{line}\nx = plugin.backward_prefetch\n")) is is_said
 
 
 def test_a_plugin_of_another_package() -> None:

@@ -391,6 +391,7 @@ def test_the_state_of_ddps_model_stays_in_a_context_of_fsdp1() -> None:
         ("import safetensors.torch as st\n{}st.load_model(model, path)\n", True),
         ("from peft import get_peft_model_state_dict as get\n{}get(model)\n", True),
         ("from peft import get_peft_model_state_dict as get\n{}get(model, state)\n", False),
+        ("from peft import get_peft_model_state_dict as get\n{}get(model, adapter_name=name)\n", True),
         ("from peft import set_peft_model_state_dict as put\n{}put(model, state)\n", True),
         ("from peft import get_peft_model_state_dict as get\n{}get(model, state_dict=state)\n", False),
         ("from safetensors.torch import save_model\n{}save_model(net2, path)\n", False),

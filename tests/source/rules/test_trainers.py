@@ -35,6 +35,44 @@ def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
     assert_untouched(source)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "logged_cfg.update({'fsdp_config': c})",
+        "logged_cfg.setdefault('all', {'fsdp_config': c})",
+        "logged['fsdp_config'] = c",
+        "self.logged['fsdp_config'] = c",
+        "logged = {'fsdp_config': c}",
+        "logged = {'a': dict(fsdp_config=c)}",
+        "log_config({'fsdp_config': c})",
+        "logger.info({'fsdp_config': c})",
+        "wandb.config.update({'fsdp_config': c})",
+    ],
+)
+def test_what_is_only_logged(line: str) -> None:
+    code = f"import composer\n{line}\n"
+    assert uses(code, "") == []
+    for name, other in (("logged_cfg", "cfg"), ("logged", "given"), ("log_config", "fit")):
+        code = code.replace(name, other)
+    code = code.replace("logger.info", "run.fit").replace("wandb.config", "kwargs")
+    assert [use.code for use in uses(code, "")] == ["FM328"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "logged = {'fsdp_config': c}\nfit(**logged)",
+        "logged['fsdp_config'] = c\nfit(model, **logged)",
+        "logged = kwargs = {'fsdp_config': c}",
+        "catalog = {'fsdp_config': c}",
+        "run(lambda: {'fsdp_config': c})",
+        "class Logged:\n    def f(self):\n        return {'fsdp_config': c}",
+    ],
+)
+def test_what_may_reach_a_trainer(line: str) -> None:
+    assert [use.code for use in uses(f"import composer\n{line}\n", "")] == ["FM328"]
+
+
 TRAINER = (
     "from transformers import Trainer\n\n\nclass Distilling({base}):\n    def {method}(self, model):\n"
     "        {target} = FSDP(model)\n        return self.model\n"

@@ -70,3 +70,32 @@ def test_an_evaluation_after_training_or_of_others(body: str) -> None:
 @pytest.mark.parametrize(("trains", "is_said"), [("self.trainer.train()", False), ("pass", True)])
 def test_another_method_may_have_trained(trains: str, *, is_said: bool) -> None:
     assert bool(said(IN_CLASS.format(trains))) is is_said
+
+
+@pytest.mark.parametrize(
+    ("bases", "is_said"),
+    [
+        ("", False),
+        ("(object)", False),
+        ("(ABC, Generic[T])", False),
+        ("(torch.nn.Module)", False),
+        ("(Base)", False),
+        ("(Base, Mixin)", True),
+        ("(Mixin)", True),
+        ("(Unseen)", True),
+        ("(*bases)", True),
+        ("(Trainer)", True),
+        ("(Above)", True),
+    ],
+)
+def test_a_trainer_of_the_sources_own(bases: str, *, is_said: bool) -> None:
+    code = (
+        "from abc import ABC\nfrom typing import Generic\nimport torch\nfrom mixins import Mixin\n"
+        "from transformers import Trainer, TrainingArguments\n\n\nclass Base(ABC):\n    pass\n\n\n"
+        f"class Above(Trainer):\n    pass\n\n\nclass MyTrainer{bases}:\n    pass\n\n\n"
+        "args = TrainingArguments('out', fsdp='full_shard')\ntrainer = MyTrainer(model, args)\n"
+        "trainer.evaluate()\n"
+    )
+    assert bool(said(code)) is is_said
+    other = code.replace("\nargs =", "\nif x:\n    from other import MyTrainer\n\nargs =")
+    assert said(other)
