@@ -100,6 +100,8 @@ class Links:
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
     beside_meta: bool = False
     """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What other files set Accelerate's variables to, in a process that runs this one as well."""
     frameworks: frozenset[str] = frozenset()
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     is_trained: bool = False
