@@ -41,7 +41,8 @@ _OTHER_TYPE = re.compile(
     r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$"
     r"|(?:^|\.)(?:is_)?deepspeed_enabled$"
 )
-_TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
+_OPTIMIZES = re.compile(r"optim|\bopt\b|trainer\(", re.IGNORECASE)
+_BACKWARD = re.compile(r"\.backward\(")
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
 )
@@ -200,12 +201,18 @@ def only_infers(code: str) -> bool:
         >>> only_infers("model.eval()"), only_infers("model.eval()\nloss.backward()"), only_infers("")
         (True, False, False)
     """
-    return _INFERS.search(_SAYS_NOTHING.sub("", code)) is not None and not speaks_of_training(code)
+    said = _SAYS_NOTHING.sub("", code)
+    return _INFERS.search(said) is not None and not _BACKWARD.search(said) and not has_optimizer(code)
 
 
-def speaks_of_training(code: str) -> bool:
-    """Tell whether a source has an optimizer, or takes a backward pass, as its words say."""
-    return _TRAINS.search(_SAYS_NOTHING.sub("", code)) is not None
+def has_optimizer(code: str) -> bool:
+    r"""Tell whether a source has an optimizer, or a Trainer that makes one, as its words say.
+
+    Example:
+        >>> has_optimizer("opt = AdamW(model.parameters())"), has_optimizer("loss.backward()")
+        (True, False)
+    """
+    return _OPTIMIZES.search(_SAYS_NOTHING.sub("", code)) is not None
 
 
 def is_list_of_models(index: Index, node: cst.Attribute) -> bool:

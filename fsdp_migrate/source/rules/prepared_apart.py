@@ -17,10 +17,10 @@ from fsdp_migrate.source.python.accelerate_models import (
     asks_for_fsdp,
     asks_for_plugin,
     fsdp_said,
+    has_optimizer,
     names_layers,
     only_infers,
     prepared,
-    speaks_of_training,
 )
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
@@ -110,7 +110,7 @@ def find(source: Source) -> Iterator[Found]:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
         if meant == _MEANT and _is_trainers(source, call):
             meant = _BY_TRAINER
-        elif meant == _MEANT and not speaks_of_training(source.code):
+        elif meant == _MEANT and not has_optimizer(source.code):
             meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
             meant = _HOLDS_MORE.format(others=named(others))

@@ -142,7 +142,7 @@ def test_a_program_without_an_optimizer_is_told_to_leave_the_model_out() -> None
     unused = "from torch import optim\n# the Trainer's optimizer\naccelerator.load_state(path)\n"
     assert "there is none here" in comments(unused + call, PLUGIN)
     assert "Make the optimizer first" in comments(call + "optimizer = AdamW(model.parameters())\n", PLUGIN)
-    assert "Make the optimizer first" in comments(call + "model.eval()\nloss.backward()\n", PLUGIN)
+    assert "Where the model is trained" in comments(call + "model.eval()\nloss.backward()\n", PLUGIN)
 
 
 @pytest.mark.parametrize("mode", ["True", "evaluates"])
@@ -283,6 +283,7 @@ def test_checkpointing_of_what_accelerate_shards_names_its_plugin() -> None:
     ("around", "said"),
     [
         ("print({})\n", "Where the model is trained, write"),
+        ("{}(x).backward()\n", "Where the model is trained, write"),
         ("{}.eval()\n", "there is none here"),
         ("optimizer = AdamW({}.parameters())\n", "Make the optimizer first"),
     ],
