@@ -83,8 +83,8 @@ def find_prepared_apart(
         places = (f"{path}:{number}" for number in sorted(_lines(code, str(path))))
         found.setdefault(_kind(code), []).extend(place for place in places if place not in told)
     ignored = (place for place in find_ignored(every) if place not in settings)
-    alone = (tuple(found.get(kind, ())) for kind in _KINDS)
-    return PreparedApart(*alone, tuple(find_not_loaded(every)), tuple(ignored))
+    trained, untrained, unclear = (tuple(found.get(kind, ())) for kind in _KINDS)
+    return PreparedApart(trained, untrained, unclear, tuple(find_not_loaded(every)), tuple(ignored))
 
 
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:
