@@ -27,6 +27,7 @@ from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.uses import Found
@@ -342,7 +343,18 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
 
 def _known(source: Source, call: cst.Call) -> set[str]:
     """Return what is called, as imports write it, by what other files show of it, too."""
-    return source.index.qualified(call.func) | _chosen(source, call)
+    return (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+
+
+def _of_others(source: Source, func: cst.BaseExpression) -> set[str]:
+    """Return what a name is only in branches that FSDP does not come to: ``cls = bnb.optim.AdamW``."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    if isinstance(func, cst.Name) and func in source.index.scopes:
+        for binding in source.index.bindings_of(func):
+            if isinstance(binding.value, (cst.Name, cst.Attribute)):
+                is_others = is_in_other_engines_branch(source, binding.value)
+                found[is_others] |= source.index.qualified(binding.value)
+    return found[True] - found[False]
 
 
 def _chosen(source: Source, call: cst.Call) -> set[str]:
