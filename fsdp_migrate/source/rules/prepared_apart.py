@@ -25,6 +25,7 @@ from fsdp_migrate.source.python.accelerate_models import (
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
+from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
@@ -224,10 +225,10 @@ def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
 
 
 def _is_trainers(source: Source, call: cst.Call) -> bool:
-    """Tell whether a Trainer, which makes the optimizer itself, is given the model below."""
+    """Tell whether Hugging Face's Trainer, which makes the optimizer itself, is given the model below."""
     models = set(_models(source, call))
     return any(
-        (dotted(each.func) or "").endswith("Trainer")
+        any(map(HUGGING_FACES.match, led_to(source.index, each.func)))
         and source.index.order[each] > source.index.order[call]
         and source.index.function(each) is source.index.function(call)
         and not models.isdisjoint([*_names(each)[:1], *_given_as(each, "model")])
