@@ -108,13 +108,20 @@ class ParameterValues:
             root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
-        is_its = _is_part(self.source, node.value) or self._is_module_of_one(node.value)
+        is_its = self._is_of_part(node) or self._is_module_of_one(node.value)
         return is_its and not self.source.contexts.is_summoned(node)
 
     def is_own(self, node: cst.BaseExpression) -> bool:
         """Tell whether it may be a parameter that a model's class made by itself: ``model.logit_scale``."""
         is_named = isinstance(node, cst.Attribute) and _OWN.search(node.attr.value) is not None
-        return is_named and _is_part(self.source, cst.ensure_type(node, cst.Attribute).value)
+        return is_named and self._is_of_part(cst.ensure_type(node, cst.Attribute))
+
+    def _is_of_part(self, node: cst.Attribute) -> bool:
+        """Tell whether it is an attribute of a sharded model, or of a part of one.
+
+        Of what holds one, ``reward.model = FSDP(reward.model)``, the rest is plain.
+        """
+        return _is_part(self.source, node.value) and self.source.models.sharded_with(node) is not None
 
     def is_many(self, node: cst.BaseExpression) -> bool:
         """Tell whether it holds parameters: ``[p.grad for p in m.parameters()]``, a dict, a list to fill."""
