@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
+    from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
 
@@ -158,7 +159,9 @@ class ParameterValues:
         """Tell whether a name is a function's argument, and a call here gives it such."""
         index, models = self.source.index, self.source.models
         bindings = index.scopes[name].lookup(name.value)
-        is_given = len(bindings) == 1 and bindings[0].kind == "param"
+        # `if isinstance(x, Tensor): x = [x]`, `x = list(x)`: it holds what it was given all the same.
+        anew = [each for each in bindings if each.kind != "param"]
+        is_given = len(bindings) == len(anew) + 1 and all(_holds_the_same(each, name.value) for each in anew)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -290,6 +293,29 @@ class ParameterValues:
             ):
                 return True
         return False
+
+
+def _holds_the_same(binding: Binding, name: str) -> bool:
+    """Tell whether a name is given what it held already, as a list of that: ``x = [x]``, ``x = list(x)``."""
+    value = binding.value if binding.index is None else None
+    if isinstance(value, cst.IfExp):
+        return all(_is_of_the_same(each, name) for each in (value.body, value.orelse))
+    return value is not None and _is_of_the_same(value, name)
+
+
+def _is_of_the_same(value: cst.BaseExpression, name: str) -> bool:
+    if isinstance(value, (cst.List, cst.Tuple)):
+        return [text_of(each.value) for each in value.elements] == [name]
+    if isinstance(value, _COMPREHENSIONS):
+        over = value.for_in
+        elt: cst.BaseExpression | None = value.elt
+        while elt is not None and text_of(elt) != text_of(over.target):
+            elt = _inner(elt)
+        return elt is not None and over.inner_for_in is None and text_of(over.iter) == name
+    is_call = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in SAME_PARAMETERS
+    if isinstance(value, cst.Call) and is_call:
+        return [text_of(arg.value) for arg in value.args if arg.keyword is None] == [name]
+    return text_of(value) == name
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:
