@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate import words
 from fsdp_migrate.adapters.document.edits import Change, Edits
 from fsdp_migrate.adapters.document.json_reader import read_json
-from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective, target
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
@@ -33,7 +33,6 @@ from fsdp_migrate.adapters.engine.base import (
     plain_values,
     read_number,
     shown,
-    target,
 )
 from fsdp_migrate.adapters.engine.claims import ACCELERATE, TRANSFORMERS
 from fsdp_migrate.adapters.engine.optimizer_names import say_arguments

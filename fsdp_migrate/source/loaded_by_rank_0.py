@@ -247,7 +247,8 @@ def _given_back(tree: ast.Module, classes: _Classes) -> dict[str, list[str]]:
             value = each.value
             parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
             names = (_class_of(part) for part in parts if part is not None)
-            found.setdefault(function.name, []).extend(name for name in names if name in classes)
+            its = [name for name in names if name is not None and name in classes]
+            found.setdefault(function.name, []).extend(its)
     return found
 
 

@@ -47,6 +47,7 @@ def is_edited_in_place(index: Index, call: cst.Call) -> bool:
     """
     func, function = cst.ensure_type(call.func, cst.Attribute), index.function(call)
     owner, above = text_of(func.value), index.parents[call]
+    target: cst.BaseExpression | None
     if function is None:
         return False
     if func.attr.value == "state_dict":

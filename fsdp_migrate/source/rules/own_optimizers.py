@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
+from fsdp_migrate.source.given_with_model import optimizer_beside
 from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import (
@@ -65,6 +66,10 @@ _UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
+)
+_GIVEN = (
+    "`{}` may hold the parameters from before sharding, in whose place FSDP2 puts new ones, so that its step "
+    "is an error: where it does, give it to prepare_fully_shard as optimizers=."
 )
 _REFUSE = (
     "of a sharded model this raises, or steps otherwise, where its parameters are DTensors: {}. Take another "
@@ -125,6 +130,8 @@ def find(source: Source) -> Iterator[Found]:
             is_class = source.index.fsdp1(call.func) == catalog.FSDP
             before = dict.fromkeys(_kept(source, call, told=None if is_class else ()))
             yield from (Found("FM446", each, _KEPT, "commented") for each in before)
+            if (name := optimizer_beside(source, call)) is not None:
+                yield Found("FM446", source.index.statement(call), _GIVEN.format(name), "commented")
 
 
 def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
