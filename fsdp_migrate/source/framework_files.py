@@ -71,7 +71,7 @@ _USES_TRAINER = re.compile(
     r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\("
     r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b"
 )
-_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
+_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\b(?:optim|label_smoothing_factor)\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(
     r"\bfsdp['\"]?\s*[:=]\s*['\"]+(?:full_shard|shard_grad_op|hybrid_shard)"

@@ -85,8 +85,8 @@ _ON_META = (
 )
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
-_CLIPS = "max_grad_norm"
-_TAKEN = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE, _CLIPS)
+_NUMBERS = ("max_grad_norm", "label_smoothing_factor")
+_TAKEN = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE, *_NUMBERS)
 _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 
 
@@ -147,8 +147,8 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
 def _of_the_rest(
     values: Values, converted: Converted, place: cst.CSTNode, maybe: str = ""
 ) -> Iterator[Found]:
-    """Say what mixed precision and clipping do otherwise where FSDP's own settings are left to a person."""
-    rest = [each for each in converted.findings if each.code == "FM354" or each.subject == _CLIPS]
+    """Say what arguments beside FSDP's do otherwise where FSDP's own are left to a person."""
+    rest = [each for each in converted.findings if each.code == "FM354" or each.subject in _NUMBERS]
     yield from said_of([_where(each, maybe) for each in rest], values, lambda _: place)
 
 
@@ -173,7 +173,7 @@ def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
     document |= {name: True for name, value in flags.items() if value is True}
     unsure = [] if True in flags.values() else [name for name in flags if values.has_unread(flags[name])]
     document |= dict.fromkeys(unsure[:1], True)
-    for name, kind in (("optim", str), (_CLIPS, (int, float))):
+    for name, kind in (("optim", str), *((each, (int, float)) for each in _NUMBERS)):
         value = values.read(given[name]) if name in given else None
         if isinstance(value, kind):
             document[name] = value

@@ -388,6 +388,14 @@ def test_offload_is_said_where_the_settings_stay_as_they_are(body: str) -> None:
     assert f"{said}: `FSDP_OFFLOAD_PARAMS=true`" in comments(sets, HF)
 
 
+@pytest.mark.parametrize("more", ["", ", **more"])
+def test_smoothed_labels_beside_fsdp(more: str) -> None:
+    body = 'a = TrainingArguments("o", fsdp="full_shard auto_wrap", label_smoothing_factor={}{})\n'
+    said = "FM343 `label_smoothing_factor`: 0.1: the Trainer shifts"
+    assert said in comments(body.format("0.1", more), HF)
+    assert "label_smoothing_factor`" not in comments(body.format("0.0", more), HF)
+
+
 @pytest.mark.parametrize(
     ("base", "default", "is_said"),
     [
