@@ -56,9 +56,13 @@ _WORDS: dict[str, tuple[re.Pattern[str], Callable[[str], object], re.Pattern[str
         re.compile(r"\bModelParallelStrategy\("),
     ),
 }
+_ASKED = "DistributedType.FSDP"
 # Without one of these words a file is not looked at: they are found a hundred times as fast as expressions.
 _TELLING = {
-    "accelerate": ("FullyShardedDataParallelPlugin", "fsdp_plugin", "ACCELERATE_USE_FSDP"),
+    "accelerate": (
+        *("FullyShardedDataParallelPlugin", "fsdp_plugin", "ACCELERATE_USE_FSDP"),
+        _ASKED,
+    ),
     "fabric": ("FSDPStrategy", "Fabric"),
 }
 _OF_TRAINERS = ("Trainer", "Callback")
@@ -91,6 +95,7 @@ _MAKERS = re.compile(r"\b(?!\w*(?:Config|Processor|Tokenizer)\b)(\w+)\.(?:from_c
 _SET = re.compile(r"^[ \t]*\w*model(?:[ \t]*,[ \t]*\w+){0,9}[ \t]*=[ \t]*([A-Za-z_][\w.]*)", re.MULTILINE)
 _FROM_UNSLOTH = re.compile(r"Fast\w*Model\.|get_peft_model$|None$|\w*model\b")
 _UNSLOTHS = re.compile(r"Fast\w*Model")
+_GIVEN_TO_FSDP1 = re.compile(r"\bFullyShardedDataParallel\b[\s\S]*\.(?:state_dict_type|summon_full_params)\(")
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
@@ -184,7 +189,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
             path
             for path, text in texts.items()
             if any(word in text for word in _TELLING[name])
-            and _OWN[name].search(text)
+            and (_OWN[name].search(text) or (name == "accelerate" and _hands_to_fsdp1(text)))
             and path in given[name]
             and not is_new.search(text)
         }
@@ -204,6 +209,11 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         classes,
         told,
     )
+
+
+def _hands_to_fsdp1(text: str) -> bool:
+    """Tell whether a text asks Accelerate for FSDP, and gives FSDP1's functions what that has prepared."""
+    return _ASKED in text and "is_fsdp2" not in text and _GIVEN_TO_FSDP1.search(text) is not None
 
 
 def _asked_by_options(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
+from fsdp_migrate.source.catalog import FSDP
 from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method, method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.heirs import ACCELERATES, is_itself, is_made_by
@@ -64,6 +65,24 @@ def shards_by_accelerate(index: Index) -> bool:
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
     return bool(made) or is_given or _is_set(index)
+
+
+def hands_to_fsdp1(index: Index) -> bool:
+    """Tell whether a source asks Accelerate for FSDP, and gives FSDP1's functions what Accelerate prepared.
+
+    ``if accelerator.distributed_type == DistributedType.FSDP: with FSDP.state_dict_type(model, ...)``: it is
+    written for such runs, whichever config they have.
+    """
+    calls = (cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ()))
+    names = {index.fsdp1(call.func) or "" for call in calls}
+    is_given = FSDP not in names and any(name.startswith(f"{FSDP}.") for name in names)
+    return is_given and asks_for_fsdp(index) and not _asks_for_version(index)
+
+
+def _asks_for_version(index: Index) -> bool:
+    """Tell whether a source asks for FSDP's version, and so serves FSDP2 too: ``accelerator.is_fsdp2``."""
+    names = (cst.ensure_type(node, cst.Name) for node in index.by_kind.get(cst.Name, ()))
+    return any(each.value in {"fsdp_version", "is_fsdp2"} for each in names)
 
 
 def _is_set(index: Index) -> bool:

@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     clipped,
     fsdp_may_run,
     fsdp_said,
+    hands_to_fsdp1,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
@@ -94,7 +95,8 @@ class Frameworks:
 
     @functools.cached_property
     def _accelerate(self) -> bool:
-        return "accelerate" in self.links.frameworks or shards_by_accelerate(self.index)
+        is_told = "accelerate" in self.links.frameworks
+        return is_told or shards_by_accelerate(self.index) or hands_to_fsdp1(self.index)
 
     @functools.cached_property
     def _asks_accelerate(self) -> bool:
