@@ -15,6 +15,7 @@ from fsdp_migrate.source.asked_around import (
     SWITCHED,
     asked_around,
     asks,
+    fsdp2_around,
 )
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
@@ -57,6 +58,8 @@ _WORDS: dict[str, tuple[re.Pattern[str], Callable[[str], object], re.Pattern[str
     ),
 }
 _ASKED = "DistributedType.FSDP"
+_ITS_FILE = "pytorch_model_fsdp"
+_NAMES_ITS_FILE = re.compile(rf"^[^#\n]*['\"/]{_ITS_FILE}(?:_\d|\.bin|['\"/])", re.MULTILINE)
 # Without one of these words a file is not looked at: they are found a hundred times as fast as expressions.
 _TELLING = {
     "accelerate": (
@@ -242,7 +245,19 @@ def _asked_by_configs(
     flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
     flags += [text for text in texts.values() if SWITCH in text]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
-    return found if found and (is_asked or asked_around(around, pattern)) else set()
+    is_asked = is_asked or (bool(found) and asked_around(around, pattern))
+    is_asked = is_asked or (name == "accelerate" and bool(found) and _name_its_files(texts, around))
+    return found if is_asked else set()
+
+
+def _name_its_files(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a source names what Accelerate's FSDP saves, where nothing asks for FSDP2.
+
+    Its config may be the machine's: ``os.remove(folder / "pytorch_model_fsdp.bin")``.
+    """
+    named = [text for path, text in texts.items() if _ITS_FILE in text and not is_a_test(path)]
+    is_named = any(_NAMES_ITS_FILE.search(text) for text in named)
+    return is_named and not any("fsdp_version" in text for text in named) and not fsdp2_around(around)
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
@@ -255,7 +270,8 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     is_asked = any(asks(text, ASKS_HF) for text in own) or any(
         _asks_otherwise(text) or (path in found and _asks_itself(text)) for path, text in texts.items()
     )
-    return found if is_asked or asked_around(around, ASKS_HF) else set()
+    is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
+    return found if is_asked else set()
 
 
 def _is_unsloths(text: str) -> bool:

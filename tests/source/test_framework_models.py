@@ -288,3 +288,47 @@ def test_what_is_written_for_accelerates_fsdp1_is_run_so(
     (tmp_path / "clipping.py").write_text(CLIPS)
     found = {use.path.rpartition("/")[2] for use in scan_paths([tmp_path]).uses if use.code == "FM326"}
     assert found == ({"clipping.py", "train.py"} if is_said else set())
+
+
+FINETUNE = """\
+import os
+import torch
+from transformers import Trainer, TrainingArguments
+
+
+def main(model, path):
+    trainer = Trainer(model=model, args=TrainingArguments(output_dir="o"))
+    trainer.train()
+    trainer.model.save_pretrained(path)
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "is_said"),
+    [
+        ('os.remove(os.path.join(path, "pytorch_model_fsdp.bin"))', "", True),
+        ("load(path + '/pytorch_model_fsdp_0')", "", True),
+        ("# pytorch_model_fsdp.bin", "", False),
+        ('os.remove(os.path.join(path, "pytorch_model.bin"))', "", False),
+        # FSDP2 saves by the same names.
+        ('os.remove(path + "/pytorch_model_fsdp.bin")', "fsdp_config:\n  fsdp_version: 2\n", False),
+    ],
+)
+def test_the_names_of_accelerates_files_speak_of_fsdp(
+    tmp_path: Path, line: str, config: str, *, is_said: bool
+) -> None:
+    """The config of ``accelerate launch`` may be the machine's own."""
+    (tmp_path / "finetune.py").write_text(FINETUNE.format(line))
+    (tmp_path / "fsdp.yaml").write_text(f"mixed_precision: bf16\n{config}")
+    assert ("FM333" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+    other = (
+        FINETUNE.format("")
+        .replace("Trainer(model=model", "Accelerator().prepare(model")
+        .split("    trainer.train")[0]
+    )
+    prepares = (
+        f"from accelerate import Accelerator\n{other}    torch.save(trainer.state_dict(), path)\n    {line}\n"
+    )
+    (tmp_path / "finetune.py").write_text(prepares.replace(', args=TrainingArguments(output_dir="o")', ""))
+    assert ("FM333" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
