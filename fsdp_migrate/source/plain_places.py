@@ -21,7 +21,6 @@ from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
-from fsdp_migrate.source.sharding_words import shards
 from fsdp_migrate.source.tables import in_table
 from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.sharding_files import ShardingFiles
 
 
 _DEEPEST: Final = 24
@@ -77,6 +77,7 @@ class PlainPlaces:
     """Answers what a project shows to be plain. Reads only."""
 
     project: Project
+    sharding: ShardingFiles
     callers: Callers = field(init=False, repr=False)
     _doubts: Doubts = field(init=False, repr=False)
     _objects: Objects = field(init=False, repr=False)
@@ -151,7 +152,7 @@ class PlainPlaces:
                 return self._known[key]
             calls = self.callers.of(function)
             is_called = bool(calls) or not (
-                shards(self.project.texts[function.module.path]) or self._doubts.is_any_picked()
+                self.sharding.shards(function.module.path) or self._doubts.is_any_picked()
             )
             self._known[key] = (
                 calls is not None

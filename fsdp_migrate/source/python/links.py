@@ -130,6 +130,8 @@ class Links:
     """Whether a file of the project shards by FSDP2 itself, and by FSDP1 only where that is missing."""
     fsdp2_alone: bool = False
     """Whether FSDP2 alone shards the project's models, and this file asks for FSDP1's class."""
+    other_fsdp: bool = False
+    """Whether this file speaks of FSDP in a project that has another package's, or one of its own, alone."""
     gives_fsdp2s: frozenset[str] = frozenset()
     """Functions, as this file calls them, that give FSDP2's model, DDP's or a plain one."""
     called_here: frozenset[str] = frozenset()
