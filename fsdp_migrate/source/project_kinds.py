@@ -14,6 +14,7 @@ from fsdp_migrate.source.bound_since import is_bound_since
 from fsdp_migrate.source.constant_arguments import ToldOff
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back
+from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
@@ -38,7 +39,6 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
@@ -108,6 +108,7 @@ class ProjectKinds:
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     told_off: ToldOff = field(default_factory=ToldOff, repr=False)
+    left: LeftBranches = field(default_factory=LeftBranches, repr=False)
     _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
 
@@ -219,7 +220,9 @@ class ProjectKinds:
         made = self.made.get((scope, text))
         if not made and text.startswith("self."):
             return self._runs_before(text, place)
-        if not made or self.from_others.get((scope, text)):
+        if not made:
+            return self.left.hold(place, text.partition(".")[0])
+        if self.from_others.get((scope, text)):
             return False
         return not any(
             comes_to(self.project, mark, node.lineno, place, text)
@@ -489,12 +492,3 @@ def is_about(kinds: Collection[str]) -> bool:
     if {"params", f"{MAKES_ONE}fsdp", FLAT, NORM} & set(kinds) or has_model(kinds) or has_groups(kinds):
         return True
     return any(kind.endswith((f">{MAKES_ONE}fsdp", f">{NORM}")) for kind in kinds)  # `{"fsdp": wrap}`
-
-
-def makes_attribute(owner: Definition, text: str) -> bool:
-    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
-    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
-    return any(
-        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
-        for each in assigns
-    )

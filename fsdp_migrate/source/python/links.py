@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsdp_migrate.source.python.call_signatures import Signature
+    from fsdp_migrate.source.python.known_constants import Constants
 
 
 Kinds = frozenset[str]
@@ -159,6 +160,8 @@ class Links:
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
+    constants_given: Mapping[tuple[str, str], tuple[Constants, ...]] = field(default_factory=dict)
+    """The constants of the calls that give models to parameters of this file's functions, if all are seen."""
     plain_calls: frozenset[Signature] = frozenset()
     """Calls of this file that give plain models, by the constants that they are given."""
 
