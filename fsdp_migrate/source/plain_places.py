@@ -90,19 +90,22 @@ class PlainPlaces:
         self._objects = Objects(self.project, self.callers)
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
-        """Return the line and the text of each expression that something is done with, and that is plain."""
+        """Return the line and the text of each expression that something is done with, and that is plain.
+
+        Not where another of that text on the line is not.
+        """
         module = self.project.module(path)
         if module is None:
             return frozenset()
-        found: set[tuple[int, str]] = set()
+        found: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
         for statement in (each for scope in scopes_of(module) for each in scope.statements):
             asked = [node for call in statement.calls for node in _asked(call)]
             bound = bound_within(statement.node) if asked else set()
             for node in asked:
                 text = dotted(node)
                 if text is not None and text.split(".")[0] not in bound and _may_be_one(text):
-                    found |= {(node.lineno, text)} if self._is_plain(node, statement.place, 0) else set()
-        return frozenset(found)
+                    found[self._is_plain(node, statement.place, 0)].add((node.lineno, text))
+        return frozenset(found[True] - found[False])
 
     def _is_plain(self, node: ast.expr, place: Place, depth: int) -> bool:
         if depth > _DEEPEST:

@@ -139,7 +139,7 @@ class ProjectFacts(PickedKinds):
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
-        mark = Mark(place.line, place.loops, place.asked, is_aside)
+        mark = Mark(place.start, place.loops, place.asked, is_aside)
         here = f"{place.module.path}:{place.scope}", text
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
@@ -237,8 +237,8 @@ class ProjectFacts(PickedKinds):
         if "fsdp" not in kinds or text is None or is_of_a_loop(text, place.loops):
             return
         scope = f"{place.module.path}:{place.scope}"
-        if place.line not in self.inner.setdefault((scope, text), set()):
-            self.inner[scope, text].add(place.line)
+        if place.start not in self.inner.setdefault((scope, text), set()):
+            self.inner[scope, text].add(place.start)
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
             self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.bound_since import is_bound_since
@@ -17,7 +17,7 @@ from fsdp_migrate.source.given_back import argument, given_back
 from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
-from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
+from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
@@ -80,8 +80,8 @@ class ProjectKinds:
     """What a name of a scope may be, by the scope's key and the name."""
     made: dict[Fact, list[Mark]] = field(default_factory=dict)
     """Where a name is made a model."""
-    inner: dict[Fact, set[int]] = field(default_factory=dict)
-    """The lines that shard what a name is, in place: ``net`` of ``model = FSDP(net)``."""
+    inner: dict[Fact, set[Start]] = field(default_factory=dict)
+    """The statements that shard what a name is, in place: ``net`` of ``model = FSDP(net)``."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
     set_on_own: dict[Fact, bool] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class ProjectKinds:
         if "fsdp" in found and (is_of_other_engine(place) or self._is_before(text, node, place)):
             here = f"{place.module.path}:{place.scope}", text
             # By what shards it below alone, nothing is known of it above.
-            is_inner = here in self.inner and {e.line for e in self.made.get(here, ())} <= self.inner[here]
+            is_inner = here in self.inner and {e.start for e in self.made.get(here, ())} <= self.inner[here]
             found -= {"fsdp", "other"} if is_inner else {"fsdp"}
         start, _, last = text.rpartition(".")
         if last == "module" and start:
@@ -224,9 +224,9 @@ class ProjectKinds:
             return self.left.hold(place, text.partition(".")[0])
         if self.from_others.get((scope, text)):
             return False
+        here = replace(place, start=place.start if place.start != NOWHERE else start_of(node))
         return not any(
-            comes_to(self.project, mark, node.lineno, place, text)
-            and not is_bound_since(self, mark, text, node.lineno, place)
+            comes_to(self.project, mark, here, text) and not is_bound_since(self, mark, text, here)
             for mark in made
         )
 
