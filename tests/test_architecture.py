@@ -91,6 +91,7 @@ HOUSE: House = (
                 "source.looked_up",
                 "source.method_calls",
                 "source.parameter_values",
+                "source.set_layers",
                 "source.settings_in_python",
                 "source.sharded_parts",
                 "source.wrapped_twice",

@@ -80,8 +80,9 @@ EXPLANATIONS = {
         "Nothing where it was rewritten or stays. Below a comment call `fsdp_migrate.runtime.grad_scaler` with the same arguments, by their names.",
     ),
     "FM315": (
-        "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model.",
-        "Check that the code did not mean an attribute `module` of your own model.",
+        "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model. So a flag or a layer that is set on `model` reaches"
+        " the model itself, where FSDP1's wrapper took it, and the model within went on with its own.",
+        "Put a layer into the model before that is sharded. Check that the code did not mean an attribute `module` of your own model.",
     ),
     "FM316": (
         "FSDP1 put `_fsdp_wrapped_module` into the names of parameters and modules. Under FSDP2 names are those of the model, so that a test for the"
