@@ -129,6 +129,8 @@ class Links:
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False
     """Whether a file of the project shards by FSDP2 itself, and by FSDP1 only where that is missing."""
+    has_fsdp2: bool = False
+    """Whether a file of the project shards by FSDP2 itself, beside FSDP1."""
     fsdp2_alone: bool = False
     """Whether FSDP2 alone shards the project's models, and this file asks for FSDP1's class."""
     other_fsdp: bool = False
