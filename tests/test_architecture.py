@@ -88,6 +88,7 @@ HOUSE: House = (
                 "source.lightning_numbers",
                 "source.lightning_words",
                 "source.lightning_wrappers",
+                "source.local_numbers",
                 "source.looked_up",
                 "source.method_calls",
                 "source.parameter_values",
