@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.fallbacks import has_fallback
+from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
@@ -40,6 +40,7 @@ def of_the_whole(project: Project) -> Links:
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         falls_back=has_fallback(project),
+        has_fsdp2=has_fsdp2(project),
     )
 
 

@@ -131,7 +131,7 @@ class _Following(ProjectFacts):
         self.look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
         self.look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():
-            self._add((key, name), kinds, from_others=True)
+            self._add_unseen((key, name), set(kinds))
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()
@@ -377,8 +377,11 @@ class _Following(ProjectFacts):
         for name, kinds in (*bound_here, *rest_of(made or definition, given, named)):
             if kinds and made is None and is_class and self._is_about(kinds):
                 self._note_holder(definition.key)  # a dataclass
+            parameter = self._parameter(made or definition, name)
+            if has_model(kinds) and self.left.note(parameter, made or definition, call):
+                self._found_more(parameter)
             if kinds:
-                self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+                self._add(parameter, kinds, from_others=is_told)
 
     def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
         """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""
@@ -450,7 +453,13 @@ class _Following(ProjectFacts):
         for name, kinds in (*bound(made, call, given, named), *rest_of(made, given, named)):
             if kinds:
                 self.look_at([made.module.path])
-                self._add((made.key, name), kinds, from_others=True)
+                self._add_unseen((made.key, name), kinds)
+
+    def _add_unseen(self, parameter: Fact, kinds: set[str]) -> None:
+        """Note what a parameter is given by a call that does not name its function."""
+        if has_model(kinds) and self.left.note_other(parameter):
+            self._found_more(parameter)
+        self._add(parameter, kinds, from_others=True)
 
     def _parameter(self, definition: Definition, name: str) -> Fact:
         """Return what a parameter is called: of a class without a constructor of its own, the attribute."""

@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.python.tensor_words import OF_FUNCTIONS, OF_METHODS, SAME
+from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
 
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ParameterValues:
 
     def is_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
-        while (inner := _inner(node)) is not None:
+        while (inner := _inner(self.source, node)) is not None:
             node = inner
         if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
             if any(map(self.is_one, _parts(self.source, node))):
@@ -324,7 +324,7 @@ def _makes_plain(function: cst.FunctionDef) -> bool:
     return any(name in {"full_tensor", "to_local"} for name in attributes)
 
 
-def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
+def _inner(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
     if isinstance(node, cst.Attribute) and node.attr.value in SAME:
         return node.value
@@ -332,7 +332,8 @@ def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
         return node.expression
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return None
-    is_one = node.func.attr.value in OF_METHODS and dotted(node.func.value) not in _LIBRARIES
+    is_one = gives_its_kind(node.func.attr.value) and dotted(node.func.value) not in _LIBRARIES
+    is_one = is_one and not source.index.qualified(node.func)
     return node.func.value if is_one else None
 
 
@@ -345,7 +346,7 @@ def _parts(
     elif isinstance(node, cst.Comparison):
         compared = [each.comparator for each in node.comparisons if isinstance(each.operator, _COMPARES)]
         yield from (node.left, *compared) if compared else ()
-    elif source.index.qualified(node.func) & OF_FUNCTIONS:
+    elif any(map(gives_kind_of_given, source.index.qualified(node.func))):
         yield from (arg.value for arg in node.args if not arg.star)
 
 

@@ -119,13 +119,24 @@ class Asked(NamedTuple):
     """Whether it may come out otherwise in another round."""
 
 
+Start = tuple[int, int]
+"""The line and the column at which a statement starts: several may share a line."""
+NOWHERE: Start = (0, 0)
+
+
+def start_of(node: ast.stmt | ast.expr) -> Start:
+    """Return where a statement or an expression starts."""
+    return node.lineno, node.col_offset
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where an expression stands: its module, and the function or class around it by name."""
 
     module: Module
     scope: str
-    line: int = 0
+    start: Start = NOWHERE
+    """Where its statement starts."""
     loops: tuple[ast.AST, ...] = ()
     blocks: tuple[int, ...] = ()
     """The blocks around it in its scope, from the outside in."""

@@ -14,7 +14,6 @@ from fsdp_migrate.source.project_kinds import (
     MAKES_ONE,
     Fact,
     is_about,
-    makes_attribute,
 )
 from fsdp_migrate.source.project_names import node_of, set_by_names
 from fsdp_migrate.source.project_switches import Mark
@@ -29,6 +28,7 @@ from fsdp_migrate.source.python.held import (
     taken,
     whole,
 )
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import made_by
 from fsdp_migrate.source.wrapped_in_place import (
     as_it_was,
@@ -139,7 +139,7 @@ class ProjectFacts(PickedKinds):
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
-        mark = Mark(place.line, place.loops, place.asked, is_aside)
+        mark = Mark(place.start, place.loops, place.asked, is_aside)
         here = f"{place.module.path}:{place.scope}", text
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
@@ -237,8 +237,8 @@ class ProjectFacts(PickedKinds):
         if "fsdp" not in kinds or text is None or is_of_a_loop(text, place.loops):
             return
         scope = f"{place.module.path}:{place.scope}"
-        if place.line not in self.inner.setdefault((scope, text), set()):
-            self.inner[scope, text].add(place.line)
+        if place.start not in self.inner.setdefault((scope, text), set()):
+            self.inner[scope, text].add(place.start)
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
             self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)
@@ -432,3 +432,12 @@ class ProjectFacts(PickedKinds):
         for each in node.items if isinstance(node, (ast.With, ast.AsyncWith)) else ():
             if each.optional_vars is not None:
                 self._assign(each.optional_vars, entered(self.kinds(each.context_expr, place)), place)
+
+
+def makes_attribute(owner: Definition, text: str) -> bool:
+    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
+    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
+        for each in assigns
+    )

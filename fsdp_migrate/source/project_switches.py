@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.walked import walked
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.project import Project, Start
 
 
 _DEEPEST = 2
@@ -36,26 +36,25 @@ _FACTS: WeakKeyDictionary[ast.AST, dict[tuple[ast.expr, bool], tuple[_Fact, ...]
 
 
 class Mark(NamedTuple):
-    """Where a name is made a model: a line, the loops around it, and the choices."""
+    """Where a name is made a model: a statement, the loops around it, and the choices."""
 
-    line: int
+    start: Start
     loops: tuple[ast.AST, ...]
     asked: tuple[Asked, ...]
     is_aside: bool = False
     """Whether another name is bound there, and this one's model is sharded in place."""
 
 
-def comes_to(project: Project, mark: Mark, line: int, place: Place, text: str) -> bool:
-    """Tell whether a line of the same function may have what a name was made.
+def comes_to(project: Project, mark: Mark, place: Place, text: str) -> bool:
+    """Tell whether a place in the same function may have what a name was made.
 
     Args:
         project: The files.
         mark: Where it was.
-        line: The line.
-        place: Where that stands.
+        place: The place.
         text: The name. An attribute keeps its model until the function runs again.
     """
-    is_below = mark.line < line or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
+    is_below = mark.start < place.start or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
     is_kept = "." in text and not place.scope.endswith("__init__")
     return is_below and not _is_excluded(project, mark.asked, place, is_kept=is_kept)
 

@@ -99,6 +99,7 @@ class Told:
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.known.fields_told.get(p, {}),
+                constants_given=self.known.left.told(str(p), self.known.made),
                 plain_calls=self.known.told_off.in_file(p),
                 shards_parts=parts.certain.get(p, frozenset()),
                 asked_for_parts=parts.asked.get(p, frozenset()),

@@ -39,6 +39,7 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
+from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, targets_of
 from fsdp_migrate.source.python.makers import (
@@ -272,7 +273,7 @@ class ModelKinds:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self._fsdp2.is_given(node) or self._is_not_run(node):
+        if self._fsdp2.is_given(node) or self._is_not_run(node) or is_left_out(self.guards, self.links, node):
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
