@@ -69,6 +69,11 @@ class FrameworkModels:
         module = self.hf.project.module(path) if self.hf is not None and path in self.hf.files else None
         return self.hf.classes(module) if self.hf is not None and module is not None else {}
 
+    def own_hooks(self, path: Path) -> Mapping[str, frozenset[str]]:
+        """Return by class of a file the methods of its own that the Trainer's run once it has sharded."""
+        module = self.hf.project.module(path) if self.hf is not None and path in self.hf.files else None
+        return self.hf.own_hooks(module) if self.hf is not None and module is not None else {}
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield the parameters that a framework gives a model: the function's key, the name, the kinds."""
         for each in (self.hf, self.lightning, self.composer):
