@@ -93,11 +93,13 @@ class FrameworkModels:
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of a framework's function gives."""
+        if self.composer is not None and (found := self.composer.of_call(call, place)):
+            return found
         func = method_in(place.module.tree, call.func)
         if func is None or not call.args:
             return set()
         owner = dotted(func.value) or ""
-        found: set[str] = set()
+        found = set()
         if self._uses("accelerate", place):
             tree, given = place.module.tree, [dotted(arg) or "" for arg in call.args]
             if any(isinstance(arg, ast.Starred) for arg in call.args):
