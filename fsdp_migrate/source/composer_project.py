@@ -115,6 +115,11 @@ class ComposerProject:
         is_one = is_composers_model(text) or self._names.is_one(text, place)
         return set(COMPOSED) if is_one or self._is_part(text, place) else set()
 
+    def of_call(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what a Trainer is that a call makes: its state has the model."""
+        is_one = place.module.path in self.files and shards(self.project, call, place)
+        return put(attribute("state"), put(attribute("model"), COMPOSED)) if is_one else set()
+
     def _is_part(self, text: str, place: Place) -> bool:
         """Tell whether it is ``self`` of a ComposerModel, or a part of it, where the parts are sharded."""
         owner, _, method = place.scope.rpartition(".")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.unknown_models import last_word
 
@@ -62,7 +63,8 @@ def _is_of_values(node: cst.BaseExpression) -> bool:
 def _is_part(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is a part of a sharded model that has parameters, as its name says."""
     last = last_word(node)
-    part: cst.BaseExpression | None = node if _PARTS.search(last) else None
+    is_named = _PARTS.search(last) or is_model(last, asked_as_models(source.index, or_called=False))
+    part: cst.BaseExpression | None = node if is_named else None
     while part is not None:
         part = source.models.sharded_with(part)
         if part is not None and source.models.certainty(part) is not None:

@@ -7,6 +7,7 @@ here: that ``build_model`` of another file returns an FSDP1 model, and that ``tr
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
+from fsdp_migrate.source.dispatched_methods import DispatchedMethods
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
@@ -124,6 +126,11 @@ class _Following(ProjectFacts):
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
     _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
     """What parameters that are called are given, by their function or class and their name."""
+
+    @functools.cached_property
+    def dispatched(self) -> DispatchedMethods:
+        """The methods that loops call on objects of which nothing is seen."""
+        return DispatchedMethods(self.project)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -412,6 +419,8 @@ class _Following(ProjectFacts):
                     self._give_lambda(node, place, given)
             if has_model(set().union(*given)):
                 self._call_held(call, place, given, named)
+            for each in self.dispatched.of(call, place):
+                self._give(each, call, given, named)
 
     def _call_held(
         self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]

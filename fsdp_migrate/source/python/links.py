@@ -119,6 +119,8 @@ class Links:
     """Whether Lightning's FSDP1 wraps parts of a module by a policy, whose parameters a step sees sharded."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
+    own_hooks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By such a class, or a LightningModule, the methods of its own that run once the model is sharded."""
     beside_lightning: bool = False
     """Whether this file has an option for a strategy, in a project whose other files use Lightning."""
     lightning: Mapping[str, str] = field(default_factory=dict)

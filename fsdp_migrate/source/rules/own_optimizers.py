@@ -31,6 +31,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -209,7 +210,7 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
             if _is_of_a_method(source, call, arg.value):
                 return True
             continue
-        if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
+        if whole_of(source, model) is not None or _is_wrapped_later(source, call, model):
             return True
     return is_prepared_with_its_model(source, call) or is_given_to_a_framework(source, call)
 

@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.strategies import keep_shapes
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -132,7 +133,7 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
     if not isinstance(call.func, cst.Attribute):
         return
     model = call.func.value
-    if source.models.certainty(model) is None and FLAT not in source.models.kinds(model):
+    if whole_of(source, model) is None and FLAT not in source.models.kinds(model):
         return
     name = call.func.attr.value
     if name in _LISTS:
