@@ -160,7 +160,7 @@ class Told:
                     continue
                 own = self.known.facts.get((key, text), set())
                 told = self.told(self.known.text_kinds(text, node_of(text), place) - own)
-                if told:
+                if told - {"other"}:  # which alone says nothing of a name
                     yield (name, text), set(told)
 
     def _is_known(self, text: str, place: Place) -> bool:

@@ -74,3 +74,19 @@ def test_statements_that_share_a_line_run_one_after_another(
     (tmp_path / "main.py").write_text(f"{FSDP}from lib import save\ndef main(n, x):\n    {body}\n")
     found = {use.action for use in scan_paths([tmp_path]).uses if use.path.endswith("lib.py")}
     assert bool(found - {"unclear"}) is is_sharded
+
+
+@pytest.mark.parametrize("gap", ["", "\n        "])
+def test_what_a_statement_wraps_on_a_line_of_its_own_is_plain_there(tmp_path: Path, gap: str) -> None:
+    wrap = (
+        f"{FSDP}def wrap(net, on):\n    torch.save(net.state_dict(), 'x')\n"
+        "    if on:\n        net = FSDP(net)\n    return net\n"
+    )
+    main = (
+        "from wrap import wrap\nclass Pair:\n    pass\nclass Trainer:\n    def __init__(self, cfg):\n"
+        f"        self.model = Pair()\n        self.model.net = wrap({gap}self.model.net, cfg.on)\n"
+    )
+    (tmp_path / "wrap.py").write_text(wrap)
+    (tmp_path / "main.py").write_text(main)
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.line < 5}
+    assert found.isdisjoint({"FM308", "FM333"})
