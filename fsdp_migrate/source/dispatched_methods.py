@@ -1,4 +1,4 @@
-"""Methods that a loop calls on objects of which nothing is seen: ``for each in self.callbacks: each.on_end(self)``.
+"""Methods that a loop calls on objects of which nothing is seen: ``for each in hooks: each.on_end(self)``.
 
 They may be any methods of the project that have this name, and take as much as they are given.
 """
@@ -27,7 +27,16 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OF_OTHERS: Final = frozenset(
     {
         *(name for kind in (dict, list, set, str) for name in dir(kind)),
-        *("apply", "backward", "cuda", "eval", "forward", "load_state_dict", "named_parameters", "parameters"),
+        *(
+            "apply",
+            "backward",
+            "cuda",
+            "eval",
+            "forward",
+            "load_state_dict",
+            "named_parameters",
+            "parameters",
+        ),
         *("requires_grad_", "state_dict", "step", "to", "train", "zero_grad"),
     }
 )
@@ -70,7 +79,8 @@ def _is_gone_through(node: ast.expr, place: Place) -> bool:
     text = dotted(node)
     loops = (each for each in place.loops if isinstance(each, (ast.For, ast.AsyncFor)))
     targets = (
-        each.target.elts if isinstance(each.target, (ast.Tuple, ast.List)) else [each.target] for each in loops
+        each.target.elts if isinstance(each.target, (ast.Tuple, ast.List)) else [each.target]
+        for each in loops
     )
     return text is not None and any(dotted(each) == text for parts in targets for each in parts)
 

@@ -151,7 +151,9 @@ class ParameterValues:
         """Tell whether a name is a function's argument, and a call here gives it such."""
         index, models = self.source.index, self.source.models
         bindings = index.scopes[name].lookup(name.value)
-        is_given = len(bindings) == 1 and bindings[0].kind == "param"
+        others = [each.value for each in bindings if each.kind != "param"]
+        # `p = p.detach().cpu()` is what it was given still.
+        is_given = len(others) < len(bindings) and all(_is_made_of(each, name.value) for each in others)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -263,7 +265,7 @@ class ParameterValues:
         models = self.source.models
         is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
-        return is_fsdp1 or _is_itself(self.source, model)
+        return is_fsdp1 or is_itself(self.source, model)
 
     def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
@@ -283,6 +285,14 @@ class ParameterValues:
             ):
                 return True
         return False
+
+
+def _is_made_of(value: cst.CSTNode | None, name: str) -> bool:
+    """Tell whether a value is a tensor's own, in another form: ``p.data.clone()`` of ``p``."""
+    node = value
+    while isinstance(node, (cst.Attribute, cst.Call)):
+        node = node.func if isinstance(node, cst.Call) else node.value
+    return isinstance(node, cst.Name) and node.value == name
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:
@@ -346,7 +356,7 @@ def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
     return False
 
 
-def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
+def is_itself(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is ``self`` in a method that a sharded model is asked for, here or in another file."""
     function = source.index.function(model)
     if function is None or dotted(model) != "self":
