@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_BESIDE: Final = frozenset({NOTEBOOK, ".dockerfile", ".toml"})
+_TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
+_DOCUMENT: Final = ".md"
+_BESIDE: Final = frozenset({NOTEBOOK, _DOCUMENT, ".dockerfile", ".lsf", ".ps1", ".toml"}) | _TEMPLATES
+# Of a document the commands count that it gives for use, in blocks of code; not what it tells of FSDP.
+_BLOCK: Final = re.compile(r"^[ \t]*```[^\n]*\n([\s\S]*?)^[ \t]*```", re.MULTILINE)
+_LAUNCHES: Final = re.compile(r"\b(?:accelerate|torchrun|deepspeed|python3?)\b|--nproc")
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 # `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
@@ -97,7 +102,8 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
             if not is_notebook and (path.stat().st_size > _MOST or not _may_ask(path)):
                 continue
             # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
-            is_asked = asks(asked_in_notebook(path) if is_notebook else read_source(path), pattern)
+            text = asked_in_notebook(path) if is_notebook else read_source(path)
+            is_asked = asks(commands_of(text) if path.suffix == _DOCUMENT else text, pattern)
             if is_asked and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
                 return True
         except (SourceError, OSError):
@@ -105,9 +111,24 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
     return False
 
 
+def commands_of(document: str) -> str:
+    """Return the blocks of code in a document that have commands which launch something."""
+    return "\n".join(block for block in _BLOCK.findall(document) if _LAUNCHES.search(block))
+
+
 def _may_ask(path: Path) -> bool:
-    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
+    if path.suffix == _DOCUMENT:
+        return path.stem.lower().startswith("readme") and path.is_file()
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE or _is_script(path)
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
+
+
+def _is_script(path: Path) -> bool:
+    """Tell whether a file without a suffix is a shell's script, by its first line."""
+    if path.suffix or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.match(rb"#!.*\b(?:ba|da|z)?sh\b", file.read(80)) is not None
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

@@ -123,12 +123,12 @@ def test_what_a_models_own_method_does_with_its_parameters(tmp_path: Path) -> No
 HF = "from transformers import TrainingArguments\nargs = TrainingArguments('x'{})\n"
 FSDP = ", fsdp='full_shard auto_wrap'"
 TRAINER = (
-    "import torch\nimport bitsandbytes as bnb\nfrom transformers import Trainer\n\n\n{}\n\nclass Own(Trainer):\n"
-    "    def {}:\n        {}\n"
+    "import torch\nimport bitsandbytes as bnb\nfrom transformers import Trainer\n\n\n{}\n\n"
+    "class Own(Trainer):\n    def {}:\n        {}\n"
 )
 COLLECTS = (
-    "def plain(p):\n    if hasattr(p, 'ds_id'):\n        p = p.data.cpu().clone()\n    else:\n        p = {}\n"
-    "    return p\n\n\ndef collect(named):\n    found = {{k: p for k, p in named}}\n"
+    "def plain(p):\n    if hasattr(p, 'ds_id'):\n        p = p.data.cpu().clone()\n    else:\n"
+    "        p = {}\n    return p\n\n\ndef collect(named):\n    found = {{k: p for k, p in named}}\n"
     "    return {{k: plain(p).cpu() for k, p in found.items()}}\n"
 )
 
