@@ -178,3 +178,31 @@ def test_states_that_a_lightning_module_takes_of_itself(tmp_path: Path, base: st
     assert ("FM333" in codes(tmp_path, files)) is is_one
     above = main.replace("trainer.fit(lit)\nlit.export(path)", "lit.export(path)\ntrainer.fit(lit)")
     assert codes(tmp_path, {**files, "main.py": above}) == ({"FM429"} if is_one else set())
+
+
+@pytest.mark.parametrize(
+    ("asks", "own", "is_one"),
+    [
+        (ASKS.format("fsdp"), PROBE.format("on_train_epoch_end", "for o in trainer.optimizers:"), True),
+        (ASKS.format("ddp"), PROBE.format("on_train_epoch_end", "for o in trainer.optimizers:"), False),
+        (ASKS.format("fsdp"), PROBE.format("on_train_epoch_end", "for o in trainer.others:"), False),
+    ],
+)
+def test_the_optimizers_of_lightnings_trainer(tmp_path: Path, asks: str, own: str, *, is_one: bool) -> None:
+    groups = "            for g in o.param_groups:\n"
+    loop = f"{groups}                x = [p.grad.cpu().numpy() for p in g['params']]\n"
+    assert ("FM423" in codes(tmp_path, {"own.py": own + loop, "asks.py": asks})) is is_one
+
+
+@pytest.mark.parametrize("settings", ["fsdp_config={'sharding_strategy': 'FULL_SHARD'}", "lr=1"])
+def test_the_optimizers_of_composers_state(tmp_path: Path, settings: str) -> None:
+    own = (
+        "from composer.core import Callback\n\n\nclass Probe(Callback):\n"
+        "    def batch_end(self, state, logger):\n"
+        "        for g in state.optimizers[0].param_groups:\n"
+        "            x = [p.grad.cpu().numpy() for p in g['params']]\n"
+    )
+    makes = f"Trainer(model=net, callbacks=[Probe()], {settings})\n"
+    main = f"from composer import Trainer\nfrom own import Probe\n{makes}"
+    found = codes(tmp_path, {"own.py": own, "main.py": main})
+    assert found == ({"FM423"} if "fsdp" in settings else set())
