@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_BESIDE: Final = frozenset({NOTEBOOK, ".dockerfile", ".toml"})
+_TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
+_DOCUMENT: Final = ".md"
+_BESIDE: Final = frozenset({NOTEBOOK, _DOCUMENT, ".dockerfile", ".lsf", ".ps1", ".toml"}) | _TEMPLATES
+# Of a document the commands count that it gives for use, in blocks of code; not what it tells of FSDP.
+_BLOCK: Final = re.compile(r"^[ \t]*```[^\n]*\n([\s\S]*?)^[ \t]*```", re.MULTILINE)
+_LAUNCHES: Final = re.compile(r"\b(?:accelerate|torchrun|deepspeed|python3?)\b|--nproc")
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 # `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
@@ -116,14 +121,32 @@ def _text_of(path: Path) -> str | None:
     try:
         if path.suffix == NOTEBOOK:  # they hold pictures, too
             return asked_in_notebook(path)
-        return read_source(path) if path.stat().st_size <= _MOST and _may_ask(path) else None
+        if path.stat().st_size > _MOST or not _may_ask(path):
+            return None
+        text = read_source(path)
+        return commands_of(text) if path.suffix == _DOCUMENT else text
     except (SourceError, OSError):
         return None
 
 
+def commands_of(document: str) -> str:
+    """Return the blocks of code in a document that have commands which launch something."""
+    return "\n".join(block for block in _BLOCK.findall(document) if _LAUNCHES.search(block))
+
+
 def _may_ask(path: Path) -> bool:
-    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
+    if path.suffix == _DOCUMENT:
+        return path.stem.lower().startswith("readme") and path.is_file()
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE or _is_script(path)
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
+
+
+def _is_script(path: Path) -> bool:
+    """Tell whether a file without a suffix is a shell's script, by its first line."""
+    if path.suffix or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.match(rb"#!.*\b(?:ba|da|z)?sh\b", file.read(80)) is not None
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

@@ -13,6 +13,7 @@ from fsdp_migrate.source.heirs import derives
 from fsdp_migrate.source.own_methods import run_in_hooks
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
+from fsdp_migrate.source.python.held import EACH, attribute, put
 from fsdp_migrate.source.python.lightning_models import (
     MODULE,
     SHARDED,
@@ -26,7 +27,7 @@ from fsdp_migrate.source.python.lightning_models import (
     is_trainers_model,
     using_lightning,
 )
-from fsdp_migrate.source.python.optimizers import PARAMETERS, of_optimizer
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -170,7 +171,7 @@ class LightningProject:
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""
-        held = of_optimizer("Optimizer", [{PARAMETERS}])
+        held = put(attribute("optimizers"), put(EACH, OF_A_MODEL))
         for module in filter(None, map(self.project.module, sorted(self.files))):
             for each in module.definitions.values():
                 owner, _, method = each.name.rpartition(".")
@@ -179,8 +180,9 @@ class LightningProject:
                 names, is_callback = _names(each), self._is(module, owner, _CALLBACK)
                 if is_callback and len(names) > _PLACE_OF_MODULE:
                     yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+                    yield each.key, names[_PLACE_OF_MODULE - 1], held
                 if _OPTIMIZER in names and (is_callback or self._is_module(module, owner)):
-                    yield each.key, _OPTIMIZER, held
+                    yield each.key, _OPTIMIZER, set(OF_A_MODEL)
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what the Trainer's model is, and ``self`` of a LightningModule where it is sharded."""

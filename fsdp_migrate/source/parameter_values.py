@@ -159,9 +159,10 @@ class ParameterValues:
         """Tell whether a name is a function's argument, and a call here gives it such."""
         index, models = self.source.index, self.source.models
         bindings = index.scopes[name].lookup(name.value)
-        # `if isinstance(x, Tensor): x = [x]`, `x = list(x)`: it holds what it was given all the same.
+        # `if isinstance(x, Tensor): x = [x]`, `p = p.cpu()`: it holds what it was given all the same.
         anew = [each for each in bindings if each.kind != "param"]
-        is_given = len(bindings) == len(anew) + 1 and all(_holds_the_same(each, name.value) for each in anew)
+        holds = (_holds_the_same(self.source, each, name.value) for each in anew)
+        is_given = len(bindings) == len(anew) + 1 and all(holds)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -273,7 +274,7 @@ class ParameterValues:
         models = self.source.models
         is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
-        return is_fsdp1 or _is_itself(self.source, model)
+        return is_fsdp1 or is_itself(self.source, model)
 
     def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
@@ -295,27 +296,33 @@ class ParameterValues:
         return False
 
 
-def _holds_the_same(binding: Binding, name: str) -> bool:
-    """Tell whether a name is given what it held already, as a list of that: ``x = [x]``, ``x = list(x)``."""
+def _holds_the_same(source: Source, binding: Binding, name: str) -> bool:
+    """Tell whether a name is given what it held already: ``x = [x]``, ``x = list(x)``, ``p = p.cpu()``."""
     value = binding.value if binding.index is None else None
     if isinstance(value, cst.IfExp):
-        return all(_is_of_the_same(each, name) for each in (value.body, value.orelse))
-    return value is not None and _is_of_the_same(value, name)
+        return all(_is_of_the_same(source, each, name) for each in (value.body, value.orelse))
+    return isinstance(value, cst.BaseExpression) and _is_of_the_same(source, value, name)
 
 
-def _is_of_the_same(value: cst.BaseExpression, name: str) -> bool:
+def _is_of_the_same(source: Source, value: cst.BaseExpression, name: str) -> bool:
     if isinstance(value, (cst.List, cst.Tuple)):
         return [text_of(each.value) for each in value.elements] == [name]
     if isinstance(value, _COMPREHENSIONS):
         over = value.for_in
-        elt: cst.BaseExpression | None = value.elt
-        while elt is not None and text_of(elt) != text_of(over.target):
-            elt = _inner(elt)
-        return elt is not None and over.inner_for_in is None and text_of(over.iter) == name
+        is_each = _innermost(source, value.elt, until=text_of(over.target)) == text_of(over.target)
+        return is_each and over.inner_for_in is None and text_of(over.iter) == name
     is_call = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in SAME_PARAMETERS
     if isinstance(value, cst.Call) and is_call:
         return [text_of(arg.value) for arg in value.args if arg.keyword is None] == [name]
-    return text_of(value) == name
+    return _innermost(source, value, until=name) == name
+
+
+def _innermost(source: Source, value: cst.BaseExpression, *, until: str) -> str:
+    """Return what a value in another form is taken of: ``p`` of ``p.data.clone()``."""
+    node = value
+    while text_of(node) != until and (inner := _inner(source, node)) is not None:
+        node = inner
+    return text_of(node)
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:
@@ -380,7 +387,7 @@ def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
     return False
 
 
-def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
+def is_itself(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is ``self`` in a method that a sharded model is asked for, here or in another file."""
     function = source.index.function(model)
     if function is None or dotted(model) != "self":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
 from fsdp_migrate.source.optimizer_classes import (
     made_beside_models,
@@ -111,7 +112,9 @@ class Told:
 
     def _optimizers(self) -> Made:
         """Return the optimizers that are made beside sharded models, and look at the files that make them."""
-        owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
+        # The optimizers that Composer's Trainer is given are looked for by what gives them.
+        facts = ((key, without_state(kinds)) for (key, _), kinds in self.known.facts.items())
+        owners = {key.rpartition(":")[0] for key, kinds in facts if is_about(kinds)}
         beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
         self.known.look_at(beside)
         return made_beside_models(

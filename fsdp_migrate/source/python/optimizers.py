@@ -54,6 +54,10 @@ def of_optimizer(name: str, given: Iterable[set[str]]) -> set[str]:
     return put(attribute("param_groups"), groups) | put(attribute("state"), put(VALUE, put(VALUE, {STATE})))
 
 
+OF_A_MODEL: Final = frozenset(of_optimizer("Optimizer", [{PARAMETERS}]))
+"""What an optimizer holds that a framework gives back beside its model."""
+
+
 def has_groups(kinds: Iterable[str]) -> bool:
     """Tell whether something holds the groups of an optimizer of a sharded model."""
     return any(kind.endswith(f"{item('params')}>{PARAMETERS}") for kind in kinds)

@@ -19,6 +19,7 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
+from fsdp_migrate.source.parameter_values import is_itself
 from fsdp_migrate.source.python.clipped_lists import clipped, values_of, whose_groups
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
@@ -217,6 +218,8 @@ def _may_be_given_one(source: Source, call: cst.Call) -> bool:
     if model is None:
         return False
     if source.models.certainty(model) is not None or source.models.is_asked(model):
+        return True
+    if is_itself(source, model):
         return True
     last = (dotted(model) or "").rpartition(".")
     return bool(last[1]) and last[2] in source.models.names_made and source.models.is_unknown(model)

@@ -25,7 +25,7 @@ from fsdp_migrate.source.kept_lists import (
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
-from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
@@ -211,6 +211,8 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
                 return True
             continue
         if whole_of(source, model) is not None or _is_wrapped_later(source, call, model):
+            return True
+        if FLAT in source.models.kinds(model):  # a Trainer gives its optimizer the sharded parameters
             return True
     return is_prepared_with_its_model(source, call) or is_given_to_a_framework(source, call)
 
