@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
+from fsdp_migrate.adapters.conversion.one_look import one_look
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import (
@@ -194,8 +195,9 @@ def find_configs(
     from fsdp_migrate.source.own_configs import with_own
 
     files = find_sources(paths, CONFIGS | MAYBE_CONFIGS | {".dockerfile", ".toml"})
-    found = (_look_at(path) for path in files if _may_be_config(path))
-    return _with_named(with_own([each for each in found if each is not None], paths), launches)
+    with one_look():
+        found = [_look_at(path) for path in files if _may_be_config(path)]
+        return _with_named(with_own([each for each in found if each is not None], paths), launches)
 
 
 def _may_be_config(path: Path) -> bool:
