@@ -1,4 +1,4 @@
-"""Answers about a project's folders that are kept while many of its files are looked at, and nothing is written."""
+"""Answers about a project that are kept while many of its files are looked at, and nothing is written."""
 
 from __future__ import annotations
 
