@@ -53,7 +53,7 @@ class Scope:
     @property
     def is_class(self) -> bool:
         """Whether names bound here are not seen in the functions inside."""
-        return isinstance(self.node, cst.ClassDef)
+        return type(self.node) is cst.ClassDef
 
     @property
     def root(self) -> Scope:
@@ -119,7 +119,10 @@ class Index:
         functions = self._functions
         for node, above in self.parents.items():  # what is outside comes first
             self._above[id(node)] = above
-            functions[id(node)] = above if isinstance(above, cst.FunctionDef) else functions.get(id(above))
+            is_function = (
+                type(above) is cst.FunctionDef
+            )  # asked of each node: what is abstract is slow to ask
+            functions[id(node)] = above if is_function else functions.get(id(above))  # type: ignore[assignment]
 
     def _visit(self, node: cst.CSTNode, scope: Scope) -> None:
         kind = type(node)

@@ -46,12 +46,11 @@ class TrainedNames:
         )
 
     def _above(self, node: cst.BaseExpression) -> Iterator[cst.Call]:
-        if not isinstance(node, (cst.Name, cst.Attribute)) or isinstance(
-            self.index.parents.get(node), cst.AssignTarget
-        ):
+        calls = self.calls.get(dotted(node) or "", ())
+        if not calls or isinstance(self.index.parents.get(node), cst.AssignTarget):
             return
         order, function = self.index.order, self.index.function(node)
-        for call in self.calls.get(dotted(node) or "", ()):
+        for call in calls:
             is_above = order[call] < order.get(node, 0) and not any(
                 node is each for each in self._given(call)
             )
