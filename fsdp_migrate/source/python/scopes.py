@@ -119,10 +119,8 @@ class Index:
         functions = self._functions
         for node, above in self.parents.items():  # what is outside comes first
             self._above[id(node)] = above
-            is_function = (
-                type(above) is cst.FunctionDef
-            )  # asked of each node: what is abstract is slow to ask
-            functions[id(node)] = above if is_function else functions.get(id(above))  # type: ignore[assignment]
+            # By the type itself: it is asked of every node, and of an abstract class that is slow.
+            functions[id(node)] = above if type(above) is cst.FunctionDef else functions.get(id(above))
 
     def _visit(self, node: cst.CSTNode, scope: Scope) -> None:
         kind = type(node)

@@ -46,7 +46,8 @@ class TrainedNames:
         )
 
     def _above(self, node: cst.BaseExpression) -> Iterator[cst.Call]:
-        calls = self.calls.get(dotted(node) or "", ())
+        text = dotted(node)
+        calls = self.calls.get(text, ()) if text is not None else ()
         if not calls or isinstance(self.index.parents.get(node), cst.AssignTarget):
             return
         order, function = self.index.order, self.index.function(node)
