@@ -72,7 +72,7 @@ _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASKED = "asked:"
 """Before the name of a method: the scopes that ask whether a sharded model is asked for it."""
-_WRAPS = re.compile(r"\w*DataParallel\b|\bDistributedModel\b|\bdeepspeed\.\w+\(|\bbooster\.boost\(")
+_WRAPS = re.compile(r"DataParallel\b|\bDistributedModel\b|\bdeepspeed\.\w+\(|\bbooster\.boost\(")
 
 
 def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = ()) -> dict[Path, Links]:

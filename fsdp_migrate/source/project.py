@@ -15,6 +15,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
 from fsdp_migrate.source.python.walked import children_of, walked
+from fsdp_migrate.source.word_index import WordIndex
 
 
 if TYPE_CHECKING:
@@ -186,23 +187,22 @@ class Project:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
-    def holding(self, names: Iterable[str]) -> Iterator[Path]:
-        """Yield the files in whose text one of some names stands."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return
-        pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, wanted))})\b")
-        yield from (path for path, text in self.texts.items() if pattern.search(text))
+    @functools.cached_property
+    def _words(self) -> WordIndex[Path]:
+        return WordIndex(self.texts)
 
-    def importing(self, names: Iterable[str]) -> Iterator[Path]:
-        """Yield the files that seem to import one of some names, which many others may have as well."""
-        wanted = "|".join(map(re.escape, sorted(set(names))))
-        if not wanted:
-            return
+    def holding(self, names: Iterable[str]) -> list[Path]:
+        """Return the files in whose text one of some names stands."""
+        return self._words.holding(names)
+
+    def importing(self, names: Iterable[str]) -> list[Path]:
+        """Return the files that seem to import one of some names, which many others may have as well."""
+        known = sorted(set(names))
+        wanted = "|".join(map(re.escape, known))
         pattern = re.compile(
             rf"^[ \t]*(?:from\s.*\bimport\b.*\b(?:{wanted})\b|(?:{wanted}),?[ \t\r]*$)", re.MULTILINE
         )
-        yield from (path for path, text in self.texts.items() if pattern.search(text))
+        return [path for path in self.holding(known) if pattern.search(self.texts[path])]
 
     def find(self, module: Module, written: str, depth: int = 0) -> Definition | None:
         """Return the definition that an imported name stands for, through modules that only hand it on."""

@@ -46,12 +46,12 @@ class TrainedNames:
         )
 
     def _above(self, node: cst.BaseExpression) -> Iterator[cst.Call]:
-        if not isinstance(node, (cst.Name, cst.Attribute)) or isinstance(
-            self.index.parents.get(node), cst.AssignTarget
-        ):
+        text = dotted(node)
+        calls = self.calls.get(text, ()) if text is not None else ()
+        if not calls or isinstance(self.index.parents.get(node), cst.AssignTarget):
             return
         order, function = self.index.order, self.index.function(node)
-        for call in self.calls.get(dotted(node) or "", ()):
+        for call in calls:
             is_above = order[call] < order.get(node, 0) and not any(
                 node is each for each in self._given(call)
             )
