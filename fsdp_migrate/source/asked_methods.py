@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.project import Module, Project
 
-
-_LOOKS = re.compile(
-    r"\bndim|\.dim\(\)|\blen\(\w+\.(shape|size)|\.data\s*=[^=]|\b(norm|isnan|isinf|isfinite)\(|\ball_reduce\("
-)
-
-
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
 _DEEPEST = 2
 _SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
@@ -167,11 +161,11 @@ def makes_its_own(module: Module, method: str) -> bool:
 
 
 def methods_by_file(project: Project, names: Collection[str]) -> dict[Path, frozenset[str]]:
-    """Return which of some methods each file defines, of those that look at parameters one by one."""
+    """Return which of some methods each file defines, of those that ask for parameters."""
     found: dict[Path, frozenset[str]] = {}
     for path in project.holding(names):
         text = project.texts[path]
-        if "parameters()" in text and _LOOKS.search(text):
+        if "parameters()" in text:
             defined = frozenset(name for name in names if f"def {name}(" in text)
             found.update({path: defined} if defined else {})
     return found

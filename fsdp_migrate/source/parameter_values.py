@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.answers import Answers
 from fsdp_migrate.source.python.containers import added_to, is_slice
+from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -44,6 +45,7 @@ _ITEMS = frozenset({"items", "values"})
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
+_PUT_TOGETHER = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.BinaryOperation)
 _DEEPEST = 8
 
 
@@ -123,7 +125,13 @@ class ParameterValues:
         if isinstance(node, cst.DictComp):
             return self.is_one(node.value)
         if isinstance(node, (cst.List, cst.Tuple, cst.Set, cst.Dict)):
-            return any(self.is_one(each.value) for each in node.elements)
+            stars = (cst.StarredElement, cst.StarredDictElement)
+            return any(
+                self.is_many(each.value) if isinstance(each, stars) else self.is_one(each.value)
+                for each in node.elements
+            )
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+            return self.is_many(node.left) or self.is_many(node.right)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self.is_list(node) or self._is_filled(node) or self._holds_many(node)
         if isinstance(node, cst.Call):
@@ -139,7 +147,7 @@ class ParameterValues:
         """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
         if isinstance(node, cst.Name) and node not in self.source.index.scopes:
             return False
-        kinds = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.Call)
+        kinds = (*_PUT_TOGETHER, cst.Call)
         # Of an attribute any: `self.kept = {}` in the constructor is filled by another method.
         index = self.source.index
         values = values_set(index, node) if isinstance(node, cst.Attribute) else [last_value(index, node)]
@@ -223,6 +231,8 @@ class ParameterValues:
             return True
         if isinstance(loop.iter, cst.Call) and self._gives(loop.iter, self.is_many):
             return True
+        if isinstance(loop.iter, _PUT_TOGETHER) and self._once(loop.iter, self.is_many):
+            return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
         known = [each for each in names if each in self.source.index.scopes]
         return any(self.is_list(each) for each in known) or any(
@@ -252,11 +262,21 @@ class ParameterValues:
             return self.is_sharded(node.value) or self._is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
-        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        if not isinstance(node, cst.Call):
             return False
-        if node.func.attr.value not in PARAMETERS:
-            return False
-        return self.is_sharded(node.func.value) or self._is_module_of_one(node.func.value)
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in PARAMETERS:
+            return self.source.models.is_parameters(node)
+        model = node.func.value
+        is_its = self.is_sharded(model) or self._is_module_of_one(model)
+        return is_its or self._holds_sharded(node, model)
+
+    def _holds_sharded(self, call: cst.Call, model: cst.BaseExpression) -> bool:
+        """Tell whether a module with a sharded one in it gives its parameters: ``Shell(FSDP(net))``.
+
+        Of ``self`` others speak, and of a model by what it is at that place.
+        """
+        is_other = dotted(model) == "self" or whole(self.source.models.kinds(model)) & {"fsdp", "ddp"}
+        return not is_other and self.source.models.is_parameters(call)
 
     def is_sharded(self, model: cst.BaseExpression) -> bool:
         """Tell whether a model is sharded, or a part of one that is, as far as this source shows."""

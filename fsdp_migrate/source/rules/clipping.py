@@ -19,6 +19,7 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
+from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.clipped_lists import clipped, values_of, whose_groups
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
@@ -191,7 +192,12 @@ def _are_of_a_model(source: Source, given: cst.BaseExpression) -> bool:
     if optimizer is not None:
         return _is_of_a_model(source, optimizer)
     models = (named_as_parameters(each, name) for name, each in values_of(source, given))
-    return any(source.models.certainty(each) is not None for each in models if each is not None)
+    if any(source.models.certainty(each) is not None for each in models if each is not None):
+        return True
+    if isinstance(given, cst.Call) and isinstance(given.func, cst.Attribute) and not given.args:
+        return False  # `net.parameters()`: of a model by its name
+    values = ParameterValues(source)
+    return values.is_many(given) or values.is_one(given)
 
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
