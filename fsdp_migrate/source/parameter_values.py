@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
+    from fsdp_migrate.source.python.scopes import Index
     from fsdp_migrate.source.python.text import Source
 
 
@@ -42,6 +43,7 @@ _OWN = re.compile(
 )
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
+_GO_THROUGH = frozenset({"filter", "map", "max", "min", "sorted"})
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
@@ -160,6 +162,8 @@ class ParameterValues:
         index, models = self.source.index, self.source.models
         bindings = index.scopes[name].lookup(name.value)
         is_given = len(bindings) == 1 and bindings[0].kind == "param"
+        if is_given and ask == self.is_one and (over := _gone_through(index, name)) is not None:
+            return self._once(over, self.is_many)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -303,6 +307,17 @@ class ParameterValues:
             ):
                 return True
         return False
+
+
+def _gone_through(index: Index, name: cst.Name) -> cst.BaseExpression | None:
+    """Return what ``map`` and the like go through that give each to a function without a name."""
+    function = next((each for each in index.ancestors(name) if isinstance(each, cst.Lambda)), None)
+    if function is None or name.value not in {each.name.value for each in function.params.params}:
+        return None
+    call = index.parents[index.parents[function]]
+    if not isinstance(call, cst.Call) or dotted(call.func) not in _GO_THROUGH:
+        return None
+    return next((arg.value for arg in call.args if arg.value is not function and not arg.star), None)
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:

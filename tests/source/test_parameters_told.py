@@ -66,6 +66,8 @@ TAKEN = [
     ("own = [*model.a.parameters(), *model.b.parameters()]", "n = [p.grad.norm() for p in own]"),
     ("pass", "for p in [model.a.weight, model.b.weight]: n = p.grad.norm().item()"),
     ("pass", "torch.nn.utils.clip_grad_norm_([model.a.weight], 1.0)"),
+    ("pass", "n = list(map(lambda p: p.grad.norm().item(), model.parameters()))"),
+    ("pass", "p = max(model.parameters(), key=lambda p: p.grad.norm())"),
     ("own = next(model.parameters())", "torch.nn.utils.clip_grad_norm_(own, 1.0)"),
 ]
 
