@@ -13,6 +13,7 @@ import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.held import WRAPS, has_model
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.unknown_models import last_word
 
@@ -41,7 +42,7 @@ def copies(source: Source) -> Iterator[tuple[cst.Call, bool]]:
         given = call.args[0].value
         if values is None or call.args[0].star or source.models.certainty(given) is not None:
             continue
-        if _is_part(source, given):
+        if _is_part(source, given) or _holds_one(source, given):
             yield call, True
             continue
         holds = values.is_one(given) or values.is_many(given) or _is_its_optimizer(source, given)
@@ -70,6 +71,12 @@ def _is_part(source: Source, node: cst.BaseExpression) -> bool:
         if part is not None and source.models.certainty(part) is not None:
             return True
     return False
+
+
+def _holds_one(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is an object that has a sharded model as an attribute: ``Shell(FSDP(net))``."""
+    kinds = source.models.kinds(node)
+    return WRAPS in kinds or has_model({kind for kind in kinds if kind.startswith(".")})
 
 
 def _is_its_optimizer(source: Source, node: cst.BaseExpression) -> bool:

@@ -16,7 +16,6 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
-from fsdp_migrate.source.dispatched_methods import DispatchedMethods
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
@@ -24,6 +23,7 @@ from fsdp_migrate.source.given_optimizers import with_given_optimizers
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
+from fsdp_migrate.source.item_methods import ItemMethods
 from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
@@ -128,9 +128,9 @@ class _Following(ProjectFacts):
     """What parameters that are called are given, by their function or class and their name."""
 
     @functools.cached_property
-    def dispatched(self) -> DispatchedMethods:
-        """The methods that loops call on objects of which nothing is seen."""
-        return DispatchedMethods(self.project)
+    def items(self) -> ItemMethods:
+        """The methods of what lists hold of which nothing shows the class."""
+        return ItemMethods(self.project)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -165,6 +165,7 @@ class _Following(ProjectFacts):
             if text.startswith("self.") and is_about(kinds)
         }
         wraps = {key.rpartition(":")[2] for key, _ in self.wholes} | self._subclasses
+        wraps |= {key.rpartition(":")[2] for key in self.sets_on_given}
         return {name.split(".")[-1] for name in gives | holds | wraps} - {"", "__init__", "main", "forward"}
 
     def _importers(self) -> Iterator[Path]:
@@ -197,6 +198,7 @@ class _Following(ProjectFacts):
         """Return what functions are called that give models, or what holds some, and their classes."""
         held = [key.rpartition(":")[2] for key, kinds in self.returns.items() if self._is_about(kinds)]
         names = {part for name in held for part in name.split(".")[-2:]}
+        names |= {self.project.split(key)[1].rpartition(".")[2] for key in self.holders}
         return names - {"", "__init__", "main", "forward"}
 
     def _module(self, module: Module) -> None:
@@ -277,6 +279,8 @@ class _Following(ProjectFacts):
         kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
             kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
+        if text and isinstance(value, ast.Attribute) and dotted(value) is None:
+            kinds = self.kinds(value, place)  # `model = setup(cfg).model`
         if text and has_model(kinds):
             self._add(self._key(text, place), kinds, from_others=True)
 
@@ -393,6 +397,8 @@ class _Following(ProjectFacts):
     def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
         """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""
         root = (dotted(node) or "").partition(".")[0]
+        written = place.module.imports.get(root, "") if root else ""  # `from savers import saver`
+        yield from self.project.paths(place.module, written.rpartition(".")[0]) if written else ()
         for value in self.renamed.at(root, place) if root not in {"", "self", "cls"} else ():
             makers = self.called(value.node.func, value.place) if isinstance(value.node, ast.Call) else ()
             yield from (each.module.path for each in makers)
@@ -417,10 +423,11 @@ class _Following(ProjectFacts):
                     self._give(each, call, given, named)
                 if isinstance(node, ast.Lambda):
                     self._give_lambda(node, place, given)
+            asked = functools.partial(self.kinds, place=place)
+            for each in (*self.items.called(call, place, asked), *self.items.instantiated(call, asked)):
+                self._give(each, call, given, named)
             if has_model(set().union(*given)):
                 self._call_held(call, place, given, named)
-            for each in self.dispatched.of(call, place):
-                self._give(each, call, given, named)
 
     def _call_held(
         self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]

@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.answers import Answers
 from fsdp_migrate.source.python.containers import added_to, is_slice
+from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
-    from fsdp_migrate.source.python.scopes import Binding
+    from fsdp_migrate.source.python.scopes import Binding, Index
     from fsdp_migrate.source.python.text import Source
 
 
@@ -42,9 +43,11 @@ _OWN = re.compile(
 )
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
+_GO_THROUGH = frozenset({"filter", "map", "max", "min", "sorted"})
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
+_PUT_TOGETHER = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.BinaryOperation)
 _DEEPEST = 8
 
 
@@ -131,7 +134,13 @@ class ParameterValues:
         if isinstance(node, cst.DictComp):
             return self.is_one(node.value)
         if isinstance(node, (cst.List, cst.Tuple, cst.Set, cst.Dict)):
-            return any(self.is_one(each.value) for each in node.elements)
+            stars = (cst.StarredElement, cst.StarredDictElement)
+            return any(
+                self.is_many(each.value) if isinstance(each, stars) else self.is_one(each.value)
+                for each in node.elements
+            )
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+            return self.is_many(node.left) or self.is_many(node.right)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self.is_list(node) or self._is_filled(node) or self._holds_many(node)
         if isinstance(node, cst.Call):
@@ -147,7 +156,7 @@ class ParameterValues:
         """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
         if isinstance(node, cst.Name) and node not in self.source.index.scopes:
             return False
-        kinds = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.Call)
+        kinds = (*_PUT_TOGETHER, cst.Call)
         # Of an attribute any: `self.kept = {}` in the constructor is filled by another method.
         index = self.source.index
         values = values_set(index, node) if isinstance(node, cst.Attribute) else [last_value(index, node)]
@@ -163,6 +172,8 @@ class ParameterValues:
         anew = [each for each in bindings if each.kind != "param"]
         holds = (_holds_the_same(self.source, each, name.value) for each in anew)
         is_given = len(bindings) == len(anew) + 1 and all(holds)
+        if is_given and not anew and ask == self.is_one and (over := _gone_through(index, name)) is not None:
+            return self._once(over, self.is_many)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -234,6 +245,8 @@ class ParameterValues:
             return True
         if isinstance(loop.iter, cst.Call) and self._gives(loop.iter, self.is_many):
             return True
+        if isinstance(loop.iter, _PUT_TOGETHER) and self._once(loop.iter, self.is_many):
+            return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
         known = [each for each in names if each in self.source.index.scopes]
         return any(self.is_list(each) for each in known) or any(
@@ -263,11 +276,21 @@ class ParameterValues:
             return self.is_sharded(node.value) or self._is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
-        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        if not isinstance(node, cst.Call):
             return False
-        if node.func.attr.value not in PARAMETERS:
-            return False
-        return self.is_sharded(node.func.value) or self._is_module_of_one(node.func.value)
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in PARAMETERS:
+            return self.source.models.is_parameters(node)
+        model = node.func.value
+        is_its = self.is_sharded(model) or self._is_module_of_one(model)
+        return is_its or self._holds_sharded(node, model)
+
+    def _holds_sharded(self, call: cst.Call, model: cst.BaseExpression) -> bool:
+        """Tell whether a module with a sharded one in it gives its parameters: ``Shell(FSDP(net))``.
+
+        Of ``self`` others speak, and of a model by what it is at that place.
+        """
+        is_other = dotted(model) == "self" or whole(self.source.models.kinds(model)) & {"fsdp", "ddp"}
+        return not is_other and self.source.models.is_parameters(call)
 
     def is_sharded(self, model: cst.BaseExpression) -> bool:
         """Tell whether a model is sharded, or a part of one that is, as far as this source shows."""
@@ -323,6 +346,17 @@ def _innermost(source: Source, value: cst.BaseExpression, *, until: str) -> str:
     while text_of(node) != until and (inner := _inner(source, node)) is not None:
         node = inner
     return text_of(node)
+
+
+def _gone_through(index: Index, name: cst.Name) -> cst.BaseExpression | None:
+    """Return what ``map`` and the like go through that give each to a function without a name."""
+    function = next((each for each in index.ancestors(name) if isinstance(each, cst.Lambda)), None)
+    if function is None or name.value not in {each.name.value for each in function.params.params}:
+        return None
+    call = index.parents[index.parents[function]]
+    if not isinstance(call, cst.Call) or dotted(call.func) not in _GO_THROUGH:
+        return None
+    return next((arg.value for arg in call.args if arg.value is not function and not arg.star), None)
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:

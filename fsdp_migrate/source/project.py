@@ -64,6 +64,8 @@ class Module:
     tree: ast.Module
     imports: dict[str, str] = field(default_factory=dict)
     """What names are imported for, as it is written: ``..utils.wrap`` for ``from ..utils import wrap``."""
+    other_imports: dict[str, list[str]] = field(default_factory=dict)
+    """What names are imported for elsewhere in the same file: in another branch, or in another function."""
     stars: list[str] = field(default_factory=list)
     definitions: dict[str, Definition] = field(default_factory=dict)
     scopes: list[Any] = field(default_factory=list, repr=False)
@@ -88,7 +90,10 @@ class Module:
             if alias.name == "*":
                 self.stars.append(start)
             else:
-                self.imports[alias.asname or alias.name] = f"{start}.{alias.name}"
+                name, written = alias.asname or alias.name, f"{start}.{alias.name}"
+                if self.imports.setdefault(name, written) != written:
+                    self.other_imports.setdefault(name, []).append(self.imports[name])
+                    self.imports[name] = written
 
     def _note_by_name(self, targets: list[ast.expr], call: ast.Call) -> None:
         """Note what ``fsdp = import_module("torch.distributed.fsdp")`` imports."""
@@ -293,6 +298,13 @@ class Project:
         written = self.qualified(text, place)
         definition = self.find(place.module, written) if written else None
         return definition or (None if "." in text else self.by_star(place.module, text))
+
+    def named_elsewhere(self, text: str, place: Place) -> Iterator[Definition]:
+        """Yield what a name stands for by other imports of it: ``try: ... except ImportError: ...``."""
+        root, _, rest = text.partition(".")
+        for written in place.module.other_imports.get(root, ()) if place.module.other_imports else ():
+            found = self.find(place.module, f"{written}.{rest}" if rest else written)
+            yield from () if found is None else (found,)
 
     def own(self, rest: str, place: Place) -> Definition | None:
         """Return the method, or the inner class, that ``self.rest`` stands for at a place."""

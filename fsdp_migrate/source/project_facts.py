@@ -17,6 +17,7 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_names import node_of, set_by_names
 from fsdp_migrate.source.project_switches import Mark
+from fsdp_migrate.source.python.argument_places import argument_at
 from fsdp_migrate.source.python.held import (
     EACH,
     attribute,
@@ -59,6 +60,8 @@ _WRAPS = "wraps:"
 """Before the key of a function: the scopes that ask whether it wraps parts of what it is given."""
 _SHARDS = "shards:"
 """The same, whether it shards what it is given."""
+_SETS = "sets:"
+"""The same, which attributes of what it is given it makes models."""
 _PATCHES = "patches:"
 """Before the key of a function: the scopes that ask whose method it is made."""
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
@@ -77,6 +80,8 @@ class ProjectFacts(PickedKinds):
     """What each file is told of functions that wrap parts of what they are given, by their names there."""
     shards_told: dict[Path, dict[str, set[Sharded]]] = field(default_factory=dict)
     """The same of functions that shard what they are given."""
+    sets_on_given: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    """By functions the attributes of their arguments that they make models: ``trainer.model = FSDP(net)``."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
     _patched: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
@@ -221,6 +226,7 @@ class ProjectFacts(PickedKinds):
         made = self.project.method(called, "__init__") if is_class else called
         if made is None or made.key == f"{place.module.path}:{place.scope}":
             return
+        self._follow_set(call, made, place)
         self.ask(f"{_SHARDS}{made.key}")
         for number, name in sharded_parameters(made, self.inner):
             kinds = {kind for kind in whole(self.facts.get((made.key, name), ())) if kind != "ddp"}
@@ -231,6 +237,21 @@ class ProjectFacts(PickedKinds):
                 told.setdefault(written, set()).add((number, name, frozenset({*kinds, "fsdp", "other"})))
             if (text := given_for(call, number, name)) is not None:
                 self._note_sharded(node_of(text), {*kinds, "fsdp"}, node, place)
+
+    def _follow_set(self, call: ast.Call, called: Definition, place: Place) -> None:
+        """Note what a call gives to a function that makes an attribute of it a model: ``shard(self)``."""
+        self.ask(f"{_SETS}{called.key}")
+        for name, last in tuple(self.sets_on_given.get(called.key, ())):
+            found = argument_at(called.node, name, is_method=called.owner is not None)
+            text = given_for(call, *found) if found is not None else None
+            kinds = {*whole(taken(attribute(last), self.facts.get((called.key, name), set()))), "other"}
+            owner = self.project.class_of(place) if text == "self" else None
+            if owner is not None:
+                self._add((owner.key, f"self.{last}"), kinds, from_others=True)
+                self._note_holder(owner.key)
+                self.look_at([owner.module.path])
+            elif text is not None and text != "self":
+                self._set_on_object(f"{text}.{last}", kinds, place)
 
     def _note_sharded(self, given: ast.expr, kinds: set[str], node: ast.stmt, place: Place) -> None:
         text = dotted(as_it_was(given))
@@ -280,6 +301,12 @@ class ProjectFacts(PickedKinds):
             return
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
+        function = self.project.node(place.module, place.scope)
+        scoped = f"{place.module.path}:{place.scope}"
+        is_given = function is not None and argument_at(function, start, is_method=False) is not None
+        if is_given and (start, last) not in self.sets_on_given.get(scoped, set()):
+            self.sets_on_given.setdefault(scoped, set()).add((start, last))
+            self._found_more(f"{_SETS}{scoped}")
         scope = self.project.class_of(place) if start.startswith("self.") else None
         asked = scope.key if scope is not None else f"{place.module.path}:{place.scope}", start
         if asked not in self._made_there:

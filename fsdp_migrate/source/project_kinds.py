@@ -412,7 +412,7 @@ class ProjectKinds:
                 return
         definition = self.project.named(text, place)
         if definition is not None:
-            yield definition
+            yield from (definition, *self.project.named_elsewhere(text, place))
             return
         for value in self.renamed.at(text, place) if depth < _DEEPEST else ():
             if dotted(value.node) != text:

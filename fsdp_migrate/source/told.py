@@ -22,11 +22,11 @@ from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about
 from fsdp_migrate.source.project_names import node_of
 from fsdp_migrate.source.python.accelerate_models import NORM
-from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, put, whole
+from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, has_model, put, whole
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
-from fsdp_migrate.source.state_methods import saves_itself, states_by_file
+from fsdp_migrate.source.state_methods import is_a_module, saves_itself, states_by_file
 from fsdp_migrate.source.told_parameters import told_parameters
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
@@ -196,9 +196,14 @@ class Told:
                     inside = self._inside[last] = self._in_object(last)
                 if mark:
                     found |= {f"{before}>{each}" for each in inside}
-                elif _WRAPPED in inside:
+                elif _WRAPPED in inside or (has_model(inside) and self._is_a_module(last)):
                     found.add(WRAPS)
         return frozenset(found)
+
+    def _is_a_module(self, kind: str) -> bool:
+        """Tell whether an object is of a module's class: the parameters of its parts are its own."""
+        owners = [owner for owner, _ in self.known.objects_in({kind})]
+        return any(is_a_module(owner.module, owner.name) for owner in owners)
 
     def _in_object(self, kind: str) -> set[str]:
         found: set[str] = set()

@@ -203,7 +203,7 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
     for arg in call.args:
         # What another function, or file, gave: `def build(params): return Adam8bit(list(params))`.
         names = (each for each in walk_for(arg.value, cst.Name) if each in source.index.scopes)
-        if any(map(source.models.is_parameters, names)):
+        if any(map(source.models.is_parameters, (arg.value, *names))):
             return True
         model = model_of(source.index, arg.value) or _grouped(source, arg.value)
         if model is None:

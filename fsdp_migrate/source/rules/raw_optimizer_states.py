@@ -303,8 +303,9 @@ def _is_adapter(source: Source, node: cst.BaseExpression) -> bool:
 
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
-    """Tell whether an optimizer is made here of a sharded model's parameters."""
-    return not all(_are_plain(source, optimizer))
+    """Tell whether an optimizer is made of a sharded model's parameters, here or by another file."""
+    plain = list(_are_plain(source, optimizer))
+    return not all(plain) if plain else _steps_a_model(source, optimizer)
 
 
 def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:

@@ -267,3 +267,10 @@ def test_the_norm_of_whole_parameters_is_what_it_was(made: str, is_said: bool) -
     found = [use for use in uses(body) if use.code == "FM326"]
     assert [use.action for use in found] == ["rewritten"]
     assert bool(found[0].note) is is_said
+
+
+@pytest.mark.parametrize("name", ["adaptive_clip_grad", "dispatch_clip_grad"])
+def test_timm_clips_by_norms_too(name: str) -> None:
+    body = f"from timm.utils import {name}\nm = FSDP(net)\n{name}({{}}.parameters(), 0.1)\n"
+    assert ("FM326", "commented") in codes(body.format("m"))
+    assert "FM326" not in dict(codes(body.format("other")))
