@@ -31,6 +31,7 @@ from fsdp_migrate.source.python.held import (
 )
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import made_by
+from fsdp_migrate.source.state_methods import is_a_module
 from fsdp_migrate.source.wrapped_in_place import (
     as_it_was,
     given_for,
@@ -245,13 +246,12 @@ class ProjectFacts(PickedKinds):
             found = argument_at(called.node, name, is_method=called.owner is not None)
             text = given_for(call, *found) if found is not None else None
             kinds = {*whole(taken(attribute(last), self.facts.get((called.key, name), set()))), "other"}
+            # Of a module parts are wrapped: what that makes of it is asked elsewhere.
             owner = self.project.class_of(place) if text == "self" else None
-            if owner is not None:
+            if owner is not None and not is_a_module(owner.module, owner.name):
                 self._add((owner.key, f"self.{last}"), kinds, from_others=True)
                 self._note_holder(owner.key)
                 self.look_at([owner.module.path])
-            elif text is not None and text != "self":
-                self._set_on_object(f"{text}.{last}", kinds, place)
 
     def _note_sharded(self, given: ast.expr, kinds: set[str], node: ast.stmt, place: Place) -> None:
         text = dotted(as_it_was(given))

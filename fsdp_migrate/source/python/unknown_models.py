@@ -11,6 +11,7 @@ from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_sai
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.fabric_models import set_up
+from fsdp_migrate.source.python.held import WRAPS
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, FSDP2
@@ -108,8 +109,10 @@ def _is_known(source: Source, node: cst.BaseExpression) -> bool:
     if not source.links.is_linked and not source.uses_fsdp1:
         return source.guards.is_of_other_wrapper(node) or source.guards.is_without_fsdp(node)
     # A call that gives DistributedDataParallel's says nothing of those that are not seen. Of an optimizer its
-    # groups may be known, and what asks for its state has still to be looked at.
-    kinds = {each for each in source.models.kinds(node) if not each.startswith((".param_groups>", ".state>"))}
+    # groups may be known, and of a module that has a sharded one its parameters: what asks for its state has
+    # still to be looked at.
+    known = source.models.kinds(node)
+    kinds = {each for each in known if each != WRAPS and not each.startswith((".param_groups>", ".state>"))}
     return bool(kinds - {"ddp"}) or source.models.is_other_branch(node)
 
 
