@@ -150,7 +150,6 @@ def main():
         loader = DataLoader(data, batch_size=$rows, sampler=sampler, num_workers=2)
         step = train(model, loader, optimizer, scheduler, args)
         save(model, optimizer, args, step)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -53,8 +53,6 @@ class WordIndex(Generic[KeyT]):
         if words == [name]:
             return self._by_word.get(name, ())
         # Of `state.model` each word is one of the text's as well.
-        everywhere: list[Iterable[int]] = [range(len(self._keys))]
-        by_words = [self._by_word.get(word, ()) for word in words] or everywhere
         pattern = re.compile(rf"\b{re.escape(name)}\b")
-        likely = set(by_words[0]).intersection(*by_words[1:])
+        likely = set(range(len(self._keys))).intersection(*(self._by_word.get(word, ()) for word in words))
         return [place for place in likely if pattern.search(self.texts[self._keys[place]])]
