@@ -496,6 +496,23 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
     assert not any("runs/exp/step-10 " in command for command in commands)
 
 
+@pytest.mark.parametrize("given", [("out20",), ("hf", "--to", "hf")])
+def test_what_was_converted_is_known_wherever_it_lies(
+    trainer: Path,
+    given: tuple[str, ...],
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(trainer)
+    assert main(["convert", "runs/exp/step-10.pt", *given]) == 0
+    _, document = run_json("scan", ".")
+    assert {each["path"].partition("/")[0]: each["is_fsdp2s"] for each in document["checkpoints"]} == {
+        "runs": False,
+        given[0]: True,
+    }
+    assert given[0] not in str(document["steps"])
+
+
 @pytest.mark.parametrize("old", ["old-3.pt", "README.md"])
 def test_where_every_source_was_rewritten_what_lies_beside_tells_what_is_older(
     tmp_path: Path, old: str, run_json: Callable[..., tuple[int, dict[str, Any]]]
