@@ -67,7 +67,7 @@ def _places(file: Path, text: str, wanted: Mapping[str, re.Pattern[str]]) -> Ite
     if file.suffix in SHELL:
         for number, line in enumerate(text.splitlines(), 1):
             if not _COMMENT.match(line):
-                yield from ((path, f"{file}:{number}") for path, each in wanted.items() if each.search(line))
+                yield from ((name, f"{file}:{number}") for name, each in wanted.items() if each.search(line))
         return
     notebook = code_of(text, str(file)) if file.suffix == ".ipynb" else None
     source = _Texts(parse_any(text if notebook is None else notebook.text))
@@ -77,12 +77,9 @@ def _places(file: Path, text: str, wanted: Mapping[str, re.Pattern[str]]) -> Ite
             if found is None or not source.is_read(node):
                 continue
             # Of a text of several lines the one in which the name stands, if no line end is escaped.
-            line = min(node.lineno + said.count("\n", 0, found.start()), node.end_lineno or node.lineno)
-            if notebook is None:
-                yield path, f"{file}:{line}"
-            else:
-                cell, line = notebook.place(line)
-                yield path, f"{file}:cell {cell}:{line}"
+            at = min(node.lineno + said.count("\n", 0, found.start()), node.end_lineno or node.lineno)
+            where = f"{at}" if notebook is None else "cell {}:{}".format(*notebook.place(at))
+            yield path, f"{file}:{where}"
 
 
 @dataclass(eq=False)
