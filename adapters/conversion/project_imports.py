@@ -33,6 +33,8 @@ _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?d
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_GROUPS = 4
+_MOST_AROUND = 3
+_SOURCES = ("src", "source", "scripts", "lib")
 _MOST_ABOVE = 40
 _MOST_BYTES = 1 << 20
 _FABRICS = frozenset({"lightning.fabric", "lightning_fabric"})
@@ -48,16 +50,29 @@ def lightning_package(config: Path) -> str | None:
         True
     """
     root = project_root(config)
-    if root is None:
-        return None
-    counts: Counter[str] = Counter()
-    for path in sources_below(root):
-        if path.stat().st_size <= _MOST_BYTES:
-            counts.update(_LIGHTNING.findall(path.read_text(encoding="utf-8", errors="replace")))
-    if not counts:
-        return None
-    [(package, _)] = counts.most_common(1)
-    return "lightning.pytorch" if package == "lightning" else package
+    around = _sources_around(config) if root is None else (sources_below(root),)
+    for sources in around:
+        counts: Counter[str] = Counter()
+        for path in sources:
+            counts.update(_LIGHTNING.findall(text_if_there(path)))
+        if counts:
+            [(package, _)] = counts.most_common(1)
+            return "lightning.pytorch" if package == "lightning" else package
+    return None
+
+
+def _sources_around(config: Path) -> Iterator[Iterator[Path]]:
+    """Yield the sources of what may be a project without a mark of one, the nearest folder first.
+
+    Of the folders above only what lies in them, and in those called as sources are: others may hold anything.
+    """
+    nearest, *above = config.resolve().parents[: _MOST_AROUND + 1]
+    yield sources_below(nearest)
+    for folder in above:
+        if folder.parent != folder:
+            beside = sorted(folder.glob("*.py"))[:_MOST_FILES]
+            inner = (path for name in _SOURCES for path in sources_below(folder / name))
+            yield (path for each in (beside, inner) for path in each)
 
 
 def lacks_transformers(folder: Path) -> bool:

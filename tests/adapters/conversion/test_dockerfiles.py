@@ -84,7 +84,7 @@ def test_a_file_of_an_image_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        "ARG STRATEGY=SHARD_GRAD_OP\nRUN accelerate launch --use_fsdp --fsdp_sharding_strategy ${STRATEGY} t.py",
+        "ARG SORT=SHARD_GRAD_OP\nRUN accelerate launch --use_fsdp --fsdp_sharding_strategy ${SORT} t.py",
         "ARG A=SHARD_GRAD_OP\nENV B=$A\nCMD accelerate launch --use_fsdp --fsdp_sharding_strategy $B t.py",
         'ARG FLAGS="--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP"\nCMD accelerate launch $FLAGS t.py',
     ],
