@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_globals import Globals
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import Bound, values_bound
 
 
@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 _DEEPEST: Final = 4
 _LAST: Final = 10**9
-_FILLED: Final = (
-    r"\b{0}\b(?:\[[^\]\n]*\])+\s*=(?!=)|\b{0}\.(?:update|setdefault|__setitem__|register\w*)\(|\b{0}\s*\|="
-    r"|\bglobal [\w, ]*\b{0}\b|\.{0}\s*=(?!=)"
-    # Given to something that may fill it.
-    r"|(?<!\blen)(?<!\blist)(?<!\bsorted)(?<!\.join)(?<!\btuple)(?<!\bset)\({0}[,)]|=\s*{0}[,)]|,\s*{0}[,)]"
-)
+_FILLS: Final = frozenset({"__setitem__", "setdefault", "update"})
+# What is given a table and only reads it.
+_READS: Final = frozenset({"join", "len", "list", "set", "sorted", "tuple"})
 
 
 def in_table(project: Project, callers: Callers, func: ast.expr, place: Place) -> list[Definition] | None:
@@ -62,8 +59,7 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
         path, name = project.split(origin[0])[0], origin[1]
         module = project.module(path)
         values = values_bound(Place(module, "", line=_LAST), name) if module is not None else None
-    filled = re.compile(_FILLED.format(re.escape(name)))
-    if not values or any(filled.search(text) for text in project.texts.values() if name in text):
+    if not values or _is_filled(project, name):
         yield None
         return
     for value in values:
@@ -73,6 +69,49 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
             yield from _tables(project, value.node, value.place, depth + 1)
         else:
             yield None
+
+
+def _is_filled(project: Project, name: str) -> bool:
+    """Tell whether a file puts something into a table, by its name, or hands it to what may."""
+    for path in (path for path, text in project.texts.items() if name in text):
+        module = project.module(path)
+        if module is None or any(_fills(node, name) for node in walked(module.tree)):
+            return True
+    return False
+
+
+def _fills(node: ast.AST, name: str) -> bool:
+    """Tell whether a node sets an item of a table or the table itself anew, or hands it on."""
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(_is_its(_base(each), name) for each in targets if isinstance(each, ast.Subscript)):
+            return True
+        if isinstance(node, ast.AugAssign) and _is_its(node.target, name):
+            return True
+        return any(isinstance(each, ast.Attribute) and each.attr == name for each in targets)
+    if isinstance(node, ast.Global):
+        return name in node.names
+    if not isinstance(node, ast.Call):
+        return False
+    func = node.func
+    if isinstance(func, ast.Attribute) and _is_its(func.value, name):
+        return func.attr in _FILLS or func.attr.startswith("register")
+    if (dotted(func) or getattr(func, "attr", "")).split(".")[-1] in _READS:
+        return False
+    given = [*node.args, *(each.value for each in node.keywords if each.arg is not None)]
+    return any(_is_its(each, name) for each in given)
+
+
+def _is_its(node: ast.expr, name: str) -> bool:
+    return (isinstance(node, ast.Name) and node.id == name) or (
+        isinstance(node, ast.Attribute) and node.attr == name
+    )
+
+
+def _base(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
 
 
 def _root(node: ast.expr) -> ast.expr | None:
