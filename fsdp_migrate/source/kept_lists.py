@@ -111,7 +111,7 @@ def _made_globally(source: Source, sharding: Sharding) -> Iterator[Made]:
 
 def filled_with(source: Source, made: Made) -> Iterator[cst.BaseExpression]:
     """Yield the models whose parameters loops put into what an assignment makes empty."""
-    if not made.is_one_of and is_made_empty(made.value):
+    if not isinstance(made.assign, cst.Expr) and not made.is_one_of and is_made_empty(made.value):
         yield from filled_from(source.index, made.assign, made.name)
 
 

@@ -96,7 +96,8 @@ def _fills(node: ast.AST, name: str) -> bool:
     func = node.func
     if isinstance(func, ast.Attribute) and _is_its(func.value, name):
         return func.attr in _FILLS or func.attr.startswith("register")
-    if (dotted(func) or getattr(func, "attr", "")).split(".")[-1] in _READS:
+    last = func.attr if isinstance(func, ast.Attribute) else dotted(func)
+    if last in _READS:
         return False
     given = [*node.args, *(each.value for each in node.keywords if each.arg is not None)]
     return any(_is_its(each, name) for each in given)
