@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -64,10 +65,17 @@ class FSDP2Alone:
         """Tell whether it does, for certain."""
         if not self._shards() or is_made_by_others(list(self._texts.values())):
             return False
-        if any(map(_may_shard_otherwise, self._texts.values())):
+        if any(_may_shard_otherwise(text) and self._may_shard(path) for path, text in self._texts.items()):
             return False
         is_asked = not any(map(_LIGHTNING.search, self._texts.values())) or self._is_lightning_by_fsdp2()
         return is_asked and LiveSharding(self.callers).is_only_asked_for()
+
+    def _may_shard(self, path: Path) -> bool:
+        """Tell whether a file may shard otherwise by its tree: comments and docstrings do nothing."""
+        module = self.callers.project.module(path)
+        if module is None:
+            return True
+        return _may_shard_otherwise(ast.unparse(_Bare().visit(copy.deepcopy(module.tree))))
 
     def _shards(self) -> bool:
         """Tell whether a file makes use of FSDP2's function."""
@@ -107,6 +115,14 @@ class FSDP2Alone:
         if made is not None:
             return isinstance(made.node, ast.ClassDef) and "FSDPStrategy" not in ast.unparse(made.node)
         return strategy is None or (name.endswith("Strategy") and "FSDP" not in name)
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes out texts that stand for themselves, as docstrings do."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return ast.copy_location(ast.Pass(), node) if is_text else self.generic_visit(node)
 
 
 def _may_shard_otherwise(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_globals import Globals
@@ -71,42 +72,46 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
             yield None
 
 
+_FILLED: Final[WeakKeyDictionary[ast.AST, frozenset[str]]] = WeakKeyDictionary()
+
+
 def _is_filled(project: Project, name: str) -> bool:
     """Tell whether a file puts something into a table, by its name, or hands it to what may."""
     for path in (path for path, text in project.texts.items() if name in text):
         module = project.module(path)
-        if module is None or any(_fills(node, name) for node in walked(module.tree)):
+        if module is None:
+            return True
+        if module.tree not in _FILLED:
+            _FILLED[module.tree] = frozenset(each for node in walked(module.tree) for each in _fills(node))
+        if name in _FILLED[module.tree]:
             return True
     return False
 
 
-def _fills(node: ast.AST, name: str) -> bool:
-    """Tell whether a node sets an item of a table or the table itself anew, or hands it on."""
+def _fills(node: ast.AST) -> Iterator[str]:
+    """Yield the names of what a node sets an item of, sets anew where it is another's, or hands on."""
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(_is_its(_base(each), name) for each in targets if isinstance(each, ast.Subscript)):
-            return True
-        if isinstance(node, ast.AugAssign) and _is_its(node.target, name):
-            return True
-        return any(isinstance(each, ast.Attribute) and each.attr == name for each in targets)
-    if isinstance(node, ast.Global):
-        return name in node.names
-    if not isinstance(node, ast.Call):
-        return False
-    func = node.func
-    if isinstance(func, ast.Attribute) and _is_its(func.value, name):
-        return func.attr in _FILLS or func.attr.startswith("register")
-    last = func.attr if isinstance(func, ast.Attribute) else dotted(func)
-    if last in _READS:
-        return False
-    given = [*node.args, *(each.value for each in node.keywords if each.arg is not None)]
-    return any(_is_its(each, name) for each in given)
+        for each in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(each, ast.Subscript):
+                yield from _name_of(_base(each))
+            elif isinstance(each, ast.Attribute) or isinstance(node, ast.AugAssign):
+                yield from _name_of(each)
+    elif isinstance(node, ast.Global):
+        yield from node.names
+    elif isinstance(node, ast.Call):
+        func = node.func
+        last = func.attr if isinstance(func, ast.Attribute) else dotted(func)
+        if isinstance(func, ast.Attribute) and (last in _FILLS or func.attr.startswith("register")):
+            yield from _name_of(func.value)
+        if last not in _READS:
+            for each in (*node.args, *(word.value for word in node.keywords if word.arg is not None)):
+                yield from _name_of(each)
 
 
-def _is_its(node: ast.expr, name: str) -> bool:
-    return (isinstance(node, ast.Name) and node.id == name) or (
-        isinstance(node, ast.Attribute) and node.attr == name
-    )
+def _name_of(node: ast.expr) -> Iterator[str]:
+    """Yield what a table is called: the last word of a name of another file's."""
+    if isinstance(node, (ast.Attribute, ast.Name)):
+        yield node.attr if isinstance(node, ast.Attribute) else node.id
 
 
 def _base(node: ast.expr) -> ast.expr:
