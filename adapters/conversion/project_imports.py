@@ -8,9 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
+
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
@@ -50,29 +52,38 @@ def lightning_package(config: Path) -> str | None:
         True
     """
     root = project_root(config)
-    around = _sources_around(config) if root is None else (sources_below(root),)
-    for sources in around:
-        counts: Counter[str] = Counter()
-        for path in sources:
-            counts.update(_LIGHTNING.findall(text_if_there(path)))
-        if counts:
-            [(package, _)] = counts.most_common(1)
-            return "lightning.pytorch" if package == "lightning" else package
-    return None
+    return _lightning_of(config.resolve().parent) if root is None else _lightning_in(root)
 
 
-def _sources_around(config: Path) -> Iterator[Iterator[Path]]:
-    """Yield the sources of what may be a project without a mark of one, the nearest folder first.
+@kept_in_a_look
+def _lightning_in(root: Path) -> str | None:
+    return _most_imported(sources_below(root))
+
+
+@kept_in_a_look
+def _lightning_of(folder: Path) -> str | None:
+    """Return it of what may be a project without a mark of one, the nearest folder first.
 
     Of the folders above only what lies in them, and in those called as sources are: others may hold anything.
     """
-    nearest, *above = config.resolve().parents[: _MOST_AROUND + 1]
-    yield sources_below(nearest)
-    for folder in above:
-        if folder.parent != folder:
-            beside = sorted(folder.glob("*.py"))[:_MOST_FILES]
-            inner = (path for name in _SOURCES for path in sources_below(folder / name))
-            yield (path for each in (beside, inner) for path in each)
+    found = _most_imported(sources_below(folder))
+    for above in folder.parents[:_MOST_AROUND]:
+        if found is None and above.parent != above:
+            beside = sorted(above.glob("*.py"))[:_MOST_FILES]
+            inner = (path for name in _SOURCES for path in sources_below(above / name))
+            found = _most_imported(path for each in (beside, inner) for path in each)
+    return found
+
+
+def _most_imported(sources: Iterable[Path]) -> str | None:
+    counts: Counter[str] = Counter()
+    for path in sources:
+        text = text_if_there(path)
+        counts.update(_LIGHTNING.findall(text) if "lightning" in text else ())
+    if not counts:
+        return None
+    [(package, _)] = counts.most_common(1)
+    return "lightning.pytorch" if package == "lightning" else package
 
 
 def lacks_transformers(folder: Path) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import METADATA_START
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.safetensors_writer import HEADER_START
 from fsdp_migrate.checkpoint_convert.formats.torch_file import ZIP_START
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.newer_syntax import parse_any
-from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, read_source
+from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, is_shell, read_source
 from fsdp_migrate.source.python.notebooks import code_of
 from fsdp_migrate.source.python.walked import children_of, walked
 
@@ -44,7 +44,7 @@ def with_readers(
     patterns = {path: _naming(name) for path, name in names.items() if len(name) >= _SHORTEST_NAME}
     places: defaultdict[str, list[str]] = defaultdict(list)
     for file in find_sources(paths, SUFFIXES | SHELL):
-        if file.suffix not in SUFFIXES | SHELL:
+        if file.suffix not in SUFFIXES and not is_shell(file):
             continue
         try:
             text = read_source(file)
@@ -64,7 +64,7 @@ def _naming(name: str) -> re.Pattern[str]:
 
 def _places(file: Path, text: str, wanted: Mapping[str, re.Pattern[str]]) -> Iterator[tuple[str, str]]:
     """Yield the checkpoint and the place of each line that names one to read it."""
-    if file.suffix in SHELL:
+    if is_shell(file):
         for number, line in enumerate(text.splitlines(), 1):
             if not _COMMENT.match(line):
                 yield from ((name, f"{file}:{number}") for name, each in wanted.items() if each.search(line))

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.python.walked import walked
-from fsdp_migrate.source.values_bound import Bound, values_bound
+from fsdp_migrate.source.values_bound import LAST, Bound, values_bound
 
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 _DEEPEST: Final = 4
-_LAST: Final = 10**9
 _FILLS: Final = frozenset({"__setitem__", "setdefault", "update"})
 # What is given a table and only reads it.
 _READS: Final = frozenset({"join", "len", "list", "set", "sorted", "tuple"})
@@ -59,7 +58,7 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
     if origin is not None:
         path, name = project.split(origin[0])[0], origin[1]
         module = project.module(path)
-        values = values_bound(Place(module, "", line=_LAST), name) if module is not None else None
+        values = values_bound(Place(module, "", LAST), name) if module is not None else None
     if not values or _is_filled(project, name):
         yield None
         return

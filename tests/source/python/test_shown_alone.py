@@ -10,17 +10,17 @@ from tests.source.samples import codes
 MODEL = "import torch.distributed as dist\ndef step(m: FSDP, log, logger, writer, metrics, x):\n"
 PRINTED = [
     "print(p.grad.norm())",
-    "print(f'{p.grad.norm().item():.2f}')",
-    "logger.info('norm %s', p.grad.norm().item())",
-    "wandb.log({'norm': p.grad.norm().item()})",
-    "writer.add_scalar('norm', p.grad.norm().item() ** 0.5, 1)",
+    "print(f'{(p.grad.norm() ** 2).item():.2f}')",
+    "logger.info('norm %s', (p.grad.norm() ** 2).item())",
+    "wandb.log({'norm': (p.grad.norm() ** 2).item()})",
+    "writer.add_scalar('norm', (p.grad.norm() ** 2).item() ** 0.5, 1)",
     "metrics['norm'] = p.grad.norm()",
     "y = p.grad.norm()\n        print(y)",
-    "y = round(float(p.grad.norm()), 2)\n        z = y * 2\n        print('norm', z)",
+    "y = round(float(p.grad.norm() ** 2), 2)\n        z = y * 2\n        print('norm', z)",
 ]
 USED = [
     "y = p.grad.norm()\n        p.grad.mul_(1 / y)",
-    "y = p.grad.norm().item()\n        dist.all_reduce(torch.tensor(y))",
+    "y = (p.grad.norm() ** 2).item()\n        dist.all_reduce(torch.tensor(y))",
     "if p.grad.norm() > 5:\n            print('skip')",
     "return p.grad.norm()",
     "scale(p.grad.norm())",
@@ -28,7 +28,7 @@ USED = [
     "y = p.grad.norm()\n        print(y)\n        scale(y)",
     "x['norm'] = p.grad.norm()",
     "y = p.grad.norm()",
-    "if dist.get_rank() == 0:\n            print(p.grad.norm().item())",
+    "if dist.get_rank() == 0:\n            print((p.grad.norm() ** 2).item())",
 ]
 
 
@@ -36,5 +36,9 @@ USED = [
     ("does", "code"), [*((each, "FM334") for each in PRINTED), *((each, "FM423") for each in USED)]
 )
 def test_what_is_only_shown_is_told_apart(does: str, code: str) -> None:
-    found = {each for each, _ in codes(f"{MODEL}    for p in m.parameters():\n        {does}\n")}
+    found = {
+        each
+        for each, action in codes(f"{MODEL}    for p in m.parameters():\n        {does}\n")
+        if action == "commented"
+    }
     assert found & {"FM334", "FM423"} == {code}
