@@ -93,6 +93,9 @@ def to_reshard(value: Any, block: Block) -> Outcome:
     return freed(value, frees)
 
 
+_HYBRID = {"HYBRID_SHARD": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP"}
+
+
 def keep_precision(value: Any, block: Block) -> Outcome:
     """Keep DEFAULT, PURE and FULL; a mapping of dtypes Composer's FSDP2 does not take."""
     if isinstance(value, dict):
@@ -295,6 +298,12 @@ class ComposerAdapter:
         if config.mesh != "shard":
             text = "Composer's FSDP2 has one mesh of all ranks: neither replicas (HYBRID_SHARD) nor NO_SHARD."
             draft.say("FM353", block.at("sharding_strategy"), text, CALLBACK)
+        elif (given := str(plain_values(block.node).get("sharding_strategy")).upper()) in _HYBRID:
+            text = (
+                f"{given}: Composer makes {_HYBRID[given]} of it under FSDP1 too, without "
+                "`data_parallel_replicate_degree`: there are no replicas."
+            )
+            draft.say("FM341", block.at("sharding_strategy"), text)
         text = (
             f"Composer {COMPOSER['fsdp2'].since} and later take this block for FSDP2, and only with "
             "`FSDP_VERSION=2` in the environment; otherwise it is FSDP1's."

@@ -369,6 +369,8 @@ def _emit_word(block: Block, size: Any, draft: Draft) -> None:
         f"{_word(block)}: FSDP2 over {size} ranks. `save_distributed_checkpoint: {str(is_fabric).lower()}` "
         f"saves {'a folder' if is_fabric else 'one file'}, as FSDP1 did."
     )
+    if not here and not block.settings.lightning and not is_fabric:
+        text += " No source around says which Lightning runs: write `pytorch_lightning` where it is that one."
     draft.say("FM341", block.name, text)
     tell_of_group(block, draft)
     if _word(block) == "fsdp" and package == "pytorch_lightning":

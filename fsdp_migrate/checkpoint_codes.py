@@ -66,7 +66,7 @@ CHECKPOINT_CODES: Final = {
     ),
     "FM240": FindingCode("equivalent", "Flat parameters were split, by the FSDP1 arguments."),
     "FM241": FindingCode("changed", "Other files in the archive of a checkpoint were left behind."),
-    # FM250 to FM267: targets
+    # FM250 to FM268: targets
     "FM250": FindingCode(
         "equivalent", "Entries are in a file beside the data, where the target looks for them."
     ),
@@ -97,6 +97,7 @@ CHECKPOINT_CODES: Final = {
         "changed", "`config.json` is of a model with other names: `from_pretrained` fills in random values."
     ),
     "FM267": FindingCode("changed", "`config.json` names another dtype than the weights have."),
+    "FM268": FindingCode("exact", "Names were not compared with those of the model of `config.json`."),
     "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
     "FM271": FindingCode("exact", "Data that has no checksums: no check can find a bit that flipped in it."),
     "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),

@@ -248,6 +248,13 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         "FM333": FindingCode(
             "refused", "The model may also be plain, or DistributedDataParallel's: must be changed by hand."
         ),
+        "FM334": FindingCode(
+            "changed", "A number that is only shown: it was of one rank's part, and is of the whole now."
+        ),
+        "FM335": FindingCode(
+            "changed",
+            "What holds of FSDP1's wrapper alone is asked, set or unwrapped: FSDP2 goes on without it.",
+        ),
         # FM34x to FM36x: configs in files
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
         "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),

@@ -21,6 +21,9 @@ MARK = "# fsdp-migrate: "
 _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 # What other programs than ours do at their start, or refuse themselves.
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
+# Left as it is, this goes on without an error, and does something else: what FSDP1's wrapper alone was or had
+# does not happen any more, and a number or a step is another one.
+_SILENT = frozenset({"FM335", "FM423"})
 # Codes that stand above a use only where it is left as it was.
 _LEFT = frozenset({"FM308", "FM309"})
 # Whoever settles one of these writes a call of `prepare_fully_shard`.
@@ -50,11 +53,13 @@ def stops_runs(code: str) -> bool:
     """Tell whether a comment with this code stops a run, when its model is sharded, until it is deleted.
 
     Example:
-        >>> stops_runs("FM307"), stops_runs("FM318")
-        (True, False)
+        >>> stops_runs("FM307"), stops_runs("FM423"), stops_runs("FM318")
+        (True, True, False)
     """
     known = FINDING_CODES.get(code)
-    return code in _LEFT or (known is not None and known.fidelity == "refused" and code not in _OTHERS_DO)
+    return code in _LEFT | _SILENT or (
+        known is not None and known.fidelity == "refused" and code not in _OTHERS_DO
+    )
 
 
 def looks_for_them(text: str) -> bool:

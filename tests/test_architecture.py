@@ -130,7 +130,13 @@ HOUSE: House = (
         "torch_compat",
         "factories launch",
     ],
-    ["sharding", "source.checkpoint_runs source.own_configs source.sarif source.steps source.surroundings"],
+    [
+        "sharding",
+        (
+            "source.checkpoint_readers source.checkpoint_runs source.own_configs source.sarif source.steps "
+            "source.surroundings"
+        ),
+    ],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],
     "loading",
     ["doctor", ("parity", "forecast")],

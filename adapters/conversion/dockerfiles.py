@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.adapters.engine.settings import Settings
@@ -19,6 +19,7 @@ _INSTRUCTION = re.compile(
     r"[ \t]*(?:ONBUILD[ \t]+|HEALTHCHECK\b[^\n]*?[ \t](?=CMD\b))?(ARG|CMD|COPY|ENTRYPOINT|ENV|RUN)[ \t]+(.*)",
     re.IGNORECASE | re.DOTALL,
 )
+_VARIABLE = re.compile(r"(?<!\\)\$(?:(\w+)|\{(\w+)\})")
 _NAME = re.compile(r"(?:Containerfile|Dockerfile)(?:[._-].*)?\Z", re.IGNORECASE)
 _COMMENT = re.compile(r"[ \t]*#")
 _GOES_ON = re.compile(r"\\[ \t]*\Z")
@@ -50,27 +51,49 @@ def dockerfile_becomes(text: str, settings: Settings | None = None) -> str:
 
     document = json.dumps({"image": list(_read(text))})
     said = commands_become(document, is_json=True, settings=settings)
-    return re.sub(r"`image\.\d+\.(\w+, line \d+)(?:\.\d+)?`", r"`\1`", said)
+    return re.sub(r"`image\.\d+\.(\w+(?:, line \d+)?)(?:\.\d+)?`", r"`\1`", said)
 
 
 def _read(text: str) -> list[dict[str, Any]]:
     """Return each instruction with a command, and the variables that are set."""
     found: list[dict[str, Any]] = []
     entry: dict[str, Any] = {}
+    known: dict[str, str] = {}
     for line, whole in _instructions(text):
         match = _INSTRUCTION.match(whole)
         if match is None:
             entry = {} if whole.lstrip()[:5].upper() == "FROM " else entry
             continue
         name, rest = match[1].upper(), match[2].strip()
-        given = _variables(rest) if name in {"ARG", "ENV"} else None
-        command = {f"{name}, line {line}": _command(rest)} if given is None else given
+        if name in {"ARG", "ENV"}:
+            given = {each: _put_in(value, known) for each, value in _variables(rest).items()}
+            known.update(given)
+            found.append(given)
+            continue
+        command = {f"{name}, line {line}": _put_in(_command(rest), known)}
         found.append(command)
+        for variables in found:
+            # Flags that a command puts in are told with it.
+            for each in [each for each in variables if _names(each, rest) and "--" in str(variables[each])]:
+                del variables[each]
         if name == "ENTRYPOINT":
             entry = command
         elif name == "CMD" and entry:
             _hand_on(entry, command)
     return found
+
+
+def _put_in(value: Any, known: Mapping[str, str]) -> Any:
+    """Return a command, or a value, with the variables that the file sets above it."""
+    if isinstance(value, list):
+        return [_put_in(each, known) for each in value]
+    if not isinstance(value, str):
+        return value
+    return _VARIABLE.sub(lambda match: known.get(match[1] or match[2], match[0]), value)
+
+
+def _names(variable: str, rest: str) -> bool:
+    return any(variable in {match[1], match[2]} for match in _VARIABLE.finditer(rest))
 
 
 def _hand_on(entry: dict[str, Any], command: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ _SHELLS = re.compile(
 )
 _CONFIG = re.compile(r"%%(?:ya?ml|json)\b\s*(.*)")
 _FILE = re.compile(r"%%(?:writefile|file)\s+(?:(?:-a|--append)\s+)?(.*)")
+_APPENDS = re.compile(r"%%(?:writefile|file)\s+(?:-a|--append)\s")
 # IPython takes empty lines away first, and a magic that measures runs another one.
 _BEGIN = re.compile(r"(?:[ \t]*\r?\n|%%(?:time|capture)\b[^\n]*\n(?=\s*%%))*")
 _OTHER = re.compile(r"%%(?!time\b|timeit\b|capture\b|prun\b)")
@@ -52,6 +53,11 @@ class Cell:
     name: str
     body: str
     node: Node
+
+    @property
+    def is_appended(self) -> bool:
+        """Whether it goes on with a file that a cell above has begun: ``%%writefile -a run.sh``."""
+        return _APPENDS.match(self.head.splitlines()[-1] if self.head else "") is not None
 
     @property
     def is_json(self) -> bool | None:

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.notebook_texts import put_in, put_together, texts_in
+
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fsdp_migrate.adapters.conversion.notebook_cells import Cell
 
@@ -21,6 +23,10 @@ _ENVIRON = re.compile(
 )
 _MARK = re.compile(r"#(\d+)([ !=])\Z")
 # IPython puts the value of an expression in place of single braces.
+_FLAG = re.compile(r"--(?:use[-_])?fsdp")
+# What stands before the value of such a flag.
+_VALUE = re.compile(r"--(?:use[-_])?fsdp[\w-]*[=\s]+[\"']?\Z")
+_NAME_ALONE = re.compile(r"\s*(?:\{\w+\}|\$\w+)\s*")
 _JSON = re.compile(r"'\{\"[^'\n]*\}'")
 
 
@@ -33,6 +39,8 @@ class ShellLines:
     """Of each line of the script the cell and its line there."""
     sets: set[tuple[int, int]] = field(default_factory=set)
     """The places where Python itself sets a variable."""
+    put_together: list[tuple[int, str, str]] = field(default_factory=list)
+    """Of each line in which Python's texts ask for FSDP the cell, the line, and what the shell gets."""
     _lines: list[tuple[int, str]] = field(default_factory=list)
     """Of each mark the cell, and what it stands for: the line, or the begin of one."""
 
@@ -79,12 +87,20 @@ def shell_lines(cells: Iterable[Cell]) -> ShellLines:
         (['#0 ', '#1!', 'ls'], {1: 'x = 1\n!ls'})
     """
     done = ShellLines()
+    texts: dict[str, str] = {}
     for cell in cells:
         goes_on = False
+        texts = texts_in(cell.body, texts) if cell.kind == "python" else texts
         for number, line in enumerate(cell.body.split("\n") if cell.kind == "python" else (), 1):
             if goes_on:
                 done.go_on(cell.number, number, line)
-            elif command := _COMMAND.match(line):
+            elif (command := _COMMAND.match(line)) and _is_put_together(command[2], texts):
+                whole = put_together(command[2], texts).strip()
+                # Of a command that stands in Python as a whole the source's rules speak.
+                is_all = _NAME_ALONE.fullmatch(command[2]) is not None
+                done.put_together += [] if is_all else [(cell.number, line.strip(), whole)]
+                done.add(cell.number, number, " ", line, None)
+            elif command:
                 done.add(cell.number, number, "!", command[1], command[2])
             elif (given := _SET.match(line)) is not None:
                 done.add(cell.number, number, "=", line, f"export {given[1]}={_quoted(given[2])}")
@@ -95,6 +111,16 @@ def shell_lines(cells: Iterable[Cell]) -> ShellLines:
                 done.add(cell.number, number, " ", line, None)
             goes_on = (goes_on or _COMMAND.match(line) is not None) and line.rstrip().endswith("\\")
     return done
+
+
+def _is_put_together(command: str, texts: Mapping[str, str]) -> bool:
+    """Tell whether texts of Python's are flags for FSDP, or their values, in a command of one line."""
+    if command.rstrip().endswith("\\"):
+        return False
+    return any(
+        texts.get(name) is not None and (_FLAG.search(texts[name]) or _VALUE.search(command[:at]))
+        for name, at in put_in(command)
+    )
 
 
 def _with_braces(match: re.Match[str]) -> str:

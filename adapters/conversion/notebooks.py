@@ -17,7 +17,7 @@ from fsdp_migrate.adapters.conversion.notebook_lines import ShellLines, shell_li
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
-from fsdp_migrate.findings import make_finding
+from fsdp_migrate.findings import listed, make_finding
 
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r"\Aline (\d+)")
 _LEFT = "Convert it by hand, or a command of it with `--command`, and put the outcome there."
+_PARTS = (
+    "This cell begins `{}`, and cell {} goes on with it (`%%writefile -a`). Write the whole file in one "
+    "cell, and convert again."
+)
+_TOGETHER = "`{}` hands `{}` to the shell, which becomes `{}`. Python's texts in it are not changed."
 _NOTHING = (
     "No cell of this notebook has FSDP1 settings that can be changed: neither a config, such as that of "
     "`%%writefile fsdp.yaml`, nor a command, such as `!accelerate launch ...`. What its Python asks for "
@@ -92,12 +97,44 @@ def converted_cells(
 ) -> Iterator[CellConversion]:
     """Yield what becomes of each cell with a config or a script, and of the lines for a shell."""
     told = with_exports(settings or Settings(), lines.text)
+    written: dict[str, list[Cell]] = {}
     for cell in cells:
-        if cell.kind == "config":
+        if cell.kind in {"config", "shell"}:
+            parts = written.setdefault(cell.name or f"{cell.number}", [])
+            parts[:] = [*(parts if cell.is_appended else []), cell]
+    for cell in cells:
+        parts = next((each for each in written.values() if cell in each), [cell])
+        if cell.kind == "config" and len(parts) > 1:
+            yield from [_in_parts(parts, told)] if cell is parts[0] else []
+        elif cell.kind == "config":
             yield _converted(cell, cell.body, convert_text, told)
         elif cell.kind == "shell":
-            yield _converted(cell, cell.body, convert_script, told)
+            above = "".join(each.body for each in parts if each.number < cell.number)
+            yield _converted(cell, cell.body, convert_script, with_exports(told, above))
     yield _converted(None, lines.text, convert_script, settings)
+    by_number = {cell.number: cell for cell in cells}
+    yield from (_put_together(by_number[at], line, whole, told) for at, line, whole in lines.put_together)
+
+
+def _in_parts(parts: list[Cell], settings: Settings) -> CellConversion:
+    """Say of a config that several cells write that it is left, where it asks for FSDP1."""
+    first, *others = parts
+    whole = _converted(first, "".join(each.body for each in parts), convert_text, settings)
+    if whole.done is not None and not whole.done.is_changed:
+        return whole
+    cells = listed([each.number for each in others])
+    problem = _PARTS.format(first.name, cells) if whole.done is not None else whole.problem
+    return CellConversion(first, None, problem, whole.names_fsdp or whole.done is not None)
+
+
+def _put_together(cell: Cell, line: str, whole: str, settings: Settings) -> CellConversion:
+    """Say of a line for a shell with texts of Python's in it what the shell gets, and what that becomes."""
+    done = _converted(cell, whole, convert_script, settings)
+    if done.done is None:
+        return CellConversion(cell, None, f"`{line}`: {done.problem}", done.names_fsdp)
+    if not done.done.is_changed:
+        return CellConversion(cell, None)
+    return CellConversion(cell, None, _TOGETHER.format(line, whole, done.done.text), names_fsdp=True)
 
 
 def _converted(

@@ -12,7 +12,7 @@ from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
@@ -35,6 +35,8 @@ _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?d
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_GROUPS = 4
+_MOST_AROUND = 3
+_SOURCES = ("src", "source", "scripts", "lib")
 _MOST_ABOVE = 40
 _MOST_BYTES = 1 << 20
 _FABRICS = frozenset({"lightning.fabric", "lightning_fabric"})
@@ -50,16 +52,34 @@ def lightning_package(config: Path) -> str | None:
         True
     """
     root = project_root(config)
-    return None if root is None else _lightning_of(root)
+    return _lightning_of(config.resolve().parent) if root is None else _lightning_in(root)
 
 
 @kept_in_a_look
-def _lightning_of(root: Path) -> str | None:
+def _lightning_in(root: Path) -> str | None:
+    return _most_imported(sources_below(root))
+
+
+@kept_in_a_look
+def _lightning_of(folder: Path) -> str | None:
+    """Return it of what may be a project without a mark of one, the nearest folder first.
+
+    Of the folders above only what lies in them, and in those called as sources are: others may hold anything.
+    """
+    found = _most_imported(sources_below(folder))
+    for above in folder.parents[:_MOST_AROUND]:
+        if found is None and above.parent != above:
+            beside = sorted(above.glob("*.py"))[:_MOST_FILES]
+            inner = (path for name in _SOURCES for path in sources_below(above / name))
+            found = _most_imported(path for each in (beside, inner) for path in each)
+    return found
+
+
+def _most_imported(sources: Iterable[Path]) -> str | None:
     counts: Counter[str] = Counter()
-    for path in sources_below(root):
-        if path.stat().st_size <= _MOST_BYTES:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            counts.update(_LIGHTNING.findall(text) if "lightning" in text else ())
+    for path in sources:
+        text = text_if_there(path)
+        counts.update(_LIGHTNING.findall(text) if "lightning" in text else ())
     if not counts:
         return None
     [(package, _)] = counts.most_common(1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.document.nodes import plain
@@ -19,8 +21,9 @@ _NAME = "FSDP_VERSION"
 _SET = re.compile(rf"\b{_NAME}=['\"]?([^\s'\";|&)]*)")
 _UNSET = "not set"
 _END = re.compile(r"\n|;|&&|\|\|?|&(?![\d>])")
-_ALONE = re.compile(rf"(?:export\s+)?(?:\w+=\S*\s+)*{_NAME}=\S+(?:\s+\w+=\S*)*")
-_TAKEN_BACK = re.compile(rf"\s*unset\s(?:\S+\s+)*{_NAME}\b")
+_ASSIGNS = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_EXPORTS = re.compile(r"-\w*x\w*")
+_DECLARES = frozenset({"declare", "local", "readonly", "typeset"})
 _RUNS = re.compile(r"(?:^|[\s/\"'])composer\s")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 
@@ -36,17 +39,61 @@ def sets_fsdp2(document: Node) -> bool:
 
 
 def _of_commands(text: str) -> Iterator[str]:
-    """Yield what each command that sets it, or runs Composer, has; what is set alone counts from there on."""
-    exported = _UNSET
+    """Yield what each command that exports it, or runs Composer, has; what is exported goes on."""
+    shell = _Shell()
     for command in _END.split(_COMMENT.sub("", text).replace("\\\n", " ")):
+        if shell.takes(_words(command)):
+            if shell.was_exported:
+                yield shell.exported
+            continue
         given = _SET.findall(command)
-        if given and _ALONE.fullmatch(command.strip()):
-            exported = given[-1]
-        elif _TAKEN_BACK.match(command):
-            exported = _UNSET
-        runs = _RUNS.search(command) is not None
-        if given or runs:
-            yield given[-1] if given else exported
+        if given or _RUNS.search(command) is not None:
+            yield given[-1] if given else shell.exported
+
+
+@dataclass
+class _Shell:
+    """What a shell hands on to its commands, and what it only knows itself."""
+
+    exported: str = _UNSET
+    was_exported: bool = False
+    _own: str = _UNSET
+    _exports_all: bool = False
+
+    def takes(self, words: list[str]) -> bool:
+        """Take a command that sets variables for the ones below; tell whether it is one."""
+        self.was_exported = False
+        given = [(match[1], match[2]) for word in words if (match := _ASSIGNS.fullmatch(word))]
+        if words and len(given) == len(words):
+            self._set(given, exports=self._exports_all or self.exported != _UNSET)
+            return True
+        first, options = (words or [""])[0], [word for word in words[1:] if word.startswith(("-", "+"))]
+        if first == "export" or first in _DECLARES:
+            self._set(given, exports=first == "export" or any(map(_EXPORTS.fullmatch, options)))
+            if first == "export" and _NAME in words and self._own != _UNSET:
+                self._set([(_NAME, self._own)], exports=True)
+        elif first == "set":
+            self._exports_all |= "allexport" in words or any(
+                re.fullmatch(r"-\w*a\w*", each) for each in options
+            )
+        elif first == "unset" and _NAME in words:
+            self.exported = self._own = _UNSET
+        else:
+            return False
+        return True
+
+    def _set(self, given: list[tuple[str, str]], *, exports: bool) -> None:
+        for value in (value for name, value in given if name == _NAME):
+            self._own = value
+            if exports:
+                self.exported, self.was_exported = value, True
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -69,9 +69,12 @@ class _MetadataPickler:
         self._shapes: dict[Shape, bytes] = {}
         self._chunks: dict[Box, bytes] = {}
 
+    def start(self) -> bytes:
+        return self._object(_METADATA, "Metadata") + b"}("
+
     def metadata(self, entries: Sequence[Entry], checkpoint_id: str) -> Iterator[bytes]:
         digest = hashlib.sha256(checkpoint_id.encode("utf-8", "surrogatepass"))
-        yield self._object(_METADATA, "Metadata") + b"}("
+        yield self.start()
         yield self._text("state_dict_metadata") + b"}("
         for entry in entries:
             piece = self._text(entry.key) + self._kind(entry)
@@ -261,3 +264,7 @@ def _int(number: int) -> bytes:
         return b"J" + struct.pack("<i", number)
     data = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
     return b"\x8a" + struct.pack("<B", len(data)) + data
+
+
+METADATA_START: Final = _MetadataPickler().start()
+"""How the pickle begins that is written here, behind the head of its frame; torch's has marks in between."""

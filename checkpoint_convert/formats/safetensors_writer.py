@@ -21,6 +21,10 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
 _PIECE: Final = "model-{:05d}-of-{:05d}.safetensors"
 _ALIGNMENT: Final = 8
+# What `from_pretrained` asks for, and by whom it is written.
+_ABOUT: Final = {"__metadata__": {"format": "pt", "written_by": "fsdp-migrate"}}
+HEADER_START: Final = json.dumps(_ABOUT, separators=(",", ":"))[:-1].encode()
+"""How the header of each file that is written here begins, after its length."""
 
 PlacedFile = tuple[bytes, "Sequence[PlannedTensor]"]
 """The header of a file, with its length before it, and the tensors that follow it, in order."""
@@ -59,7 +63,7 @@ def write_index(files: Mapping[str, Sequence[PlannedTensor]]) -> bytes:
 
 
 def _header(tensors: Sequence[PlannedTensor]) -> bytes:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {**_ABOUT}
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.nbytes

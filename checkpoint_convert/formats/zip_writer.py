@@ -18,7 +18,7 @@ from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 
 _FLAGS: Final = 0x0808  # the checksum follows the record; names are UTF-8
@@ -111,6 +111,17 @@ def tensor_archive(dtype: str, shape: Shape) -> TensorArchive:
     # No checksum changes a length: so every item has its place before a byte of a tensor is read.
     length = records[-1].end + len(_directory(records, [0] * len(records)))
     return TensorArchive(b"".join(head), payload, length, tuple(records), tuple(contents))
+
+
+def are_records_of_ours(names: Collection[str]) -> bool:
+    """Tell whether :func:`lay_out_archive` wrote an archive: torch ends each with a number of its own.
+
+    Example:
+        >>> are_records_of_ours(["archive/data.pkl", "archive/.format_version"])
+        True
+    """
+    known = {name.partition("/")[2] for name in names}
+    return ".format_version" in known and _SERIALIZATION_ID not in known
 
 
 def small_archive(contents: Mapping[str, bytes]) -> bytes:

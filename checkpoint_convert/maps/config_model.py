@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.parameter_map import ParameterMap
 
 
-_UNKNOWING: Final = frozenset({"auto_map", "quantization_config"})
+_UNKNOWING: Final = {
+    "auto_map": "the code of its model lies beside it, and is not run",
+    "quantization_config": "`from_pretrained` gives its layers other names, as it quantizes them",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,16 @@ class ConfigModel:
                 yield form
 
 
-def model_of_config(config: bytes) -> ConfigModel | None:
-    """Return the names of the model that a ``config.json`` describes; None where nothing tells them.
+@dataclass(frozen=True, slots=True)
+class UnknownModel:
+    """Why a ``config.json`` does not tell which names its model has, and what would help."""
+
+    why: str
+    hint: str | None = None
+
+
+def model_of_config(config: bytes) -> ConfigModel | UnknownModel:
+    """Return the names of the model that a ``config.json`` describes, or why nothing tells them.
 
     Nothing does without transformers, of a model whose code lies beside its config, which is not run, and
     of one whose layers ``from_pretrained`` exchanges for quantized ones with other names.
@@ -75,25 +86,47 @@ def model_of_config(config: bytes) -> ConfigModel | None:
     try:
         said = json.loads(config)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(said, dict) or not isinstance(said.get("model_type"), str) or _UNKNOWING & said.keys():
-        return None
+        return UnknownModel("it is no JSON")
+    if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
+        return UnknownModel("it names no `model_type` of transformers")
+    for key, why in _UNKNOWING.items():
+        if key in said:
+            return UnknownModel(f"{why} (`{key}`)")
     try:
-        model, is_guess = _build(said)
-    except Exception:  # whatever transformers makes of a config that is not for its release
-        return None
-    return _described(model, said["model_type"], is_guess=is_guess)
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "transformers"
+        why = "is not installed" if absent else f"cannot be imported ({_first_line(error)})"
+        return UnknownModel(
+            f"transformers, which makes the model of it, {why}", "Install it for `--dry-run`."
+        )
+    try:
+        named = _class_of(transformers, said.get("architectures"))
+        model = _build(transformers, said, named)
+    except Exception as error:  # anything: the code of each model reads its own keys, and checks few of them
+        with_which = f"transformers {transformers.__version__} does not make a model of it"
+        hint = "Is it whole? Try `--dry-run` with the transformers that it was written by."
+        return UnknownModel(f"{with_which}: {type(error).__name__}: {_first_line(error)}", hint)
+    return _described(model, said["model_type"], is_guess=named is None)
 
 
-def _build(said: dict[str, Any]) -> tuple[Any, bool]:
-    """Make the model without memory for it; tell too whether its config names no class of transformers."""
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200].rstrip(".")
+
+
+def _class_of(transformers: Any, architectures: object) -> Any:
+    """Return the class of transformers that a config names first, or None."""
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    found = getattr(transformers, first, None) if isinstance(first, str) else None
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+
+
+def _build(transformers: Any, said: dict[str, Any], named: Any) -> Any:
+    """Make the model without memory for it."""
     torch: Any = importlib.import_module("torch")
-    transformers: Any = importlib.import_module("transformers")
     with _quiet(transformers.logging), torch.device("meta"):
         config = transformers.AutoConfig.for_model(**said)
-        maker = getattr(transformers, next(iter(said.get("architectures") or ()), ""), None)
-        model = transformers.AutoModel.from_config(config) if maker is None else maker(config)
-    return model, maker is None
+        return transformers.AutoModel.from_config(config) if named is None else named(config)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor
-from fsdp_migrate.checkpoint_convert.maps.config_model import model_of_config
+from fsdp_migrate.checkpoint_convert.maps.config_model import UnknownModel, model_of_config
 from fsdp_migrate.checkpoint_convert.targets.safetensors import HUGGINGFACE_ATTRIBUTE
 from fsdp_migrate.findings import Finding, counted, make_finding, named
 
@@ -38,11 +38,12 @@ def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
         return []
     found = list(_dtype_findings(tensors, config))
     model = model_of_config(config)
-    if model is not None:
-        # What is taken off by itself stays on once a --rename is given.
-        came_off = HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
-        found += _name_findings(model, [entry.key for entry in tensors], came_off)
-    return found
+    if isinstance(model, UnknownModel):
+        text = f"`from_pretrained` may look for other names than those of the weights: {model.why}."
+        return [*found, make_finding("FM268", "config.json", text, model.hint)]
+    # What is taken off by itself stays on once a --rename is given.
+    came_off = HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
+    return [*found, *_name_findings(model, [entry.key for entry in tensors], came_off)]
 
 
 def _is_adapters(tensor: PlannedTensor) -> bool:

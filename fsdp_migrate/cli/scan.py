@@ -96,7 +96,8 @@ def _check_outputs(paths: Paths, *, json: bool, sarif: bool) -> None:
 
 def _checkpoints(paths: Paths, *, are_turned: bool) -> list[CheckpointFound]:
     """Return the checkpoints with who reads them, and which the migrated run has saved."""
-    from fsdp_migrate.source.checkpoint_runs import saved_since, with_readers
+    from fsdp_migrate.source.checkpoint_readers import with_readers
+    from fsdp_migrate.source.checkpoint_runs import saved_since
     from fsdp_migrate.source.surroundings import find_checkpoints, turned_at
 
     found = with_readers(find_checkpoints(paths), paths)

@@ -175,6 +175,17 @@ EXPLANATIONS = {
         " would save its own shards, and below `if rank == 0` it would wait for the others. Where the comment says `by its name` and it is a plain model,"
         " delete the comment.",
     ),
+    "FM334": (
+        "FSDP1 showed each rank its part of flat parameters. FSDP2 shows `DTensor`: a count or a norm is that of the whole, the same on each rank. Here it is"
+        " printed, logged or counted, and nothing is computed by it.",
+        "Take `x.to_local()` for this rank's part, as before. For the whole take out what sums over ranks or multiplies by their number.",
+    ),
+    "FM335": (
+        "FSDP1 put a wrapper around a model; FSDP2 has none. A check for the wrapper's class or methods is false now, so that what it guards (clipping,"
+        " gathering a state) does not happen any more, without an error. An attribute that was set on the wrapper is set on the model. What unwraps step by"
+        " step fails, or does not end, when it is reached, which may be at the first save.",
+        "See what depends on it. Ask `isinstance(model, FSDPModule)`, let FSDP2's branch do what was done here, and take out what unwraps.",
+    ),
     "FM420": (
         "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
         "When you no longer need FSDP1, delete the branch.",

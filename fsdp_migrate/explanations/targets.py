@@ -72,14 +72,20 @@ EXPLANATIONS = {
     "FM266": (
         "`--to hf` writes the names that the checkpoint has. Where the trained module held the model as an attribute (`self.lm = ...`), each begins with"
         " that attribute's name. `from_pretrained` does not find them, gives the model random values, and only warns. The names that it looks for are those"
-        " of the model that the installed transformers makes of `config.json`; without transformers, or where the model's code lies beside its config,"
-        " or its layers are quantized, nothing is compared, nor is an adapter alone.",
+        " of the model that the installed transformers makes of `config.json`. An adapter alone is not compared.",
         "Convert again with the `--rename` that the finding names, or with the `config.json` of the model that was trained.",
     ),
     "FM267": (
         "`config.json` is copied as it is. transformers 5 loads weights in the dtype that it names, not in the one that they are stored in: values that"
         " were cast to bf16 take the memory of fp32 again, or fp32 weights are rounded.",
         "Write the dtype of the weights into `config.json` of the output, or give `dtype=` to `from_pretrained`.",
+    ),
+    "FM268": (
+        "The names that `from_pretrained` looks for are those of the model that the installed transformers makes of `config.json`. Here it makes none:"
+        " transformers is absent or refuses the config, the model's code lies beside its config, or its layers are quantized. Other names, which"
+        " `from_pretrained` fills with random values, would not be seen (FM266).",
+        "Where transformers is absent or of another release: `convert ... --dry-run` with the right one compares. Else load the output once, and read what"
+        " `from_pretrained` warns of.",
     ),
     "FM270": (
         "Each stored item agrees with its place, its size, its type and, where there is one, its checksum.",

@@ -129,7 +129,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
                 continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
             found = _put_in_its_place(source, found)
-            checks.update([found.node] if found.code == "FM420" and rule is class_checks else [])
+            checks.update([found.node] if found.code in {"FM335", "FM420"} and rule is class_checks else [])
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)
             gone.update(found.covers if found.action == "rewritten" else ())

@@ -1,4 +1,4 @@
-"""Which checkpoints are of one run, which is the latest, who reads it, and where its conversion belongs."""
+"""Which checkpoints are of one run, which is the latest, and where its conversion belongs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, is_shell, read_source
+from fsdp_migrate.checkpoint_convert.sources.made_here import is_made_here
 
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 _CONVERTED = "fsdp2"
 _NUMBER = re.compile(r"\d+")
 _COUNTED = re.compile(r"(?:^|.*[-_=.])\d+")
-_SHORTEST_NAME = 4
-_MOST_PLACES = 5
 
 
 def placed(found: Sequence[CheckpointFound], roots: Iterable[str | Path] = ()) -> list[CheckpointFound]:
@@ -43,7 +40,7 @@ def placed(found: Sequence[CheckpointFound], roots: Iterable[str | Path] = ()) -
             **_measured(each.path),
             target=target,
             is_converted=Path(target).exists(),
-            is_fsdp2s=_is_where_conversions_are(each.path, tops),
+            is_fsdp2s=_is_where_conversions_are(each.path, tops) or is_made_here(Path(each.path)),
         )
         for each, target in zip(found, targets, strict=True)
         if str(Path(each.path)) not in outputs
@@ -125,31 +122,3 @@ def _latest(found: Iterable[CheckpointFound]) -> set[str]:
 
 def _numbers(path: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(Path(path).name)]
-
-
-def with_readers(
-    found: Sequence[CheckpointFound], paths: Iterable[str | os.PathLike[str]]
-) -> list[CheckpointFound]:
-    """Return checkpoints with the lines of sources and shell scripts that name them."""
-    if not found:
-        return []
-    names = {each.path: _names(each.path) for each in found}
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for file in find_sources(paths, SUFFIXES | SHELL):
-        try:
-            lines = read_source(file).splitlines() if file.suffix in SUFFIXES or is_shell(file) else []
-        except FSDPMigrateError:
-            continue
-        for number, line in enumerate(lines, 1):
-            for path, pattern in names.items():
-                if pattern is not None and pattern.search(line) and len(places[path]) < _MOST_PLACES:
-                    places[path].append(f"{file}:{number}")
-    return [replace(each, read_by=tuple(places[each.path])) for each in found]
-
-
-def _names(path: str) -> re.Pattern[str] | None:
-    """Return what a line that names a checkpoint has in it, or None where its name says too little."""
-    name = Path(path).name
-    if len(name) < _SHORTEST_NAME:
-        return None
-    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
@@ -21,9 +20,9 @@ NOTE: Final = (
     "the model is compiled: FSDP1's state had `_orig_mod.` in its names, as named_parameters() has, and this "
     "one has not. See that what looks names up in it, or loads the file into a compiled model, does without."
 )
-_TAKEN_OUT: Final = re.compile(
-    r"(?:replace|removeprefix|re\.sub)\([^()\n]*_orig_mod|_orig_mod\.?['\"]\)\s*:\]"
-)
+_PREFIX: Final = "_orig_mod"
+# What gives a name without the prefix that it is given.
+_TAKES_OUT: Final = frozenset({"partition", "removeprefix", "replace", "rpartition", "split", "sub"})
 
 
 def had_prefix(source: Source, model: cst.BaseExpression) -> bool:
@@ -31,10 +30,37 @@ def had_prefix(source: Source, model: cst.BaseExpression) -> bool:
 
     Where the source takes the prefix out itself, nothing is lost.
     """
-    if "compile" not in source.code or _TAKEN_OUT.search(source.code) is not None:
+    if "compile" not in source.code or (_PREFIX in source.code and _takes_it_out(source)):
         return False
     names = {text_of(model), text_of(model).removesuffix(".module"), *_wrapped_as(source, model)}
     return not names.isdisjoint(_compiled(source))
+
+
+def _takes_it_out(source: Source) -> bool:
+    """Tell whether a text with the prefix, here or by its name, is given to what takes it out of others."""
+    texts = [
+        node
+        for node in source.index.by_kind.get(cst.SimpleString, ())
+        if isinstance(node, cst.SimpleString) and _PREFIX in node.value
+    ]
+    return any(_is_taken_out(source, node) for node in texts)
+
+
+def _is_taken_out(source: Source, node: cst.CSTNode) -> bool:
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Slice):
+            return True  # `name[len("_orig_mod."):]`
+        if isinstance(above, cst.Call):
+            name = above.func.attr.value if isinstance(above.func, cst.Attribute) else dotted(above.func)
+            if name in _TAKES_OUT:
+                return True
+        elif isinstance(above, cst.Assign):
+            names = [each.target for each in above.targets if isinstance(each.target, cst.Name)]
+            readers = (reader for name in names for reader in source.readers(name))
+            return above.value is node and any(_is_taken_out(source, each) for each in readers)
+        elif isinstance(above, cst.BaseStatement):
+            return False
+    return False
 
 
 def _compiled(source: Source) -> Iterator[str]:

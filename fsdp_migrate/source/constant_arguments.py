@@ -29,6 +29,7 @@ _MAY_SHARD: Final = re.compile(r"(?i)accelerat|ddp|fsdp|parallel|prepare|setup|s
 _ASKS: Final = re.compile(
     r"(?:^|\.)(?:get_(?:local_)?rank|get_world_size|is_(?:available|initialized)|barrier|set_device|print)$"
 )
+_FSDP: Final = re.compile(r"FSDP|FullyShard|fully_shard")
 
 
 Called = Callable[[ast.expr, Place], Iterable[Definition]]
@@ -99,13 +100,22 @@ def _may_shard(call: ast.Call, place: Place, called: Called, depth: int) -> bool
     if _ASKS.search(text) is None and (text == "?" or _MAY_SHARD.search(text) is not None):
         return True
     for made in called(call.func, place):
-        if re.search(r"FSDP|FullyShard|fully_shard|\.prepare\(", made.written):
+        if any(map(_says_it_shards, ast.walk(made.node))):
             return True
         inner = (each for each in ast.walk(made.node) if isinstance(each, ast.Call))
         its = Place(made.module, made.name)
         if depth < _DEEPEST and any(_may_shard(each, its, called, depth + 1) for each in inner):
             return True
     return False
+
+
+def _says_it_shards(node: ast.AST) -> bool:
+    """Tell whether a node names FSDP, or hands something to ``prepare``; comments and docstrings do not."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "prepare"
+    names = [each.name for each in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else [name]
+    return any(map(_FSDP.search, names))
 
 
 def constants_of(function: Definition, call: ast.Call) -> dict[str, Value]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, literal
+from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -72,8 +71,42 @@ def _is_filled_since(source: Source, call: cst.Call, optimizer: str) -> bool:
             continue
         if is_here or "." in optimizer:
             return True
-    given = rf"\b{re.escape(optimizer)}\.(add_param_group\(|param_groups\s*(=|\.|\[[^\]]*\]\[['\"]params))"
-    return re.search(given, source.code) is not None
+    return any(_gives_parameters(source, node, optimizer) for node in source.attributes)
+
+
+def _gives_parameters(source: Source, node: cst.Attribute, optimizer: str) -> bool:
+    """Tell whether an attribute of an optimizer is one by which it is given other parameters."""
+    if dotted(node.value) != optimizer or node.attr.value not in {"add_param_group", "param_groups"}:
+        return False
+    above = source.index.parents[node]
+    if isinstance(above, cst.Call) and above.func is node:
+        return True  # add_param_group
+    if isinstance(above, (cst.AssignTarget, cst.AugAssign, cst.Attribute)):
+        return True  # another list, or `param_groups.append(...)`
+    if isinstance(above, cst.Subscript):
+        return _sets_parameters(source, above)
+    if not isinstance(above, cst.For) or above.iter is not node:
+        return False
+    group = text_of(above.target)
+    parts = (each for each in walk_for(above.body, cst.Subscript) if text_of(each.value) == group)
+    return any(_is_set(source, each) and _is_of_parameters(each) for each in parts)
+
+
+def _sets_parameters(source: Source, group: cst.Subscript) -> bool:
+    """Tell whether the parameters of ``param_groups[0]`` are set, or the group is another one."""
+    above = source.index.parents[group]
+    if isinstance(above, cst.Subscript) and above.value is group:
+        return _is_of_parameters(above)
+    return _is_set(source, group)
+
+
+def _is_set(source: Source, node: cst.Subscript) -> bool:
+    return isinstance(source.index.parents[node], (cst.AssignTarget, cst.AugAssign))
+
+
+def _is_of_parameters(node: cst.Subscript) -> bool:
+    index = node.slice[0].slice if len(node.slice) == 1 else None
+    return isinstance(index, cst.Index) and text_of(index.value).strip("'\"") == "params"
 
 
 def _parts(target: cst.BaseExpression) -> list[cst.BaseExpression]:

@@ -31,14 +31,27 @@ def apply_edits(source: Source, found: Sequence[Found]) -> str:
     )
 
 
-def comment_of(found: Found) -> str:
-    """Return the comment that belongs above a use, or nothing."""
-    text = found.becomes if found.action == "commented" else found.note
-    if not text:
-        return ""
-    more = "" if f"explain {found.code}" in text else f" See `fsdp-migrate explain {found.code}`."
-    paste = "".join(f"\n{MARK}    {line}".rstrip() for line in found.paste.splitlines())
-    return f"{MARK}{found.code} {text}{more}{paste}"
+def comment_of(several: Sequence[Found]) -> str:
+    """Return the comment that belongs above uses with one code: what is said of each, once."""
+    code = several[0].code
+    said: list[str] = []
+    for text in map(_text_of, several):
+        # The same fault, of which less is known there, is said already.
+        if not any(each.startswith(text) for each in said):
+            said = [each for each in said if not text.startswith(each)] + [text]
+    text = " Also: ".join(said[:_MOST_SAID])
+    more = "" if f"explain {code}" in text else f" See `fsdp-migrate explain {code}`."
+    lines = (line for each in several for line in each.paste.splitlines())
+    paste = "".join(f"\n{MARK}    {line}".rstrip() for line in lines)
+    return f"{MARK}{code} {text}{more}{paste}"
+
+
+def _text_of(found: Found) -> str:
+    """Return what is to be said of a use, or nothing."""
+    return found.becomes if found.action == "commented" else found.note
+
+
+_MOST_SAID = 3
 
 
 class _Applier(cst.CSTTransformer):
@@ -49,7 +62,7 @@ class _Applier(cst.CSTTransformer):
         self._unwrapped: set[cst.CSTNode] = set()
         self._removed: set[cst.CSTNode] = set()
         self._spliced: set[cst.CSTNode] = set()
-        self._comments: dict[cst.CSTNode, dict[tuple[str, str], str]] = {}
+        self._comments: dict[cst.CSTNode, dict[tuple[str, str], list[Found]]] = {}
         self._lost: dict[cst.CSTNode, list[str]] = {}
         self._read(found)
         rewritten = [item for item in found if item.action == "rewritten"]
@@ -73,14 +86,11 @@ class _Applier(cst.CSTTransformer):
                     self._unwrapped.add(edit.item)
                 elif isinstance(edit, Remove):
                     self._removed.add(edit.statement)
-            text = comment_of(item)
-            if text:
+            if text := _text_of(item):
                 statement = self._source.index.statement(item.node)
                 if not _has_comment(self._source.module, statement):
-                    # One comment for each code above a statement, whatever else there would be to say with
-                    # it.
                     key = (item.code, text if item.is_of_its_own else "")
-                    self._comments.setdefault(statement, {}).setdefault(key, text)
+                    self._comments.setdefault(statement, {}).setdefault(key, []).append(item)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         # Children are left before their parents: an edit around another one sees it done.
@@ -97,7 +107,7 @@ class _Applier(cst.CSTTransformer):
         said = self._comments.get(original_node, {})
         lost = self._lost.get(original_node, [])
         if (said or lost) and isinstance(updated_node, cst.CSTNode):
-            texts = [line for _, text in sorted(said.items()) for line in text.split("\n")]
+            texts = [line for key in sorted(said) for line in self._comment_of(said[key]).split("\n")]
             lines = [cst.EmptyLine(comment=cst.Comment(line)) for line in [*lost, *texts]]
             updated_node = updated_node.with_changes(
                 leading_lines=[*getattr(updated_node, "leading_lines", ()), *lines]
@@ -112,6 +122,9 @@ class _Applier(cst.CSTTransformer):
         if isinstance(original_node, cst.Module):
             return self._leave_module(updated_node)
         return updated_node
+
+    def _comment_of(self, several: Sequence[Found]) -> str:
+        return comment_of(sorted(several, key=lambda each: self._source.position(each.node)))
 
     # Imports that stand beside those of FSDP1, in functions or behind a question whether it is there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -71,9 +72,14 @@ class FSDP2Alone:
         return is_asked and LiveSharding(self.callers, self.sharding).is_only_asked_for()
 
     def _may_shard_otherwise(self, path: Path) -> bool:
-        text = self._texts[path]
-        is_named = _BY_NAME.search(_SETTING.sub("", text)) is not None
-        return is_named or _OTHERS.search(text) is not None or self.sharding.shards(path, _OWN)
+        return (_is_otherwise(self._texts[path]) and self._is_otherwise_bare(path)) or self.sharding.shards(
+            path, _OWN
+        )
+
+    def _is_otherwise_bare(self, path: Path) -> bool:
+        """Tell it of a file's tree: comments and docstrings do nothing."""
+        module = self.callers.project.module(path)
+        return module is None or _is_otherwise(ast.unparse(_Bare().visit(copy.deepcopy(module.tree))))
 
     def _shards(self) -> bool:
         """Tell whether a file makes use of FSDP2's function."""
@@ -113,3 +119,15 @@ class FSDP2Alone:
         if made is not None:
             return isinstance(made.node, ast.ClassDef) and "FSDPStrategy" not in ast.unparse(made.node)
         return strategy is None or (name.endswith("Strategy") and "FSDP" not in name)
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes out texts that stand for themselves, as docstrings do."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return ast.copy_location(ast.Pass(), node) if is_text else self.generic_visit(node)
+
+
+def _is_otherwise(text: str) -> bool:
+    return _BY_NAME.search(_SETTING.sub("", text)) is not None or _OTHERS.search(text) is not None

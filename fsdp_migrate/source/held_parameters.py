@@ -85,14 +85,20 @@ class HeldParameters:
         Not where another method never reads what is kept.
         """
         made = owner.module.definitions.get(f"{owner.name}.__init__")
-        if made is None or not isinstance(owner.node, ast.ClassDef):
+        if made is not None:
+            yield from self.kept_by(made)
+
+    def kept_by(self, method: Definition) -> Iterator[tuple[int, str]]:
+        """Yield the arguments of a method of whose parameters its object keeps some: ``ema.reset(net)``."""
+        owner = method.owner
+        if owner is None or not isinstance(owner.node, ast.ClassDef):
             return
-        held = self.held(made.node, Place(made.module, made.name))
+        held = self.held(method.node, Place(method.module, method.name))
         for name, models in held.items():
-            if not name.startswith("self.") or not _is_read_later(owner.node, made.node, name):
+            if not name.startswith("self.") or not _is_read_later(owner.node, method.node, name):
                 continue
             for model in models:
-                found = argument_at(made.node, _root(made.node, model), is_method=True)
+                found = argument_at(method.node, _root(method.node, model), is_method=True)
                 if found is not None and found[0] >= 0:
                     yield found
 

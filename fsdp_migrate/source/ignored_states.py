@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ def ignored_names(source: Source, wrapping: cst.Call) -> Iterator[str]:
     """Yield the names in what a wrapping is given to leave alone, also by a dict: ``FSDP(net, **kwargs)``."""
     for value in _given(source, wrapping):
         yield from (name.value for name in walk_for(value, cst.Name))
+        yield from (text for each in walk_for(value, cst.Attribute) if (text := dotted(each)) is not None)
+    # The dict holds them for this call.
+    yield from (text for arg in wrapping.args if arg.star == "**" and (text := dotted(arg.value)) is not None)
 
 
 def _given(source: Source, wrapping: cst.Call) -> Iterator[cst.BaseExpression]:
@@ -35,24 +38,89 @@ def _given(source: Source, wrapping: cst.Call) -> Iterator[cst.BaseExpression]:
 
 
 def _of_dict(source: Source, wrapping: cst.Call, given: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-    """Yield what a dict has for it that a wrapping is given, and what the same function puts in before."""
+    """Yield what a dict has for it that a wrapping is given, and what is put into it before."""
     is_name = isinstance(given, cst.Name) and given in source.index.scopes
-    yield from _items(last_value(source.index, given) if isinstance(given, cst.Name) and is_name else given)
-    if dotted(given) is None:
+    made = last_value(source.index, given) if isinstance(given, cst.Name) and is_name else given
+    yield from _items(made)
+    yield from _made_by(source, made) if isinstance(made, cst.Call) else ()
+    text = dotted(given)
+    if text is None:
         return
-    index, order = source.index, source.index.order
+    yield from _put_in(source, text, wrapping)
+    for call in source.calls:
+        if _is_before(source, call, wrapping, text):
+            yield from _filled_by(source, call, text)
+
+
+def _is_before(source: Source, node: cst.CSTNode, wrapping: cst.Call, text: str) -> bool:
+    """Tell whether a place comes before a wrapping, or may in another method of the object of a dict."""
+    index = source.index
+    if index.function(node) is index.function(wrapping):
+        return index.order[node] < index.order[wrapping]
+    owner = index.class_of(wrapping) if text.startswith("self.") else None
+    return owner is not None and index.class_of(node) is owner
+
+
+def _put_in(
+    source: Source, text: str, wrapping: cst.Call | None = None, within: cst.FunctionDef | None = None
+) -> Iterator[cst.BaseExpression]:
+    """Yield what is put into a dict: before a wrapping, or in a function that is given it."""
+
+    def is_there(node: cst.CSTNode) -> bool:
+        if wrapping is not None:
+            return _is_before(source, node, wrapping, text)
+        return source.index.function(node) is within
+
     for assign in source.assignments:
-        targets = (each.target for each in assign.targets if isinstance(each.target, cst.Subscript))
-        is_its = any(text_of(each.value) == text_of(given) and _key(each) in _NAMES for each in targets)
-        if is_its and index.function(assign) is index.function(wrapping) and order[assign] < order[wrapping]:
-            yield assign.value
+        for each in (target.target for target in assign.targets if is_there(assign)):
+            if isinstance(each, cst.Subscript) and text_of(each.value) == text and _key(each) in _NAMES:
+                yield assign.value
+            elif isinstance(each, cst.Attribute) and text_of(each) == text:
+                yield from _items(assign.value)
     for call in source.calls:
         func = call.func
         is_put = isinstance(func, cst.Attribute) and func.attr.value in _PUTS
-        if not is_put or not isinstance(func, cst.Attribute) or text_of(func.value) != text_of(given):
-            continue
-        if index.function(call) is index.function(wrapping) and order[call] < order[wrapping]:
+        if isinstance(func, cst.Attribute) and is_put and text_of(func.value) == text and is_there(call):
             yield from _items(call)
+
+
+def _made_by(source: Source, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield it of the dict that a function of this source gives: ``FSDP(net, **options(kept))``."""
+    for function in source.models.guards.functions(call.func):
+        for line in walk_for(function.body, cst.Return):
+            value = line.value
+            held = [*_items(last_value(source.index, value) if isinstance(value, cst.Name) else value)]
+            held += _put_in(source, value.value, within=function) if isinstance(value, cst.Name) else []
+            yield from (each for part in held for each in _as_given(call, function, part))
+
+
+def _filled_by(source: Source, call: cst.Call, text: str) -> Iterator[cst.BaseExpression]:
+    """Yield what a function of this source puts into a dict that it is given: ``fill(kwargs, kept)``."""
+    if all(text_of(arg.value) != text for arg in call.args):
+        return
+    for function in source.models.guards.functions(call.func):
+        for place, name in enumerate(_parameters(function)):
+            given = argument_of(call, place, {name})
+            held = (
+                _put_in(source, name, within=function) if given is not None and text_of(given) == text else ()
+            )
+            yield from (each for part in held for each in _as_given(call, function, part))
+
+
+def _as_given(
+    call: cst.Call, function: cst.FunctionDef, value: cst.BaseExpression
+) -> Iterator[cst.BaseExpression]:
+    """Yield the arguments of a call that a value in its function is made of."""
+    names = {each.value for each in walk_for(value, cst.Name)}
+    for place, name in enumerate(_parameters(function)):
+        given = argument_of(call, place, {name}) if name in names else None
+        yield from () if given is None else (given,)
+
+
+def _parameters(function: cst.FunctionDef) -> list[str]:
+    """Return the names of a function's arguments in their order, without the object's own."""
+    names = [each.name.value for each in (*function.params.posonly_params, *function.params.params)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
 def _items(held: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:

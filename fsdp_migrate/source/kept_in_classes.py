@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_lists import (
     EARLIER,
     Made,
@@ -129,7 +130,9 @@ def _of_other_methods(source: Source, *, is_first: bool | None = True) -> Iterat
         method, owner = source.index.function(sharding.call), source.index.class_of(sharding.call)
         if method is None or owner is None:
             continue
-        for made in _attributes(source):
+        # What a framework shards is told to ignore by its settings.
+        ignored = set() if sharding.by else {*ignored_names(source, sharding.call)}
+        for made in (each for each in _attributes(source) if each.name not in ignored):
             if source.index.function(made.assign) is method:
                 continue  # what stands in one function is looked at there
             if source.index.class_of(made.assign) is not owner or not _is_of_sharded(source, made, sharding):

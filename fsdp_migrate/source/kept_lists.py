@@ -53,7 +53,8 @@ class Sharding:
 class Made:
     """A name that an assignment gives a value."""
 
-    assign: cst.Assign | cst.AnnAssign
+    assign: cst.Assign | cst.AnnAssign | cst.Expr
+    """It, or the call by which an object keeps what it is given: ``ema.reset(net)``."""
     name: str
     value: cst.BaseExpression
     is_one_of: bool = False
@@ -110,7 +111,7 @@ def _made_globally(source: Source, sharding: Sharding) -> Iterator[Made]:
 
 def filled_with(source: Source, made: Made) -> Iterator[cst.BaseExpression]:
     """Yield the models whose parameters loops put into what an assignment makes empty."""
-    if not made.is_one_of and is_made_empty(made.value):
+    if not isinstance(made.assign, cst.Expr) and not made.is_one_of and is_made_empty(made.value):
         yield from filled_from(source.index, made.assign, made.name)
 
 
@@ -154,6 +155,22 @@ def made_before(source: Source, call: cst.Call) -> Iterator[Made]:
             continue
         if call not in set(walk_for(assign, cst.Call)) and not source.index.excludes(assign, call):
             yield from made_by(assign)
+    for made in _filled_by_methods(source) if source.links.keeps_parameters else ():
+        is_before = order[made.assign] < order[call] and source.index.function(made.assign) is function
+        if is_before and not source.index.excludes(made.assign, call):
+            yield made
+
+
+def _filled_by_methods(source: Source) -> Iterator[Made]:
+    """Yield the objects that a method of theirs gives parameters to keep: ``ema.reset(net)``."""
+    for node in source.index.by_kind.get(cst.Expr, ()):
+        line = cst.ensure_type(node, cst.Expr)
+        call = line.value
+        if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute):
+            name = dotted(call.func.value)
+            keeps = written_names(source.index, call.func) & source.links.keeps_parameters.keys()
+            if name is not None and name != "self" and keeps:
+                yield Made(line, name, call)
 
 
 def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
@@ -164,15 +181,17 @@ def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
         yield from () if line.value is None else (line,)
 
 
-def _targets(assign: cst.Assign | cst.AnnAssign) -> list[cst.BaseExpression]:
+def _targets(assign: cst.Assign | cst.AnnAssign | cst.Expr) -> list[cst.BaseExpression]:
+    if isinstance(assign, cst.Expr):
+        return []
     return [assign.target] if isinstance(assign, cst.AnnAssign) else [each.target for each in assign.targets]
 
 
-def made_by(assign: cst.Assign | cst.AnnAssign) -> Iterator[Made]:
+def made_by(assign: cst.Assign | cst.AnnAssign | cst.Expr) -> Iterator[Made]:
     """Yield the names that an assignment gives values."""
     for target in _targets(assign):
         value = assign.value
-        if value is None:
+        if value is None or isinstance(assign, cst.Expr):
             continue
         if not isinstance(target, (cst.Tuple, cst.List)):
             if (name := dotted(target)) is not None:
@@ -351,11 +370,28 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
             continue
         if index.excludes(node, call) or _is_set_between(source, node, name, call):
             continue
+        if isinstance(made.assign, cst.Expr) and _is_filled_anew(source, made.value, node, call):
+            continue
         if index.function(node) is not index.function(call) and is_made_anew(source, name, call):
             continue
         if not is_named or is_taken_for_parameters(source, node):
             return True
     return False
+
+
+def _is_filled_anew(source: Source, fills: cst.BaseExpression, node: cst.CSTNode, call: cst.Call) -> bool:
+    """Tell whether an object is given parameters again, by the same method, behind a call that shards."""
+    index = source.index
+    func = text_of(fills.func) if isinstance(fills, cst.Call) else ""
+    again = (
+        each for each in source.calls if text_of(each.func) == func and index.order[each] > index.order[call]
+    )
+    return any(
+        index.function(each) is index.function(call)
+        and (each in set(index.ancestors(node)) or index.order[each] < index.order[node])
+        and not index.excludes(each, node)
+        for each in again
+    )
 
 
 def is_made_anew(source: Source, name: str, call: cst.CSTNode) -> bool:

@@ -55,7 +55,8 @@ def sources_in(path: Path) -> dict[Path, str]:
         return {}
     for cell in cells:
         if cell.kind == "source":
-            found[written_by(path, cell)] = cell.body
+            file = written_by(path, cell)
+            found[file] = f"{found.get(file, '')}{cell.body}" if cell.is_appended else cell.body
     return found
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers, akin
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import values_bound
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
 
 
 _DEEPEST: Final = 24
+_FILL: Final = frozenset({"append", "extend", "insert"})
 
 
 @dataclass(eq=False)
@@ -59,19 +62,14 @@ class Objects:
     def is_set_elsewhere(self, owner: Definition, name: str) -> bool:
         """Tell whether an attribute may be set from outside its class, or by a class below."""
         last = owner.name.split(".")[-1]
-        word = re.escape(name)
-        outside = re.compile(
-            rf"(?P<set>(?<!\bself)\.{word}\b(?!\s*[.(\[])[^=\n()]*=(?!=))|setattr\([^)\n]*['\"]{word}['\"]"
-            rf"|\b(?:as|for)\s+\(?(?:(?!\bin\b)[\w., ])*\.{word}\b"
-            rf"|(?<!\bself)\.{word}\.(?:append|extend|insert|add_\w+)\("
-            rf"|^[ \t]*class \w+\([^)]*\b{last}\b",
-            re.MULTILINE,
-        )
-        files = {*self.callers.holding(name), *self.callers.holding(last)}
-        found = [(path, list(outside.finditer(self.project.texts[path]))) for path in files]
-        if any(each["set"] is None for _, every in found for each in every):
-            return True
-        return any(every and self._is_set_in(path, owner, name) for path, every in found)
+        for path in {*self.callers.holding(name), *self.callers.holding(last)}:
+            module = self.project.module(path)
+            found = _named_in(module.tree) if module is not None else None
+            if found is None or name in found.changed or last in found.bases:
+                return True
+            if name in found.assigned and self._is_set_in(path, owner, name):
+                return True
+        return False
 
     def _is_set_in(self, path: Path, owner: Definition, name: str) -> bool:
         """Tell whether a file sets an attribute of what may be an object of a class, and of no other."""
@@ -102,3 +100,65 @@ class Objects:
         # What only says what an object has to have is no object's class.
         bases = (dotted(getattr(each, "value", each)) or dotted(each) or "" for each in made.node.bases)
         return [] if any(each.split(".")[-1] in {"ABC", "Protocol"} for each in bases) else [made]
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What classes a file derives from, and what attributes of anything but ``self`` it sets, and how."""
+
+    bases: frozenset[str]
+    assigned: frozenset[str]
+    changed: frozenset[str]
+    """Those that it fills, or sets otherwise than by assignment."""
+
+
+_NAMED: Final[WeakKeyDictionary[ast.AST, _Named]] = WeakKeyDictionary()
+
+
+def _named_in(tree: ast.AST) -> _Named:
+    """Return it of a file: once for all who ask."""
+    found = _NAMED.get(tree)
+    if found is None:
+        bases: set[str] = set()
+        assigned: set[str] = set()
+        changed: set[str] = set()
+        for node in walked(tree):
+            if isinstance(node, ast.ClassDef):
+                bases.update((dotted(base) or "").split(".")[-1] for base in node.bases)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                assigned.update(name for each in targets for name in _others(each))
+            else:
+                changed.update(_changed(node))
+        found = _NAMED[tree] = _Named(frozenset(bases), frozenset(assigned), frozenset(changed))
+    return found
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    """Yield the attributes that a node binds in a loop or a context, fills, or sets by their names."""
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from _others(node.target)
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from _others(node.optional_vars)
+    elif isinstance(node, ast.Call):
+        func = node.func
+        if isinstance(func, ast.Name) and func.id == "setattr":
+            yield from (
+                each.value
+                for each in node.args
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            )
+        elif isinstance(func, ast.Attribute) and (func.attr in _FILL or func.attr.startswith("add_")):
+            held = func.value
+            yield from [held.attr] if isinstance(held, ast.Attribute) and dotted(held.value) != "self" else []
+
+
+def _others(target: ast.expr) -> Iterator[str]:
+    """Yield the attributes in a target that are not of ``self``."""
+    for each in ast.walk(target):
+        if (
+            isinstance(each, ast.Attribute)
+            and isinstance(each.ctx, ast.Store)
+            and dotted(each.value) != "self"
+        ):
+            yield each.attr

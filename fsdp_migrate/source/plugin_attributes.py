@@ -39,7 +39,7 @@ _CASTS_ARE_SET = (
     "buffer_dtype."
 )
 _SET_IGNORED = re.compile(r"plugin\.ignored_modules$")
-_LOADS_ITSELF = re.compile(r"cpu_ram_efficient_loading['\"]?\]?\s*[:=]\s*['\"]?(?i:false)")
+_LOADING = re.compile(r"(?:^|_)cpu_ram_efficient_loading$", re.IGNORECASE)
 _SET_CASTS = re.compile(r"plugin\.mixed_precision_policy$")
 _SET_STRATEGY = re.compile(r"plugin\.sharding_strategy$")
 _STRATEGY_IS_SET = (
@@ -103,7 +103,42 @@ def _reshards(value: cst.BaseExpression) -> str:
 def _may_load_so(source: Source) -> bool:
     """Tell whether rank 0 may load for all by the source's own plugin; of configs a step says it."""
     made = (PLUGIN.match(name) for call in source.calls for name in source.index.qualified(call.func))
-    return any(made) and _LOADS_ITSELF.search(source.code) is None and "fsdp_version=2" not in source.code
+    if not any(made) or any(_has(call, "fsdp_version", "2") for call in source.calls):
+        return False
+    return not any(map(_is_false, _loading_values(source)))
+
+
+def _has(call: cst.Call, name: str, value: str) -> bool:
+    return any(
+        arg.keyword is not None and arg.keyword.value == name and text_of(arg.value) == value
+        for arg in call.args
+    )
+
+
+def _loading_values(source: Source) -> Iterator[cst.BaseExpression]:
+    """Yield what the source sets ``cpu_ram_efficient_loading`` to: in a call, a dict, an item and so on."""
+    for call in source.calls:
+        yield from (a.value for a in call.args if a.keyword and _LOADING.search(a.keyword.value))
+    for node in source.index.by_kind.get(cst.DictElement, ()):
+        if isinstance(node, cst.DictElement) and _LOADING.search(_word(node.key)):
+            yield node.value
+    for assign in source.assignments:
+        if any(_LOADING.search(_word(each.target)) for each in assign.targets):
+            yield assign.value
+
+
+def _word(node: cst.BaseExpression) -> str:
+    """Return the last word of a target or a key: that of ``os.environ["FSDP_X"]`` too."""
+    if isinstance(node, cst.Subscript):
+        key = node.slice[0].slice if len(node.slice) == 1 else None
+        return _word(key.value) if isinstance(key, cst.Index) else ""
+    if isinstance(node, cst.SimpleString):
+        return str(node.evaluated_value)
+    return (dotted(node) or "").split(".")[-1]
+
+
+def _is_false(value: cst.BaseExpression) -> bool:
+    return text_of(value).strip("'\"").lower() in {"false", "0"}
 
 
 def is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:

@@ -120,7 +120,7 @@ class CheckpointFound:
         path: The folder or the file.
         layout: How it is laid out.
         nbytes: How large it is.
-        read_by: The places in sources and scripts that name it.
+        read_by: The places in sources and scripts that name it to read it.
         target: Where its conversion belongs: apart, so that nothing takes it for the newest of the old run.
         is_converted: Whether there is something at the target already.
         is_latest: Whether none of the same run is newer.

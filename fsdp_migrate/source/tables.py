@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_globals import Globals
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import LAST, Bound, values_bound
 
 
@@ -19,12 +20,9 @@ if TYPE_CHECKING:
 
 
 _DEEPEST: Final = 4
-_FILLED: Final = (
-    r"\b{0}\b(?:\[[^\]\n]*\])+\s*=(?!=)|\b{0}\.(?:update|setdefault|__setitem__|register\w*)\(|\b{0}\s*\|="
-    r"|\bglobal [\w, ]*\b{0}\b|\.{0}\s*=(?!=)"
-    # Given to something that may fill it.
-    r"|(?<!\blen)(?<!\blist)(?<!\bsorted)(?<!\.join)(?<!\btuple)(?<!\bset)\({0}[,)]|=\s*{0}[,)]|,\s*{0}[,)]"
-)
+_FILLS: Final = frozenset({"__setitem__", "setdefault", "update"})
+# What is given a table and only reads it.
+_READS: Final = frozenset({"join", "len", "list", "set", "sorted", "tuple"})
 
 
 def in_table(project: Project, callers: Callers, func: ast.expr, place: Place) -> list[Definition] | None:
@@ -61,8 +59,7 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
         path, name = project.split(origin[0])[0], origin[1]
         module = project.module(path)
         values = values_bound(Place(module, "", LAST), name) if module is not None else None
-    filled = re.compile(_FILLED.format(re.escape(name)))
-    if not values or any(filled.search(text) for text in project.texts.values() if name in text):
+    if not values or _is_filled(project, name):
         yield None
         return
     for value in values:
@@ -72,6 +69,54 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
             yield from _tables(project, value.node, value.place, depth + 1)
         else:
             yield None
+
+
+_FILLED: Final[WeakKeyDictionary[ast.AST, frozenset[str]]] = WeakKeyDictionary()
+
+
+def _is_filled(project: Project, name: str) -> bool:
+    """Tell whether a file puts something into a table, by its name, or hands it to what may."""
+    for path in (path for path, text in project.texts.items() if name in text):
+        module = project.module(path)
+        if module is None:
+            return True
+        if module.tree not in _FILLED:
+            _FILLED[module.tree] = frozenset(each for node in walked(module.tree) for each in _fills(node))
+        if name in _FILLED[module.tree]:
+            return True
+    return False
+
+
+def _fills(node: ast.AST) -> Iterator[str]:
+    """Yield the names of what a node sets an item of, sets anew where it is another's, or hands on."""
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        for each in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(each, ast.Subscript):
+                yield from _name_of(_base(each))
+            elif isinstance(each, ast.Attribute) or isinstance(node, ast.AugAssign):
+                yield from _name_of(each)
+    elif isinstance(node, ast.Global):
+        yield from node.names
+    elif isinstance(node, ast.Call):
+        func = node.func
+        last = func.attr if isinstance(func, ast.Attribute) else dotted(func)
+        if isinstance(func, ast.Attribute) and (last in _FILLS or func.attr.startswith("register")):
+            yield from _name_of(func.value)
+        if last not in _READS:
+            for each in (*node.args, *(word.value for word in node.keywords if word.arg is not None)):
+                yield from _name_of(each)
+
+
+def _name_of(node: ast.expr) -> Iterator[str]:
+    """Yield what a table is called: the last word of a name of another file's."""
+    if isinstance(node, (ast.Attribute, ast.Name)):
+        yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def _base(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
 
 
 def _root(node: ast.expr) -> ast.expr | None:

@@ -110,3 +110,5 @@ def _note(
                 told.keeps.setdefault(path, {})[written] = kept
         elif given := held.given(definition):
             told.gives.setdefault(path, {})[written] = given
+        elif kept := frozenset(held.kept_by(definition)):
+            told.keeps.setdefault(path, {})[written] = kept

@@ -65,7 +65,7 @@ class Found:
     ``covers`` are the references to FSDP1 that it accounts for; ``note`` is the comment above a use that is
     rewritten all the same; ``paste`` is code to be put into the program, which stands below a comment.
     ``hook`` is what the class of another file, as imports write it, has to be given with it.
-    Of several uses with one code in a statement the first is commented, and those that are ``is_of_its_own``.
+    Several uses with one code in a statement have one comment, but for those that are ``is_of_its_own``.
     """
 
     code: str

@@ -124,6 +124,20 @@ def test_what_composers_fsdp2_cannot_do_is_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "made"), [("HYBRID_SHARD", "FULL_SHARD"), ("_hybrid_shard_zero2", "SHARD_GRAD_OP")]
+)
+def test_a_hybrid_strategy_without_replicas_is_what_composer_makes_of_it(given: str, made: str) -> None:
+    """Nothing changes, so FM353 would be false: Composer warns, and takes the plain one for a 1-D mesh."""
+    done = convert(f"{HEAD}fsdp_config:\n  sharding_strategy: {given}\n")
+    assert "FM353" not in {f.code for f in done.findings}
+    assert any(f"Composer makes {made} of it" in f.message for f in done.findings)
+    for others in ("process_group: node", "data_parallel_replicate_degree: 2"):
+        done = convert(f"{HEAD}fsdp_config:\n  sharding_strategy: {given}\n  {others}\n")
+        assert "FM353" in {f.code for f in done.findings}
+        assert not any("Composer makes" in f.message for f in done.findings)
+
+
+@pytest.mark.parametrize(
     ("text", "is_told"),
     [
         (
@@ -218,6 +232,17 @@ def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
         ("one: composer a.py\ntwo: FSDP_VERSION=2 composer b.py\n", False),
         ("env_variables: {FSDP_VERSION: 2}\none: composer a.py\n", True),
         ("command: |\n  export FSDP_VERSION=2\n  unset A FSDP_VERSION\n  composer a.py\n", False),
+        ("command: |\n  declare -x FSDP_VERSION=2\n  composer a.py\n", True),
+        ("command: |\n  typeset -gx A=1 FSDP_VERSION=2\n  composer a.py\n", True),
+        ("command: |\n  export A FSDP_VERSION=2 B='b c'\n  composer a.py\n", True),
+        ("command: |\n  export -- FSDP_VERSION=2\n  composer a.py\n", True),
+        ("command: |\n  declare FSDP_VERSION=2\n  composer a.py\n", False),
+        ("command: |\n  FSDP_VERSION=2\n  composer a.py\n", False),
+        ("command: |\n  set -a; FSDP_VERSION=2\n  composer a.py\n", True),
+        ("command: |\n  FSDP_VERSION=2; export FSDP_VERSION\n  composer a.py\n", True),
+        ("command: |\n  export FSDP_VERSION=1; FSDP_VERSION=2\n  composer a.py\n", False),
+        ("command: |\n  env A=1 FSDP_VERSION=2 composer a.py\n", True),
+        ("command: |\n  env FSDP_VERSION=2 true; composer a.py\n", False),
         ("", False),
     ],
 )

@@ -133,6 +133,28 @@ def test_names_are_not_broken_in_the_middle_of_a_word(
     assert max(map(len, report.splitlines())) <= width
 
 
+def test_a_second_run_of_a_script_says_that_only_notes_are_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "accelerate launch --use_fsdp --fsdp_sharding_strategy FULL_SHARD train.py\n"
+        "accelerate launch --config_file acc.yaml train.py\n"
+    )
+    assert main(["config", str(script), "--write"]) == 0
+    assert "Nothing to convert." not in capsys.readouterr().out
+    assert main(["config", str(script), "--write"]) == 0
+    out = capsys.readouterr().out
+    assert "FM356" in out
+    assert out.rstrip().endswith("\nNothing to convert. What is said above is left to you.")
+    assert main(["config", "--command", "accelerate launch --config_file acc.yaml train.py"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "accelerate launch --config_file acc.yaml train.py\n"
+    assert "Nothing to convert." in shown.err
+    assert main(["config", str(script), "--check"]) == 0
+    assert "Nothing to convert." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "text", ["use_fsdp: false\n", "distributed_type: 'NO'\nfsdp_config: {fsdp_version: 1}\n"]
 )

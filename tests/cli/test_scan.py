@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -496,6 +497,23 @@ def test_the_latest_of_a_run_has_a_target_of_its_own_where_nobody_takes_it_for_t
     assert not any("runs/exp/step-10 " in command for command in commands)
 
 
+@pytest.mark.parametrize("given", [("out20",), ("hf", "--to", "hf")])
+def test_what_was_converted_is_known_wherever_it_lies(
+    trainer: Path,
+    given: tuple[str, ...],
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(trainer)
+    assert main(["convert", "runs/exp/step-10.pt", *given]) == 0
+    _, document = run_json("scan", ".")
+    assert {each["path"].partition("/")[0]: each["is_fsdp2s"] for each in document["checkpoints"]} == {
+        "runs": False,
+        given[0]: True,
+    }
+    assert given[0] not in str(document["steps"])
+
+
 @pytest.mark.parametrize("old", ["old-3.pt", "README.md"])
 def test_where_every_source_was_rewritten_what_lies_beside_tells_what_is_older(
     tmp_path: Path, old: str, run_json: Callable[..., tuple[int, dict[str, Any]]]
@@ -616,12 +634,10 @@ def test_a_folder_that_counts_is_not_made_anew_beside_the_others_of_its_run(path
 
 def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", str(trainer)]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "1 older one of the same runs; --all shows it." in said
     assert " kB, named in " in said
-    assert "A script that reads a full state with torch.load or load_file needs none" in " ".join(
-        said.split()
-    )
+    assert "A script that reads a full state with torch.load or load_file needs none" in said
     assert main(["scan", str(trainer), "--all"]) == 0
     assert "step-9" in capsys.readouterr().out
 
@@ -784,14 +800,23 @@ def test_a_config_that_asks_accelerate_for_nothing_makes_no_step(
     assert ("out of Accelerate's hands" in str(steps)) is is_said
 
 
+@pytest.mark.parametrize("width", [80, 100])
 def test_no_line_of_the_work_is_longer_than_the_screen(
-    trainer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trainer: Path, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.chdir(trainer)
+    assert main(["convert", "runs/exp/step-10", "elsewhere"]) == 0
+    capsys.readouterr()
     assert main(["scan", "."]) == 0
-    work = capsys.readouterr().out.partition("Nothing was found")[0]
-    # Commands stay in one line, to be copied.
-    texts = [line for line in work.splitlines() if "fsdp-migrate " not in line and "python" not in line]
-    assert max(map(len, texts)) <= 80
+    out = capsys.readouterr().out
+    # Commands stay in one line, to be copied, and so do places with what stands there, to be opened.
+    texts = [
+        line
+        for line in out.splitlines()
+        if "fsdp-migrate " not in line and "python" not in line and not re.match(r"  \S+:\d+:\d+: FM", line)
+    ]
+    assert max(map(len, texts)) <= width
+    assert "\nConfigs\n" in out
+    assert "\nelsewhere: distributed checkpoint (DCP), " in out
     assert len(texts) > 5

@@ -88,6 +88,8 @@ def test_a_module_of_the_run_counts_and_what_is_installed_does_not(tmp_path: Pat
         (f"{MARK}FM307 a\n    {MARK}FM317 b\n", [(1, "FM307")]),
         (f"if x:\n    {MARK}FM317 b\n    y()\n", [(2, "FM317")]),
         (f"{MARK}FM326 the norm is another one\n{MARK}FM315 note\n{MARK}FM302 note\n", []),
+        (f"{MARK}FM335 a check\n{MARK}FM423 a hook\n", [(1, "FM335"), (2, "FM423")]),
+        (f"{MARK}FM334 shown\n{MARK}FM420 a branch\n{MARK}FM424 a mock\n", []),
         (f"{MARK}FM319 Lightning\n{MARK}FM328 Composer\n", []),
         (f'text = """\n{MARK}FM307 in a string\n"""\n', []),
         (f"{MARK}FM308 left\n", [(1, "FM308")]),

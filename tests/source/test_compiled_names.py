@@ -37,8 +37,24 @@ def test_the_prefix_of_a_compiled_model_is_said(made: str, model: str, *, is_sai
     [
         "state = {k.replace('_orig_mod.', ''): v for k, v in state.items()}\n",
         "state = {k.removeprefix('_orig_mod.'): v for k, v in state.items()}\n",
+        "state = {k[len('_orig_mod.'):]: v for k, v in state.items()}\n",
+        "state = {re.sub(r'^_orig_mod\\.', '', k): v for k, v in state.items()}\n",
+        "P = '_orig_mod.'\nstate = {k.replace(P, ''): v for k, v in state.items()}\n",
     ],
 )
 def test_where_the_prefix_is_taken_out_nothing_is_lost(takes_out: str) -> None:
     made = "net = torch.compile(net)\nmodel = FSDP(net)\n"
     assert LOST not in turned(f"{made}{SAVES.format('model')}{takes_out}")
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "# state = {k.replace('_orig_mod.', ''): v for k, v in state.items()}\n",
+        "print('names begin with _orig_mod.')\n",
+        "x = state['_orig_mod.weight']\n",
+    ],
+)
+def test_what_only_speaks_of_the_prefix_takes_nothing_out(says: str) -> None:
+    made = "net = torch.compile(net)\nmodel = FSDP(net)\n"
+    assert LOST in turned(f"{made}{SAVES.format('model')}{says}")

@@ -32,6 +32,7 @@ BY_METHOD = "def get(kind):\n    m = Net()\n    if kind.is_one():\n        m = F
 GIVEN = f"{BY_SIZE.replace('size):', 'size, m=None):')}def own(x):\n    return FSDP(x)\n"
 BOUND_ANEW = BY_SIZE.replace("    m = Net()", "    size = size or world()\n    m = Net()")
 WRAPS = BY_SIZE.replace("    return m", "    my_wrap(m)\n    return m")
+SPEAKS = BY_SIZE.replace("return m", "return done(m)") + "def done(m):\n    {}\n    return m\n"
 METHOD = (
     "class Maker:\n    def get(self, rank, size):\n        m = Net()\n        if size > 1:\n"
     "            m = FSDP(m)\n        return m\n"
@@ -64,6 +65,11 @@ SAVES = (
         (BY_ANOTHER, "get(False, False)", True),
         (BOUND_ANEW, "get(1)", True),
         (WRAPS, "get(1)", True),
+        (SPEAKS.format("# FSDP(m) was before"), "get(1)", False),
+        (SPEAKS.format("'''of what FSDP made'''"), "get(1)", False),
+        (SPEAKS.format("m = FSDP(m)"), "get(1)", True),
+        (SPEAKS.format("m = lib.fully_shard(m)"), "get(1)", True),
+        (SPEAKS.format("m = acc.prepare(m)"), "get(1)", True),
         (METHOD, "Maker().get(rank=0, size=1)", False),
         (METHOD, "Maker().get(0, args.size)", True),
     ],

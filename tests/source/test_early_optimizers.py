@@ -47,6 +47,11 @@ def test_an_early_optimizer_without_original_parameters_is_said(arguments: str, 
         ("if again:\n    optimizer, rate = make(net)\n", False),
         ("optimizer.add_param_group({'params': net.parameters()})\n", False),
         ("optimizer.param_groups[0]['params'] = list(net.parameters())\n", False),
+        ("optimizer.param_groups[0]['params'].extend(net.parameters())\n", False),
+        ("optimizer.param_groups.append(group)\n", False),
+        ("for g in optimizer.param_groups:\n    g['params'] = list(net.parameters())\n", False),
+        ("# optimizer.add_param_group({'params': net.parameters()})\n", True),
+        ("print('optimizer.param_groups = x')\n", True),
     ],
 )
 def test_one_that_is_made_or_filled_again_trained(after: str, *, is_said: bool) -> None:

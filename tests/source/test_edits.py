@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths
+from fsdp_migrate.source import rewrite_paths, rewrite_source
 from tests.source.rewritten import BEFORE
 
 
@@ -58,3 +58,20 @@ def test_bytes_other_than_the_edits_stay(tmp_path: Path, case: str) -> None:
 
 
 NO_SYNC = b"from fsdp_migrate.runtime import no_sync\n"
+
+
+def test_two_faults_of_one_code_in_a_statement_are_said_in_one_comment() -> None:
+    before = f"import torch.distributed as dist\n{BEFORE}"
+    loop = "for p in model.parameters():\n    "
+    both = rewrite_source(f"{before}{loop}y = p.grad.norm().item(), dist.broadcast(p.data, src=0)\n")
+    (comment,) = [line for line in both.splitlines() if "fsdp-migrate: FM423" in line]
+    first, also, second = comment.partition(" Also: ")
+    assert also
+    assert "this was of one rank's part" in first
+    assert "collectives do not take" in second
+    assert comment.count("See `fsdp-migrate explain FM423`.") == 1
+    assert rewrite_source(both) == both
+    # The same fault twice is said once.
+    again = rewrite_source(f"{before}{loop}y = p.grad.norm().item() + p.data.norm().item()\n")
+    assert "this was of one rank's part" in again
+    assert "Also:" not in again

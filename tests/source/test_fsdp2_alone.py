@@ -84,6 +84,18 @@ def test_what_may_make_a_model_of_fsdp1(tmp_path: Path, changes: dict[str, str])
     assert "FM309" in text
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        "# FSDPStrategy, or getattr(wrappers, 'fsdp_wrap'), did it before\n",
+        '"""It was\n\nimport accelerate\n\nonce, and FSDPStrategy."""\n',
+        "def f():\n    '''As prepare_fully_shard does.'''\n",
+    ],
+)
+def test_what_only_speaks_of_other_ways_makes_no_model(tmp_path: Path, says: str) -> None:
+    assert after(tmp_path, {**FILES, "other.py": says}, "strategy.py") == STRATEGY
+
+
 def test_a_switch_that_is_called_fsdp_chooses_nothing_else(tmp_path: Path) -> None:
     shard = "from torch.distributed.fsdp import fully_shard\nfrom tools import save\n\n"
     shard += "if getattr(args, 'fsdp', False):\n    fully_shard(model)\nsave(model)\n"

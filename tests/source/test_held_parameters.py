@@ -70,6 +70,19 @@ def test_what_objects_keep(keeps: str, reads: str, expected: list[tuple[int, str
     assert list(held.kept(module.definitions["EMA"])) == expected
 
 
+def test_what_a_method_has_its_object_keep() -> None:
+    code = (
+        "class EMA:\n    def reset(self, net):\n        self.kept = list(net.parameters())\n"
+        "    def count(self, net):\n        self.n = [n for n, p in net.named_parameters()]\n"
+        "    def step(self):\n        use(self.kept, self.n)\n"
+    )
+    held, project = held_in(code)
+    module = project.module(_PATH)
+    assert module is not None
+    methods = ("EMA.reset", "EMA.count", "EMA.step")
+    assert [list(held.kept_by(module.definitions[name])) for name in methods] == [[(0, "net")], [], []]
+
+
 def test_what_the_names_of_a_method_hold() -> None:
     code = (
         "class A:\n    def f(self):\n        self.x: list = list(self.net.parameters())\n        y = self.x\n"

@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.notebook_settings import sources_in
 from tests.source.python.test_notebooks import notebook
 
 
@@ -105,3 +106,13 @@ def test_cells_are_named_with_what_becomes_of_them(tmp_path: Path) -> None:
     assert "FSDP_VERSION=2" in found[3].message
     assert not found[5].message
     assert not scan_paths([tmp_path]).files  # no cell is broken for the line that the command goes on with
+
+
+def test_a_source_that_two_cells_write_is_read_as_one(tmp_path: Path) -> None:
+    header = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    body = "def shard(net):\n    return FSDP(net)\n"
+    path = tmp_path / "a.ipynb"
+    path.write_text(notebook(f"%%writefile parts.py\n{header}", f"%%writefile -a parts.py\n{body}"))
+    assert sources_in(path)[tmp_path / "parts.py"] == header + body
+    path.write_text(notebook(f"%%writefile parts.py\n{header}", f"%%writefile parts.py\n{body}"))
+    assert sources_in(path)[tmp_path / "parts.py"] == body

@@ -162,3 +162,31 @@ def test_a_backend_that_is_told_not_to_wrap(tmp_path: Path, given: str, *, expec
     for name, text in {"backend.py": backend, "parts.py": KEEPS, "run.py": run}.items():
         (tmp_path / name).write_text(text)
     assert ("FM446" in {use.code for use in scan_paths([tmp_path]).uses}) is expected
+
+
+AVERAGE = (
+    "class Average:\n    def reset(self, model):\n        self.kept = list(model.parameters())\n"
+    "    def names(self, model):\n        self.known = [n for n, p in model.named_parameters()]\n"
+    "    def update(self):\n        for p in self.kept:\n            p.mul_(2)\n        print(self.known)\n"
+)
+IMPORTS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom ema import Average\n"
+
+
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("b = Average()\n    b.reset(net)\n    net = FSDP(net)\n    b.update()\n", True),
+        ("b = Average()\n    net = FSDP(net)\n    b.reset(net)\n    b.update()\n", False),
+        ("b = Average()\n    b.names(net)\n    net = FSDP(net)\n    b.update()\n", False),
+        ("b = Average()\n    b.reset(net)\n    net = FSDP(net)\n    b.reset(net)\n    b.update()\n", False),
+        ("b = Average()\n    b.reset(other)\n    net = FSDP(net)\n    b.update()\n", False),
+        ("b = Average()\n    b.reset(net)\n    net = FSDP(net)\n    return net\n", False),
+        ("b = Average()\n    b.reset(net)\n    net = acc.prepare(net)\n    b.update()\n", False),
+    ],
+)
+def test_what_an_object_keeps_by_a_method_of_its_own(tmp_path: Path, does: str, *, is_said: bool) -> None:
+    """Only what a constructor is given was looked at."""
+    (tmp_path / "ema.py").write_text(AVERAGE)
+    (tmp_path / "train.py").write_text(f"{IMPORTS}def main(net, other, acc):\n    {does}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM446"]
+    assert [use.text for use in found] == (["b.reset(net)"] if is_said else [])

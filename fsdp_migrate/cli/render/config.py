@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from fsdp_migrate.cli.render.findings import show_findings
+from fsdp_migrate.cli.render.findings import NEED_ACTION, show_findings
 from fsdp_migrate.cli.render.screen import console
 
 
@@ -53,7 +53,9 @@ def show_config(report: ConfigConversion, *, check: bool, everything: bool = Fal
         out.print(escape(f"{report.path} was replaced; the old text is kept in {report.backup}."))
     elif report.output is not None:
         out.print(escape(f"Written to {report.output}."))
-    elif has_nothing:
-        out.print("Nothing to convert.")
-    elif report.is_changed and not report.is_command:
+    elif not report.is_changed:
+        is_yours = any(finding["fidelity"] in NEED_ACTION for finding in findings)
+        rest = " What is said above is left to you." if is_yours and not has_nothing else ""
+        out.print(f"Nothing to convert.{rest}")
+    elif not report.is_command:
         out.print("Nothing was written." if check else "Nothing was written: give `-o OUT`, or `--write`.")

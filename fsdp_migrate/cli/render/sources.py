@@ -179,7 +179,7 @@ def _show_configs(
     for (said, _), found in groups.items():
         places = ", ".join(place for place, _ in found[:_PLACES])
         more = f" and {len(found) - _PLACES:,} more (--all names them)" if len(found) > _PLACES else ""
-        out.print(f"{escape(places)}{more}: {said} {escape(found[0][1])}".rstrip(), soft_wrap=True)
+        out.print(f"{escape(places)}{more}: {said} {escape(found[0][1])}".rstrip())
 
 
 def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: bool) -> None:
@@ -193,7 +193,7 @@ def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: boo
             done = ", taken for FSDP2's: saved since the sources and configs were turned, or converted"
         read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
         text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
-        out.print(escape(text), soft_wrap=True)
+        print_text(out, text, indent="  ", first="")
     if rest := len(checkpoints) - len(shown):
         out.print(
             f"{counted(rest, 'older one')} of the same runs; --all shows {'it' if rest == 1 else 'them'}."

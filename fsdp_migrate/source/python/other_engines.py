@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import as_ast, text_of
+from fsdp_migrate.source.python.nodes import as_ast, dotted, text_of
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
-_AMP: Final = re.compile(r"\bamp\.(?:initialize|scale_loss|master_params)\b|\btransformers\b")
+_AMP: Final = re.compile(r"(?:^|\.)amp\.(?:initialize|scale_loss|master_params)$")
 _WORDS: Final = ("use_apex", "is_sagemaker_mp_enabled", "sharded_ddp")
 _ENGINE: Final = re.compile(
     r"(?:\w+\.)*(?:_?use_apex|is_sagemaker_mp_enabled\(\)"
@@ -54,10 +54,11 @@ def is_other_engines(test: cst.BaseExpression, *, truth: bool) -> bool:
 def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether a place is reached only where such an engine runs, or quantization that shuts FSDP out."""
     guards, code = source.guards, source.code
+    named = {word for word in _WORDS if word in code}
     # apex's optimizers run with FSDP, too: its mixed precision does not, of HF's Trainer and elsewhere.
-    if "use_apex" in code and not _AMP.search(code):
-        code = code.replace("use_apex", "")
-    is_named = any(word in code for word in _WORDS)
+    if "use_apex" in named and not _uses_amp(source):
+        named.remove("use_apex")
+    is_named = bool(named)
     is_quantized = source.links.shuts_out_quantizers or (_QUANTIZED in code and _is_fsdp_shut_out(source))
     place: cst.CSTNode | None = node if is_named or is_quantized else None
     while place is not None:  # a hook that is defined in the branch runs for that engine alone
@@ -68,6 +69,24 @@ def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
         if isinstance(place, cst.FunctionDef) and place.name.value in source.links.for_quantizers:
             return True
     return False
+
+
+def _uses_amp(source: Source) -> bool:
+    """Tell whether a source calls apex's mixed precision, or imports transformers, whose Trainer does."""
+    modules = (name for node in source.index.by_kind.get(cst.Import, ()) for name in _modules(node))
+    others = (name for node in source.index.by_kind.get(cst.ImportFrom, ()) for name in _modules(node))
+    if any(name.split(".")[0] == "transformers" for name in (*modules, *others)):
+        return True
+    return any(_AMP.search(dotted(node) or "") for node in source.attributes)
+
+
+def _modules(node: cst.CSTNode) -> list[str]:
+    """Return the modules that an import names: those of the own package, ``from .x import y``, have none."""
+    if isinstance(node, cst.Import):
+        return [dotted(each.name) or "" for each in node.names]
+    if not isinstance(node, cst.ImportFrom) or node.module is None or node.relative:
+        return []
+    return [dotted(node.module) or ""]
 
 
 def _is_quantized(test: cst.BaseExpression, *, truth: bool) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 NAME = "isinstance"
-CODES = ("FM305", "FM420")
+CODES = ("FM305", "FM335", "FM420")
 
 _PARTS = (
     cst.Arg,
@@ -110,7 +110,7 @@ def _said_of(
 ) -> tuple[str, cst.BaseExpression, str, Action] | None:
     """Return the comment of a check that no other class can be put into."""
     if check is not None and _is_about_fsdp1(source, node):
-        return "FM420", node, _BY_NAME, "commented"
+        return "FM335", node, _BY_NAME, "commented"
     if _leaves_out_wrappers(source, node):
         return "FM305", node, _WRAPPERS, "commented"
     if check is not None and may_be_made_by_others(source.links, source.code):
@@ -284,7 +284,37 @@ def _beside_fsdp2(source: Source, node: cst.BaseExpression, check: cst.Call) -> 
         return Found("FM305", node, _BESIDE, "kept", covers=(node,))
     if _has_fsdp2s(source, check):
         return Found("FM305", node, _BESIDE, "kept", covers=(node,))
-    return Found("FM420", node, _OF_FSDP1, "commented", covers=(node,))
+    # Where the same model is asked for FSDP2's class in the same branches, that branch runs.
+    is_harmless = _is_told_beside(source, check) or _unwraps_alone(source, check)
+    code = "FM420" if is_harmless else "FM335"
+    return Found(code, node, _OF_FSDP1, "commented", covers=(node,))
+
+
+def _unwraps_alone(source: Source, check: cst.Call) -> bool:
+    """Tell whether a check only takes the wrapper off, which is not there: ``if ...: m = m.module``."""
+    above = source.index.parents[check]
+    line = _only_line(above.body) if isinstance(above, cst.If) and above.test is check else None
+    value = line.value if isinstance(line, (cst.Assign, cst.Return)) else None
+    return value is not None and text_of(value) == f"{text_of(check.args[0].value)}.module"
+
+
+def _is_told_beside(source: Source, check: cst.Call) -> bool:
+    """Tell whether a branch of the same ``if`` is for FSDP2's class: ``if A: ... elif B: ...``."""
+    below: cst.CSTNode = check
+    branch: cst.CSTNode | None = None
+    for above in source.index.ancestors(check):
+        if isinstance(above, (cst.If, cst.IfExp)) and below in {above.test, above.orelse}:
+            branch = above
+        elif branch is not None or isinstance(above, cst.BaseStatement):
+            break
+        below = above
+    tests: list[cst.CSTNode] = []
+    while isinstance(branch, (cst.If, cst.IfExp)):
+        tests.append(branch.test)
+        branch = branch.orelse
+    model = text_of(check.args[0].value)
+    calls = (call for test in tests for call in walk_for(test, cst.Call) if _is_check(call))
+    return any(text_of(c.args[0].value) == model and _is_fsdp2(source, c.args[1].value) for c in calls)
 
 
 def _taken_out(source: Source, node: cst.BaseExpression) -> Replace | None:

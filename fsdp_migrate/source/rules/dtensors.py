@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.read_states import is_summed_state
+from fsdp_migrate.source.python.shown_alone import is_shown_alone
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.uses import Found
 from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 NAME = "dtensor"
-CODES = ("FM423",)
+CODES = ("FM334", "FM423")
 
 _COLLECTIVES = frozenset(
     {
@@ -216,10 +217,11 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         if said and not any(_is_other_class(call)):
             named.add(call)
             is_local = said in {_STATISTIC, _STATISTIC_OR_WHOLE} and is_local_number(source, call)
+            code = _code_of(source, call, said)
             yield (
                 Found("FM423", call, _LOCAL, "kept")
                 if is_local
-                else Found("FM423", call, _on_one_rank(source, call, said), "commented")
+                else Found(code, call, _on_one_rank(source, call, said), "commented")
             )
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
@@ -234,6 +236,15 @@ def _find(values: ParameterValues) -> Iterator[Found]:
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
         elif named.isdisjoint(source.index.ancestors(node)) and _is_one_parameters(source, node):
             yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
+
+
+def _code_of(source: Source, call: cst.Call, said: str) -> str:
+    """Return the code of a use: where nothing is computed by what it gives, one that stops no run."""
+    if said not in {_COUNT, _STATISTIC, _STATISTIC_OR_WHOLE} or not is_shown_alone(source, call):
+        return "FM423"
+    # A norm's `.item()` is a collective, for which one rank alone waits for ever.
+    waits = said != _COUNT and runs_on_one_rank(source.index, source.models.guards, call)
+    return "FM423" if waits else "FM334"
 
 
 def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]:

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import sureness, was_asked_for
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.set_layers import set_layers
 from fsdp_migrate.source.uses import Found, Replace
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NAME = "module-attribute"
-CODES = ("FM315", "FM333")
+CODES = ("FM315", "FM333", "FM335")
 
 _SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
 _OF_NAMES = (
@@ -88,8 +89,16 @@ def _set_on_the_wrapper(source: Source) -> Iterator[Found]:
     for target in walk_for(source.module, cst.AssignTarget) if own else ():
         node = target.target
         is_one = isinstance(node, cst.Attribute) and node.attr.value in own and dotted(node.value) != "self"
+        if isinstance(node, cst.Attribute) and _is_within(source, node.value):
+            continue
         if isinstance(node, cst.Attribute) and is_one and sureness(source, node.value) == "sure":
-            yield Found("FM315", node, _SET.format(node.attr.value), "commented")
+            yield Found("FM335", node, _SET.format(node.attr.value), "commented")
+
+
+def _is_within(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is what the wrapper held: ``model.module``, by a name too."""
+    held = last_value(source.index, model) if isinstance(model, cst.Name) else model
+    return isinstance(held, cst.Attribute) and held.attr.value == "module"
 
 
 def _own_switches(source: Source) -> set[str]:
@@ -127,9 +136,9 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
-        yield Found("FM315", node, _ROUND, "commented")
+        yield Found("FM335", node, _ROUND, "commented")
     elif sure == "sure" and _becomes_a_forward(source, node):
-        yield Found("FM315", node, _FORWARD, "commented")
+        yield Found("FM335", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
         note = _OF_NAMES if _keeps_names(source, node) else _SELF
@@ -244,7 +253,9 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
     elif name.evaluated_value == "no_sync" and len(call.args) == 3 and _is_sampling(source, call):
         yield Found("FM315", call, _SAMPLED, "kept")
     else:
-        yield Found("FM315", call, _ASKED, "commented")
+        # Without `no_sync` gradients are the same, and only come more often.
+        code = "FM315" if name.evaluated_value == "no_sync" else "FM335"
+        yield Found(code, call, _ASKED, "commented")
 
 
 def _is_sampling(source: Source, call: cst.Call) -> bool:

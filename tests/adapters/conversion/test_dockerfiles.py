@@ -79,3 +79,24 @@ def test_a_file_of_an_image_is_named(tmp_path: Path) -> None:
     path.write_text("FROM x\nCMD accelerate launch --use_fsdp --fsdp_version 2 t.py\n")
     with pytest.raises(NothingToConvertError, match="No setting of FSDP1 was found in it"):
         convert_config_file(path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "ARG SORT=SHARD_GRAD_OP\nRUN accelerate launch --use_fsdp --fsdp_sharding_strategy ${SORT} t.py",
+        "ARG A=SHARD_GRAD_OP\nENV B=$A\nCMD accelerate launch --use_fsdp --fsdp_sharding_strategy $B t.py",
+        'ARG FLAGS="--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP"\nCMD accelerate launch $FLAGS t.py',
+    ],
+)
+def test_variables_of_the_image_count_in_its_commands(lines: str) -> None:
+    """The strategy was said to be set nowhere in the file, and flags in a variable without their command."""
+    said = dockerfile_becomes(f"FROM x\n{lines}\n")
+    assert said.count("The command in") == 1
+    assert "becomes `accelerate launch --use_fsdp --fsdp_reshard_after_forward false --fsdp_version 2" in said
+    assert "is not set in this file" not in said
+
+
+def test_flags_in_a_variable_that_no_command_here_takes_are_told() -> None:
+    said = dockerfile_becomes('FROM x\nENV FLAGS="--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP"\n')
+    assert "The command in `FLAGS` becomes `--use_fsdp --fsdp_reshard_after_forward false" in said

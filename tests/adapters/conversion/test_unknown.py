@@ -223,12 +223,28 @@ def test_the_package_that_the_project_uses_is_written(tmp_path: Path, source: st
     assert f"_target_: {package}.strategies.ModelParallelStrategy" in done.text
 
 
-def test_a_file_that_is_in_no_project_takes_the_newer_package(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import pytorch_lightning\n")
-    (tmp_path / "a").mkdir()
-    config = tmp_path / "a" / "fsdp.yaml"
-    config.write_text(PROJECT)
-    assert "lightning.pytorch.strategies" in convert_config_file(config).conversion.text
+@pytest.mark.parametrize(
+    ("source", "config", "package"),
+    [
+        ("train.py", "fsdp.yaml", "pytorch_lightning"),
+        ("train.py", "configs/trainer/fsdp.yaml", "pytorch_lightning"),
+        ("own/train.py", "fsdp.yaml", "pytorch_lightning"),
+        ("src/own/train.py", "configs/fsdp.yaml", "pytorch_lightning"),
+        # Far away is another project's.
+        ("other/train.py", "configs/fsdp.yaml", "lightning.pytorch"),
+        ("train.py", "a/b/c/d/fsdp.yaml", "lightning.pytorch"),
+    ],
+)
+def test_a_project_without_a_mark_of_one_is_what_lies_around(
+    source: str, config: str, package: str, tmp_path: Path
+) -> None:
+    for name, text in {source: "import pytorch_lightning as pl\n", config: PROJECT}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = convert_config_file(tmp_path / config).conversion
+    assert f"_target_: {package}.strategies.ModelParallelStrategy" in done.text
+    is_guess = any("No source around says which Lightning runs" in each.message for each in done.findings)
+    assert is_guess is (package == "lightning.pytorch")
 
 
 @pytest.mark.parametrize(

@@ -91,5 +91,5 @@ def test_what_fabrics_module_holds_is_the_wrapper() -> None:
     assert uses["FM311"].action == "rewritten"
     imports = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
     loop = "while isinstance(model, FSDP):\n    model = model.module\n"
-    said = [use.becomes for use in scan_source(f"{HEADER}{imports}{made}{loop}") if use.code == "FM315"]
+    said = [use.becomes for use in scan_source(f"{HEADER}{imports}{made}{loop}") if use.code == "FM335"]
     assert any("this loop would not end" in text for text in said)

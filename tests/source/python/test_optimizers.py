@@ -87,4 +87,4 @@ def test_and_into_functions_of_other_files(tmp_path: Path) -> None:
     main = f"{IMPORTS}from norms import norms\n\n{PLAIN}norms(opt)\n"
     (tmp_path / "main.py").write_text(main)
     left = {file.path.rpartition("/")[2]: file.after for file in rewrite_paths([tmp_path]).changed}
-    assert left.get("norms.py", "").count("# fsdp-migrate: FM423") == 1
+    assert left.get("norms.py", "").count("# fsdp-migrate: FM334") == 1

@@ -95,6 +95,15 @@ FUSED = (
 )
 
 
-@pytest.mark.parametrize(("more", "is_said"), [("", True), (APEX, False)])
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        ("", True),
+        (APEX, False),
+        ("import transformers.trainer\n", False),
+        ("from transformers import Trainer\n", False),
+        ("# amp.initialize is what transformers calls\n", True),
+    ],
+)
 def test_an_optimizer_of_apex_runs_with_fsdp(tmp_path: Path, more: str, *, is_said: bool) -> None:
     assert ("FM425" in said(f"{FUSED}{more}", tmp_path)) is is_said

@@ -330,6 +330,21 @@ def test_ignored_modules_that_rank_0_loads_for_all_are_said_to_be_lost(
         ("p = Plugin()\n", "acc.state.fsdp_plugin.ignored_modules = [m.moe]\n", True),
         ("p = Plugin()\n", "acc.state.fsdp_plugin.ignored_modules = None\n", False),
         ("p = Plugin(cpu_ram_efficient_loading=False)\n", "my_plugin.ignored_modules = [m.moe]\n", False),
+        (
+            "p = Plugin()\np.cpu_ram_efficient_loading = False\n",
+            "my_plugin.ignored_modules = [m.moe]\n",
+            False,
+        ),
+        (
+            "import os\nos.environ['FSDP_CPU_RAM_EFFICIENT_LOADING'] = 'False'\np = Plugin()\n",
+            "my_plugin.ignored_modules = [m.moe]\n",
+            False,
+        ),
+        (
+            "p = Plugin()  # cpu_ram_efficient_loading=False, fsdp_version=2\n",
+            "my_plugin.ignored_modules = [m.moe]\n",
+            True,
+        ),
         # What others say decides: a step of `scan`.
         ("", "acc.state.fsdp_plugin.ignored_modules = [m.moe]\n", False),
     ],

@@ -73,7 +73,7 @@ def test_what_it_does_not_guard_is_left_alone(body: str) -> None:
 )
 def test_unwrapping_step_by_step_does_not_go_round_for_ever(body: str) -> None:
     after = plain(body)
-    assert f"{MARK}FM315" in after
+    assert f"{MARK}FM335" in after
     assert "m.module" in after
 
 
@@ -105,7 +105,7 @@ def test_fsdp2s_state_is_fsdp2() -> None:
 
 def test_a_function_about_fsdp1_does_not_become_one_about_fsdp2() -> None:
     body = "def _is_fsdp1_module(m):\n    return isinstance(m, FSDP)\n"
-    assert codes(body) == [("FM420", "commented")]
+    assert codes(body) == [("FM335", "commented")]
     assert "isinstance(m, FSDP)" in turned(body)
 
 
@@ -177,7 +177,7 @@ def test_a_branch_for_fsdp1_is_not_turned_into_one_for_fsdp2(header: str) -> Non
     )
     after = turned(body, header)
     assert "isinstance(m, FSDP):" in after
-    assert f"    {MARK}FM420" in after
+    assert f"    {MARK}FM335" in after
 
 
 @pytest.mark.parametrize(
@@ -243,18 +243,27 @@ def test_a_name_that_may_hold_another_answer_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "code"),
     [
-        "def unwrap(m):\n    if isinstance(m, FSDP):\n        return m.module\n    return m\n",
-        "def unwrap(m):\n    if not isinstance(m, FSDP):\n        return m\n    return m.module\n",
-        "def unwrap(m):\n    if isinstance(m, FSDP) and m:\n        m.clip_grad_norm_(1.0)\n    return m\n",
+        ("def unwrap(m):\n    if isinstance(m, FSDP):\n        return m.module\n    return m\n", "FM420"),
+        ("def unwrap(m):\n    if not isinstance(m, FSDP):\n        return m\n    return m.module\n", "FM335"),
+        (
+            "def clip(m):\n    if isinstance(m, FSDP) and m:\n        m.clip_grad_norm_(1.0)\n    return m\n",
+            "FM335",
+        ),
+        ("if isinstance(m, FSDP):\n    one(m)\nelif isinstance(m, FSDPModule):\n    two(m)\n", "FM420"),
+        ("if isinstance(m, FSDPModule):\n    two(m)\nelif isinstance(m, FSDP):\n    one(m)\n", "FM420"),
+        ("x = one(m) if isinstance(m, FSDP) else two(m) if isinstance(m, FSDPModule) else m\n", "FM420"),
+        ("if isinstance(m, FSDP):\n    one(m)\nelif isinstance(y, FSDPModule):\n    two(y)\n", "FM335"),
+        ("def clip(m):\n    return one(m) if isinstance(m, FSDP) else m\n", "FM335"),
     ],
 )
-def test_what_only_fsdp1s_models_reach_stays_beside_fsdp2(body: str) -> None:
+def test_what_only_fsdp1s_models_reach_stays_beside_fsdp2(body: str, code: str) -> None:
+    """It stops a run, but where FSDP2's models have a branch of the same, or there is nothing to miss."""
     before = f"from torch.distributed.fsdp import FSDPModule\nfsdp2 = isinstance(other, FSDPModule)\n{body}"
     after = plain(before)
     assert [line for line in after.splitlines() if "fsdp-migrate" not in line] == before.splitlines()
-    assert "FM420" in after
+    assert f"{MARK}{code}" in after
 
 
 def test_another_name_of_the_class_with_its_kind_written_beside_it() -> None:

@@ -41,6 +41,7 @@ def test_methods_become_functions(before: str, after: str) -> None:
 
 COMMENTED = [
     ("ok = hasattr(model, 'no_sync')\n", "FM315"),
+    ("ok = hasattr(model, 'clip_grad_norm_')\n", "FM335"),
 ]
 
 
@@ -176,7 +177,7 @@ def test_a_question_with_a_default_where_nothing_is_trained() -> None:
     ],
 )
 def test_a_forward_that_would_call_itself(use: str, action: str) -> None:
-    assert ("FM315", action) in codes(f"m = FSDP(net)\n{use}")
+    assert ("FM335" if action == "commented" else "FM315", action) in codes(f"m = FSDP(net)\n{use}")
 
 
 SWITCHED = (
@@ -194,11 +195,12 @@ SWITCHED = (
         ("model = FSDP(Net())\nmodel.other = 2\n", False),
         ("model = Net()\nmodel.flag = True\nmodel = FSDP(model)\n", False),
         ("model = FSDP(Net())\nmodel.module.flag = True\n", False),
+        ("model = FSDP(Net())\ninner = model.module\ninner.flag = True\n", False),
     ],
 )
 def test_what_is_set_on_the_wrapper_reaches_the_model_now(does: str, *, is_said: bool) -> None:
     after = turned(f"{SWITCHED}{does}")
-    assert ("FM315 FSDP1's wrapper took this" in after) is is_said
+    assert ("FM335 FSDP1's wrapper took this" in after) is is_said
 
 
 def test_a_class_of_the_source_that_has_torchs_name_is_its_own() -> None:

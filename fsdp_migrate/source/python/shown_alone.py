@@ -1,0 +1,69 @@
+"""Numbers that are only shown to people: printed, logged, put into a text. Nothing is computed by them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.text import Source
+
+
+_SHOWS = re.compile(
+    r"^(?:print\w*|pprint|log\w*|debug|info|warning|warn|error|add_scalars?|set_postfix|set_description|write|report\w*)$"
+)
+# What a number goes through on its way: a number again, or a text.
+_NUMBERS = frozenset(
+    {"abs", "float", "format", "int", "math.sqrt", "max", "min", "repr", "round", "sqrt", "str", "sum"}
+)
+_SAME = frozenset(
+    {"cpu", "detach", "float", "format", "item", "max", "mean", "min", "norm", "sqrt", "std", "sum"}
+)
+_RECORDS = re.compile(r"(?:^|_)(?:logs?|metrics?|records?|stats?)$")
+_DEEPEST = 3
+
+
+def is_shown_alone(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether what an expression gives ends in ``print``, a logger or a text, wherever it goes."""
+    below: cst.CSTNode = node
+    for above in source.index.ancestors(node):
+        answer = _shows(source, below, above, depth)
+        if answer is not None:
+            return answer
+        below = above
+    return False
+
+
+def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -> bool | None:
+    """Tell whether a node shows what is in it, and to nobody else; None where it hands it on."""
+    if isinstance(above, (cst.FormattedStringExpression, cst.Expr)):
+        return True
+    if isinstance(above, cst.Call) and below is not above.func:
+        name = dotted(above.func) or ""
+        return True if _SHOWS.match(name.split(".")[-1]) else None if name in _NUMBERS else False
+    if isinstance(above, cst.Attribute):
+        call = source.index.parents[above]
+        is_same = above.attr.value in _SAME and isinstance(call, cst.Call) and call.func is above
+        return None if is_same else False
+    if isinstance(above, cst.Assign):
+        return all(_is_shown(source, each.target, depth) for each in above.targets)
+    if isinstance(above, cst.AugAssign):
+        return _is_shown(source, above.target, depth)
+    others = (cst.BaseStatement, cst.BaseSmallStatement, cst.Comparison, cst.Lambda)
+    return False if isinstance(above, others) else None
+
+
+def _is_shown(source: Source, target: cst.BaseExpression, depth: int) -> bool:
+    """Tell whether what a name holds is only shown; a record of metrics is there for that."""
+    if isinstance(target, cst.Subscript):
+        return _RECORDS.search((dotted(target.value) or "").split(".")[-1].lower()) is not None
+    if not isinstance(target, cst.Name) or target not in source.index.scopes or depth >= _DEEPEST:
+        return False
+    parents = source.index.parents
+    readers = [each for each in source.readers(target) if not isinstance(parents[each], cst.AugAssign)]
+    return bool(readers) and all(is_shown_alone(source, each, depth + 1) for each in readers)

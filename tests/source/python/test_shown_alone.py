@@ -1,0 +1,41 @@
+"""Norms and counts that are only shown stop no run; what is computed by them does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import codes
+
+
+MODEL = "import torch.distributed as dist\ndef step(m: FSDP, log, logger, writer, metrics, x):\n"
+PRINTED = [
+    "print(p.grad.norm())",
+    "print(f'{(p.grad.norm() ** 2).item():.2f}')",
+    "logger.info('norm %s', (p.grad.norm() ** 2).item())",
+    "wandb.log({'norm': (p.grad.norm() ** 2).item()})",
+    "writer.add_scalar('norm', (p.grad.norm() ** 2).item() ** 0.5, 1)",
+    "metrics['norm'] = p.grad.norm()",
+    "y = p.grad.norm()\n        print(y)",
+    "y = round(float(p.grad.norm() ** 2), 2)\n        z = y * 2\n        print('norm', z)",
+]
+USED = [
+    "y = p.grad.norm()\n        p.grad.mul_(1 / y)",
+    "y = (p.grad.norm() ** 2).item()\n        dist.all_reduce(torch.tensor(y))",
+    "if p.grad.norm() > 5:\n            print('skip')",
+    "return p.grad.norm()",
+    "scale(p.grad.norm())",
+    "self.norm = p.grad.norm()",
+    "y = p.grad.norm()\n        print(y)\n        scale(y)",
+    "x['norm'] = p.grad.norm()",
+    "y = p.grad.norm()",
+    "if dist.get_rank() == 0:\n            print((p.grad.norm() ** 2).item())",
+]
+
+
+@pytest.mark.parametrize(
+    ("does", "code"), [*((each, "FM334") for each in PRINTED), *((each, "FM423") for each in USED)]
+)
+def test_what_is_only_shown_is_told_apart(does: str, code: str) -> None:
+    found = codes(f"{MODEL}    for p in m.parameters():\n        {does}\n")
+    said = {each for each, action in found if action == "commented"}
+    assert said & {"FM334", "FM423"} == {code}

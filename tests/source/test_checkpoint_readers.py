@@ -1,0 +1,62 @@
+"""Which lines read a checkpoint that they name."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source.checkpoint_readers import with_readers
+from fsdp_migrate.source.surroundings import CheckpointFound
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _readers(folder: Path, name: str, text: str) -> list[str]:
+    (folder / name).write_text(text)
+    (found,) = with_readers([CheckpointFound("out/step-20.pt", "full state")], [folder])
+    return [place.removeprefix(f"{folder}/") for place in found.read_by]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('torch.load("out/step-20.pt")', [1]),
+        ('torch.save(model.state_dict(), "out/step-20.pt")', []),
+        ('torch.save(x, os.path.join("out", "step-20.pt"))', []),
+        ('torch.save(torch.load("out/step-20.pt"), "new.pt")', [1]),
+        ('torch.save(torch.load("old.pt"), "out/step-20.pt")', []),
+        ('save_file(state, filename=Path("out") / "step-20.pt")', []),
+        ('fit(save_path="out/step-20.pt")', []),
+        ('fit(ckpt_path="out/step-20.pt")', [1]),
+        ('open("step-20.pt", "wb")', []),
+        ('open("step-20.pt", mode="rb+")', [1]),
+        ('open("step-20.pt")', [1]),
+        ('os.remove("step-20.pt")', []),
+        ('"""It reads out/step-20.pt."""', []),
+        ("# torch.load('out/step-20.pt')", []),
+        # By a name: what is done with it.
+        ('PATH = "step-20.pt"\ntorch.save(x, PATH)', []),
+        ('PATH = "step-20.pt"\ntorch.save(x, PATH)\ntorch.load(PATH)', [1]),
+        ('PATH: str = "step-20.pt"\nprint(PATH)', [1]),
+        ('PATH = "step-20.pt"', [1]),
+        ('SAVE_PATH = "step-20.pt"', []),
+        ('self.path = "step-20.pt"\ntorch.save(x, self.path)', []),
+        ('add_argument(\n    "--resume", help="""\n  such as step-20.pt""")', [3]),
+        ("no Python: step-20.pt", []),
+    ],
+)
+def test_only_lines_that_read_are_named(text: str, lines: list[int], tmp_path: Path) -> None:
+    assert _readers(tmp_path, "train.py", text) == [f"train.py:{line}" for line in lines]
+
+
+def test_cells_of_notebooks_and_lines_of_scripts(tmp_path: Path) -> None:
+    cells = ["import torch", 'x = 1\ntorch.load("step-20.pt")', 'torch.save(x, "step-20.pt")']
+    code = {"cells": [{"cell_type": "code", "source": [each]} for each in cells]}
+    assert _readers(tmp_path, "a.ipynb", json.dumps(code)) == ["a.ipynb:cell 2:2"]
+    (tmp_path / "a.ipynb").unlink()
+    script = "# python go.py step-20.pt\npython go.py --resume step-20.pt\n"
+    assert _readers(tmp_path, "run.sh", script) == ["run.sh:2"]
