@@ -79,6 +79,7 @@ HOUSE: House = (
                 "source.compiled_names",
                 "source.early_optimizers",
                 "source.fsdp2_models",
+                "source.given_with_model",
                 "source.ignored_states",
                 "source.initialising",
                 "source.kept_lists",

@@ -22,7 +22,7 @@ from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -91,18 +91,34 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
+    # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
+    return any(
+        asks(text, pattern) and not (pattern is ASKS_LIGHTNING and _is_fabrics(path))
+        for path, text in _settings(paths)
+    )
+
+
+def fsdp2_around(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a config or a shell script at or below paths asks a framework for FSDP2."""
+    return any(_IS_NEW.search(_COMMENT.sub("", text)) is not None for _, text in _settings(paths))
+
+
+def _settings(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
+    """Yield the configs and shell scripts at and below paths, and what the cells of notebooks say."""
     for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE) if paths else ():
-        try:
-            is_notebook = path.suffix == NOTEBOOK  # they hold pictures, too
-            if not is_notebook and (path.stat().st_size > _MOST or not _may_ask(path)):
-                continue
-            # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
-            is_asked = asks(asked_in_notebook(path) if is_notebook else read_source(path), pattern)
-            if is_asked and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
-                return True
-        except (SourceError, OSError):
-            continue  # what is wrong with it is said where it is looked at
-    return False
+        text = _text_of(path)
+        if text is not None:
+            yield path, text
+
+
+def _text_of(path: Path) -> str | None:
+    """Return what a file says that may ask for something. What is wrong with one is said elsewhere."""
+    try:
+        if path.suffix == NOTEBOOK:  # they hold pictures, too
+            return asked_in_notebook(path)
+        return read_source(path) if path.stat().st_size <= _MOST and _may_ask(path) else None
+    except (SourceError, OSError):
+        return None
 
 
 def _may_ask(path: Path) -> bool:

@@ -52,7 +52,9 @@ from fsdp_migrate.source.project_switches import chosen
 from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.renamed_functions import Value
+from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
+from fsdp_migrate.source.variables_elsewhere import with_variables
 
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_chosen_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
-    links = with_compat_modules(project, links)
+    links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     return with_reach(project, links, frameworks.files, around)
 
 

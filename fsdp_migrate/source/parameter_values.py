@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
+    from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
 
@@ -108,13 +109,20 @@ class ParameterValues:
             root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
-        is_its = _is_part(self.source, node.value) or self._is_module_of_one(node.value)
+        is_its = self._is_of_part(node) or self._is_module_of_one(node.value)
         return is_its and not self.source.contexts.is_summoned(node)
 
     def is_own(self, node: cst.BaseExpression) -> bool:
         """Tell whether it may be a parameter that a model's class made by itself: ``model.logit_scale``."""
         is_named = isinstance(node, cst.Attribute) and _OWN.search(node.attr.value) is not None
-        return is_named and _is_part(self.source, cst.ensure_type(node, cst.Attribute).value)
+        return is_named and self._is_of_part(cst.ensure_type(node, cst.Attribute))
+
+    def _is_of_part(self, node: cst.Attribute) -> bool:
+        """Tell whether it is an attribute of a sharded model, or of a part of one.
+
+        Of what holds one, ``reward.model = FSDP(reward.model)``, the rest is plain.
+        """
+        return _is_part(self.source, node.value) and self.source.models.sharded_with(node) is not None
 
     def is_many(self, node: cst.BaseExpression) -> bool:
         """Tell whether it holds parameters: ``[p.grad for p in m.parameters()]``, a dict, a list to fill."""
@@ -151,7 +159,9 @@ class ParameterValues:
         """Tell whether a name is a function's argument, and a call here gives it such."""
         index, models = self.source.index, self.source.models
         bindings = index.scopes[name].lookup(name.value)
-        is_given = len(bindings) == 1 and bindings[0].kind == "param"
+        # `if isinstance(x, Tensor): x = [x]`, `x = list(x)`: it holds what it was given all the same.
+        anew = [each for each in bindings if each.kind != "param"]
+        is_given = len(bindings) == len(anew) + 1 and all(_holds_the_same(each, name.value) for each in anew)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -283,6 +293,29 @@ class ParameterValues:
             ):
                 return True
         return False
+
+
+def _holds_the_same(binding: Binding, name: str) -> bool:
+    """Tell whether a name is given what it held already, as a list of that: ``x = [x]``, ``x = list(x)``."""
+    value = binding.value if binding.index is None else None
+    if isinstance(value, cst.IfExp):
+        return all(_is_of_the_same(each, name) for each in (value.body, value.orelse))
+    return value is not None and _is_of_the_same(value, name)
+
+
+def _is_of_the_same(value: cst.BaseExpression, name: str) -> bool:
+    if isinstance(value, (cst.List, cst.Tuple)):
+        return [text_of(each.value) for each in value.elements] == [name]
+    if isinstance(value, _COMPREHENSIONS):
+        over = value.for_in
+        elt: cst.BaseExpression | None = value.elt
+        while elt is not None and text_of(elt) != text_of(over.target):
+            elt = _inner(elt)
+        return elt is not None and over.inner_for_in is None and text_of(over.iter) == name
+    is_call = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in SAME_PARAMETERS
+    if isinstance(value, cst.Call) and is_call:
+        return [text_of(arg.value) for arg in value.args if arg.keyword is None] == [name]
+    return text_of(value) == name
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:

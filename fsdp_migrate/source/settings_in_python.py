@@ -15,7 +15,7 @@ from fsdp_migrate.adapters.conversion.environment import told_by_environment
 from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
-from fsdp_migrate.source.python.environment import fsdp_environment
+from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.items import ItemChange
 from fsdp_migrate.source.uses import Found
 
@@ -81,7 +81,7 @@ def said_of_environment(given: Mapping[str, str], *, beside_hf: bool = False) ->
 def convert_settings(framework: str, document: dict[str, Any], values: Values) -> Converted:
     """Convert settings as a framework's config; what is known only when it runs may be left to a person."""
     try:
-        settings = Settings(environment=fsdp_environment(values.source))
+        settings = Settings(environment=environment_of_run(values.source))
         done = convert_text(json.dumps(document), framework=framework, is_json=True, settings=settings)
     except (ConfigError, UnsupportedFeatureError) as error:
         return Converted(document, document, reasons=(values.shown(str(error)),), is_refused=True)

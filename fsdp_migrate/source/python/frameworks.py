@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     clipped,
     fsdp_may_run,
     fsdp_said,
+    hands_to_fsdp1,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
@@ -38,7 +39,8 @@ from fsdp_migrate.source.python.lightning_models import (
     run_in,
     trains_by_fsdp1,
 )
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import as_ast, text_of
+from fsdp_migrate.source.python.numbers_of_ranks import says_several
 from fsdp_migrate.source.python.trainer_models import (
     COMPOSED,
     COMPOSERS_MODEL,
@@ -93,7 +95,8 @@ class Frameworks:
 
     @functools.cached_property
     def _accelerate(self) -> bool:
-        return "accelerate" in self.links.frameworks or shards_by_accelerate(self.index)
+        is_told = "accelerate" in self.links.frameworks
+        return is_told or shards_by_accelerate(self.index) or hands_to_fsdp1(self.index)
 
     @functools.cached_property
     def _asks_accelerate(self) -> bool:
@@ -210,7 +213,7 @@ class Frameworks:
         if kinds >= COMPOSED and any(is_composers_ddp(*each) for each in self.guards.facts(node)):
             return True
         if FABRIC in kinds or LIGHTNING in kinds:
-            return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
+            return any(self._is_of_no_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False
         known = list(self.guards.facts(node))
@@ -221,6 +224,12 @@ class Frameworks:
         if self._told and not self._asks_accelerate:
             return False
         return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in known)
+
+    def _is_of_no_strategy(self, test: cst.BaseExpression, *, truth: bool) -> bool:
+        """Tell whether Fabric or Lightning's Trainer has no FSDP1 strategy where a test came out so."""
+        if is_of_other_strategy(test, truth=truth):
+            return True
+        return self.links.shards_on_several and says_several(as_ast(test), truth=truth) is False
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

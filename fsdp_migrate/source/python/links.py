@@ -100,8 +100,16 @@ class Links:
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
     beside_meta: bool = False
     """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What other files set Accelerate's variables to, in a process that runs this one as well."""
     frameworks: frozenset[str] = frozenset()
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
+    shards_on_several: bool = False
+    """Whether Lightning's FSDP1 strategy is made only where there are several ranks."""
+    shuts_out_quantizers: bool = False
+    """Whether it is made only where weights are not quantized."""
+    for_quantizers: frozenset[str] = frozenset()
+    """Functions of this file that are called only where weights are quantized."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
     mixins: frozenset[str] = frozenset()

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
+from fsdp_migrate.source.given_with_model import optimizer_beside
 from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import (
@@ -27,6 +28,7 @@ from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.uses import Found
@@ -64,6 +66,10 @@ _UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
+)
+_GIVEN = (
+    "`{}` may hold the parameters from before sharding, in whose place FSDP2 puts new ones, so that its step "
+    "is an error: where it does, give it to prepare_fully_shard as optimizers=."
 )
 _REFUSE = (
     "of a sharded model this raises, or steps otherwise, where its parameters are DTensors: {}. Take another "
@@ -124,6 +130,8 @@ def find(source: Source) -> Iterator[Found]:
             is_class = source.index.fsdp1(call.func) == catalog.FSDP
             before = dict.fromkeys(_kept(source, call, told=None if is_class else ()))
             yield from (Found("FM446", each, _KEPT, "commented") for each in before)
+            if (name := optimizer_beside(source, call)) is not None:
+                yield Found("FM446", source.index.statement(call), _GIVEN.format(name), "commented")
 
 
 def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
@@ -342,7 +350,18 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
 
 def _known(source: Source, call: cst.Call) -> set[str]:
     """Return what is called, as imports write it, by what other files show of it, too."""
-    return source.index.qualified(call.func) | _chosen(source, call)
+    return (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+
+
+def _of_others(source: Source, func: cst.BaseExpression) -> set[str]:
+    """Return what a name is only in branches that FSDP does not come to: ``cls = bnb.optim.AdamW``."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    if isinstance(func, cst.Name) and func in source.index.scopes:
+        for binding in source.index.bindings_of(func):
+            if isinstance(binding.value, (cst.Name, cst.Attribute)):
+                is_others = is_in_other_engines_branch(source, binding.value)
+                found[is_others] |= source.index.qualified(binding.value)
+    return found[True] - found[False]
 
 
 def _chosen(source: Source, call: cst.Call) -> set[str]:

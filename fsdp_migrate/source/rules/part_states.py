@@ -12,6 +12,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given
 from fsdp_migrate.source.method_calls import is_seen_plain
+from fsdp_migrate.source.python.edited_in_place import is_edited_in_place
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, short
@@ -72,6 +73,8 @@ def find(source: Source) -> Iterator[Found]:
             said = _OF_SELF[func.attr.value].format(short(func.value))
             yield Found("FM333", call, _IN_ITS_METHOD.format(said), "commented")
         elif func.attr.value in _STATES and _is_part(source, func.value):
+            if is_edited_in_place(source.index, call):
+                continue
             yield Found("FM333", call, _STATES[func.attr.value].format(short(func.value)), "commented")
         elif func.attr.value == "push_to_hub" and not is_given_by_name(source, call, "state_dict"):
             model = whole_of(source, func.value)

@@ -134,6 +134,11 @@ def test_statistics_and_messages_of_what_is_made_of_a_parameter(use: str, is_sai
         ("m.head.weight = torch.nn.Parameter(x)", True),
         ("other.head.weight = x", False),
         ("m.head.scale = x", False),
+        # Of what holds a sharded model the rest is its own.
+        ("held = Held()\nheld.net = FSDP(held.net)\nheld.bias = args.bias", False),
+        ("held = Held()\nheld.net = FSDP(held.net)\nheld.logit_scale.data = x", False),
+        ("held = Held()\nheld.net = FSDP(held.net)\nheld.net.bias = x", True),
+        ("held = Held()\nheld.net = FSDP(held.net)\nheld.net.head.bias = x", True),
         ("m.logit_scale.data.clamp_(0, 4)", False),
         ("other.logit_scale.data = x", False),
         ("for k in m.modules():\n    if hasattr(k, 'weight'):\n        x += k.weight.norm()", True),
