@@ -173,9 +173,9 @@ def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
     document |= {name: True for name, value in flags.items() if value is True}
     unsure = [] if True in flags.values() else [name for name in flags if values.has_unread(flags[name])]
     document |= dict.fromkeys(unsure[:1], True)
-    for name, kind in (("optim", str), *((each, (int, float)) for each in _NUMBERS)):
+    for name in ("optim", *_NUMBERS):
         value = values.read(given[name]) if name in given else None
-        if isinstance(value, kind):
+        if isinstance(value, (int, float) if name in _NUMBERS else str):
             document[name] = value
     return {"fsdp": None, **document}, "".join(unsure[:1])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import FLAT
+from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -97,8 +97,10 @@ def _of_timm(source: Source) -> Iterator[Found]:
 
 def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> bool:
     """Tell whether a test comes before sharding, also in an optimizer's constructor that runs then."""
-    if _is_before_wrapping(source, test) or not isinstance(owner, cst.ClassDef):
-        return _is_before_wrapping(source, test)
+    if _is_before_wrapping(source, test) or _is_called_above_sharding(source, test):
+        return True
+    if not isinstance(owner, cst.ClassDef):
+        return False
     methods = (each for each in source.index.ancestors(test) if isinstance(each, cst.FunctionDef))
     if not any(each.name.value == "__init__" and source.index.class_of(each) is owner for each in methods):
         return False
@@ -206,6 +208,31 @@ def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
                 model = call.func.value
                 return text_of(model) in below and source.models.certainty(model) is None
     return False
+
+
+def _is_called_above_sharding(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a method is called only above the calls that shard: ``self.optim = self.configure()``."""
+    function = source.index.function(test)
+    if function is None or source.index.class_of(function) is None:
+        return False
+    name = function.name.value
+    calls = source.index.calls_of_method(name)
+    is_elsewhere = name in source.links.methods | source.links.optimizer_methods
+    return bool(calls) and not is_elsewhere and all(_is_above_sharding(source, each) for each in calls)
+
+
+def _is_above_sharding(source: Source, call: cst.Call) -> bool:
+    index, order = source.index, source.index.order
+    home = index.function(call)
+    sharding = [
+        each
+        for each in source.calls
+        if index.function(each) is home
+        if source.models.is_constructor(each.func) or has_model(source.models.frameworks.of_call(each))
+    ]
+    # What a call is given is made before it runs: `prepare(self.model, self.configure())`.
+    given = {*index.ancestors(call)}
+    return bool(sharding) and all(order[each] > order[call] or each in given for each in sharding)
 
 
 def _is_of_a_state(loop: cst.For | cst.CompFor) -> bool:

@@ -50,7 +50,7 @@ def _said_of_optimizers(value: cst.BaseExpression) -> tuple[str, ...] | None:
 
 
 def _said_of_smoothing(value: cst.BaseExpression) -> tuple[str, ...] | None:
-    numbers = (each for kind in (cst.Float, cst.Integer) for each in walk_for(value, kind))
+    numbers: list[cst.Float | cst.Integer] = [*walk_for(value, cst.Float), *walk_for(value, cst.Integer)]
     number = next((each.value for each in numbers if each.evaluated_value > 0), None)
     return None if number is None else (SMOOTHING, number, SMOOTHED, SHIFT_LABELS)
 
