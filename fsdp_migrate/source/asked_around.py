@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 _PAGES: Final = frozenset({".md", ".rst"})
-_BESIDE: Final = frozenset({NOTEBOOK, ".cfg", ".dockerfile", ".ini", ".toml"}) | _PAGES
+# They tell of what was, or of others.
+_OF_THE_PAST: Final = re.compile(r"(?i)^(?:change|history|news|release)")
+_TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
+_BESIDE: Final = (
+    frozenset({NOTEBOOK, ".cfg", ".dockerfile", ".ini", ".lsf", ".ps1", ".toml"}) | _TEMPLATES | _PAGES
+)
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 # `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
@@ -138,15 +143,27 @@ def _text_of(path: Path) -> str | None:
     try:
         if path.suffix == NOTEBOOK:  # they hold pictures, too
             return asked_in_notebook(path)
-        text = read_source(path) if path.stat().st_size <= _MOST and _may_ask(path) else None
-        return shown_commands(path, text) if text is not None and path.suffix in _PAGES else text
+        if path.stat().st_size > _MOST or not _may_ask(path):
+            return None
+        text = read_source(path)
+        return shown_commands(path, text) if path.suffix in _PAGES else text
     except (SourceError, OSError):
         return None
 
 
 def _may_ask(path: Path) -> bool:
-    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
+    if path.suffix in _PAGES:
+        return not _OF_THE_PAST.match(path.name) and path.is_file()
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE or _is_script(path)
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
+
+
+def _is_script(path: Path) -> bool:
+    """Tell whether a file without a suffix is a shell's script, by its first line."""
+    if path.suffix or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.match(rb"#!.*\b(?:ba|da|z)?sh\b", file.read(80)) is not None
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

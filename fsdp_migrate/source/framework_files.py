@@ -76,7 +76,7 @@ _WORD = re.compile(r"['\"]fsdp(?:_cpu_offload)?['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(
     r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\("
-    r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b"
+    r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b|\bTrainer\.\w+[ \t]*=(?!=)"
 )
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\b(?:optim|label_smoothing_factor)\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
@@ -145,7 +145,12 @@ def with_frameworks(
         links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
-        path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
+        path: replace(
+            each,
+            frameworks=frozenset(told[path]),
+            run_by_trainer=models.classes(path),
+            own_hooks={**each.own_hooks, **models.own_hooks(path)},
+        )
         for path, each in known.items()
     }
 
@@ -156,8 +161,11 @@ def _of_lightning(lightning: LightningProject, links: Mapping[Path, Links]) -> d
         path: replace(links.get(path, NOTHING), is_trained=True, has_units=lightning.has_units)
         for path in lightning.files
     }
-    mixins = lightning.mixins
-    return {path: replace(each, mixins=mixins.get(path, frozenset())) for path, each in told.items()}
+    mixins, own = lightning.mixins, lightning.own_hooks
+    return {
+        path: replace(each, mixins=mixins.get(path, frozenset()), own_hooks=own.get(path, {}))
+        for path, each in told.items()
+    }
 
 
 def _runs_a_framework(text: str) -> bool:

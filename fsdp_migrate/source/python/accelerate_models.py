@@ -15,7 +15,9 @@ from fsdp_migrate.source.python.heirs import ACCELERATES, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import listed_as
+from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL, is_optimizer
 from fsdp_migrate.source.python.starred import given_to
 
 
@@ -309,8 +311,11 @@ def prepared_by(given: Sequence[str], asked: Collection[str] = ()) -> set[str]:
         True
     """
     found: set[str] = set()
+    optimizers: set[str] = set()
     for place, text in enumerate(given):
         if is_model(text, asked):
             kinds = {"fsdp", "other", ACCELERATE}
             found |= kinds if len(given) == 1 else put(str(place), kinds)
-    return found
+        elif is_optimizer(last_part(text).lower()):
+            optimizers |= put(str(place), OF_A_MODEL)
+    return found | optimizers if found else found

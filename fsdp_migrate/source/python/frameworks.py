@@ -45,6 +45,7 @@ from fsdp_migrate.source.python.trainer_models import (
     COMPOSED,
     COMPOSERS_MODEL,
     OF_COMPOSERS_MODEL,
+    TRAINER,
     HFTrainers,
     given_to_composer,
     is_composers_ddp,
@@ -129,17 +130,23 @@ class Frameworks:
     def trainers(self) -> HFTrainers:
         """Hugging Face's Trainers of the source."""
         is_told = "transformers" in self.links.frameworks
-        return HFTrainers(self.index, is_told=is_told, run_by_trainer=self.links.run_by_trainer)
+        run, own = self.links.run_by_trainer, self.links.own_hooks
+        return HFTrainers(self.index, is_told=is_told, run_by_trainer=run, own_hooks=own)
 
     @property
     def are_used(self) -> bool:
         """Whether a framework shards models of this source without a name that is known."""
         return self._lightning or bool(self.links.run_by_trainer)
 
+    def _is_in_a_trainer(self, node: cst.CSTNode) -> bool:
+        """Tell whether it stands in a class of Hugging Face's Trainers, whose Accelerator shards."""
+        return self.trainers.kind_around(node) == TRAINER
+
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
-        found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
-        found = found or (clipped(self.index, call) if self._accelerate else set())
+        is_used = self._accelerate or self._is_in_a_trainer(call)
+        found = prepared(self.index, call) if is_used or self._asks_accelerate else set()
+        found = found or (clipped(self.index, call) if is_used else set())
         return found or (set_up(self.index, call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
@@ -151,7 +158,7 @@ class Frameworks:
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
-            if is_within_a_module(self.index, node, self.links.mixins):
+            if is_within_a_module(self.index, node, self.links.mixins, self.links.own_hooks):
                 return set(SHARDED)
             if self._has_units and is_in_a_step(self.index, node):
                 return set(SHARDED)
@@ -219,7 +226,7 @@ class Frameworks:
         known = list(self.guards.facts(node))
         if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in known):
             return True
-        if self._accelerate:
+        if self._accelerate or self._is_in_a_trainer(node):
             return False
         if self._told and not self._asks_accelerate:
             return False

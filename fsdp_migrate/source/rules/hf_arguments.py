@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
-from fsdp_migrate.config_texts import holds_fsdp2
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
@@ -243,7 +242,11 @@ def _is_converted_elsewhere(source: Source, converted: Converted, values: Values
     file = before.get("fsdp_config")
     is_file = isinstance(file, str) and values.expression(file) is None
     stays = not converted.is_refused and after["fsdp"] == before["fsdp"]
-    return is_file and stays and holds_fsdp2(Path(source.path).parent, str(file))
+    if not (is_file and stays):
+        return False
+    from fsdp_migrate.config_texts import holds_fsdp2
+
+    return holds_fsdp2(Path(source.path).parent, str(file))
 
 
 def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str:

@@ -25,12 +25,13 @@ from fsdp_migrate.source.kept_lists import (
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
-from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -202,14 +203,16 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
     for arg in call.args:
         # What another function, or file, gave: `def build(params): return Adam8bit(list(params))`.
         names = (each for each in walk_for(arg.value, cst.Name) if each in source.index.scopes)
-        if any(map(source.models.is_parameters, names)):
+        if any(map(source.models.is_parameters, (arg.value, *names))):
             return True
         model = model_of(source.index, arg.value) or _grouped(source, arg.value)
         if model is None:
             if _is_of_a_method(source, call, arg.value):
                 return True
             continue
-        if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
+        if whole_of(source, model) is not None or _is_wrapped_later(source, call, model):
+            return True
+        if FLAT in source.models.kinds(model):  # a Trainer gives its optimizer the sharded parameters
             return True
     return is_prepared_with_its_model(source, call) or is_given_to_a_framework(source, call)
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.strategies import keep_shapes
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -57,6 +59,7 @@ _OVER = frozenset({"enumerate", "iter", "list", "reversed", "tqdm", "zip"})
 _GENERATES = frozenset({"batch_decode", "decode", "forward", "generate", "sample"})
 _DEEPEST = 8
 _LISTS = frozenset({"named_parameters", "parameters"})
+_HELD = (cst.Attribute, cst.Name, cst.Subscript)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -64,10 +67,13 @@ def find(source: Source) -> Iterator[Found]:
     if keep_shapes(source.models):
         return
     functions = {function for call in source.calls for function in _going_through(source, call)}
+    values = ParameterValues(source)
     for kind in (cst.For, cst.CompFor):
         for loop in source.index.by_kind.get(kind, ()):
             assert isinstance(loop, (cst.For, cst.CompFor))
-            if isinstance(loop.iter, (cst.Name, cst.Attribute)) and source.models.is_parameters(loop.iter):
+            if isinstance(loop.iter, _HELD) and (
+                source.models.is_parameters(loop.iter) or values.is_many(loop.iter)
+            ):
                 functions.add(source.index.function(loop) or source.module)
     functions.update(_asked_elsewhere(source))
     given = {called for function in functions for called in _asked(source, function)}
@@ -134,9 +140,10 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
     if not isinstance(call.func, cst.Attribute):
         return
     model = call.func.value
-    if source.models.certainty(model) is None and FLAT not in source.models.kinds(model):
-        return
     name = call.func.attr.value
+    is_known = whole_of(source, model) is not None or FLAT in source.models.kinds(model)
+    if not is_known and not (name in _LISTS and source.models.is_parameters(call)):
+        return
     if name in _LISTS:
         yield source.index.function(call) or source.module
         return

@@ -31,6 +31,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.starred import added_to, given_to
+from fsdp_migrate.source.python.trainer_models import TRAINER
 from fsdp_migrate.source.uses import Found
 
 
@@ -106,7 +107,9 @@ def find(source: Source) -> Iterator[Found]:
         words = ("this model is", "Give") if is_seen else ("this model may be", "Where it is, give")
         yield Found("FM303", call, _AGAIN.format(*words), "commented")
     if not _knows_of_fsdp(source):
-        return
+        # A Trainer's own Accelerator is asked for it by the Trainer's arguments.
+        kind_around = source.models.frameworks.trainers.kind_around
+        calls = [call for call in calls if kind_around(call) == TRAINER]
     for call in calls:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
         if meant == _MEANT and _is_trainers(source, call):

@@ -59,7 +59,7 @@ def test_what_is_made_of_a_model_that_is_asked_for_its_class_may_be_one() -> Non
         "    inner = model.module if hasattr(model, 'module') else model\n"
         "    if is_sharded:\n        whole = model.module\n    else:\n        whole = model\n"
         "    def norms(module):\n"
-        "        return [torch.norm(p.grad).item() for p in module.parameters()]\n"
+        "        return [torch.norm(p.grad) for p in module.parameters()]\n"
         "    return norms(whole)\n"
     )
     assert ("FM423", "commented") in codes(body)
