@@ -86,6 +86,7 @@ HOUSE: House = (
                 "source.kept_parameters",
                 "source.lightning_checks",
                 "source.lightning_modules",
+                "source.lightning_names",
                 "source.lightning_numbers",
                 "source.lightning_words",
                 "source.lightning_wrappers",

@@ -18,6 +18,7 @@ from fsdp_migrate.source.files import (
     read_source,
 )
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
+from fsdp_migrate.source.shown_commands import shown_commands
 
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_PAGES: Final = frozenset({".md", ".rst"})
+# They tell of what was, or of others.
+_OF_THE_PAST: Final = re.compile(r"(?i)^(?:change|history|news|release)")
 _TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
-_DOCUMENT: Final = ".md"
-_BESIDE: Final = frozenset({NOTEBOOK, _DOCUMENT, ".dockerfile", ".lsf", ".ps1", ".toml"}) | _TEMPLATES
-# Of a document the commands count that it gives for use, in blocks of code; not what it tells of FSDP.
-_BLOCK: Final = re.compile(r"^[ \t]*```[^\n]*\n([\s\S]*?)^[ \t]*```", re.MULTILINE)
-_LAUNCHES: Final = re.compile(r"\b(?:accelerate|torchrun|deepspeed|python3?)\b|--nproc")
+_BESIDE: Final = (
+    frozenset({NOTEBOOK, ".cfg", ".dockerfile", ".ini", ".lsf", ".ps1", ".toml"}) | _TEMPLATES | _PAGES
+)
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 # `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
@@ -70,6 +72,13 @@ ASKS_COMPOSER: Final = re.compile(
     r"|\bparallelism_config['\"]?\]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
 )
 """What asks Composer for FSDP, beside what else is Composer's."""
+# A config of Accelerate's that a launch names, and that speaks of FSDP by its name alone.
+_NAMED: Final = re.compile(
+    r"\baccelerate(?:[ ]+|\.commands\.|['\"], *['\"])launch\b(?:[^\n\\]|\\.|\\\n)*?"
+    r"--config[_-]file(?:[ ]*=[ ]*|[ ]+|['\"], *)['\"]?(?P<name>[^\s'\",\]]*(?i:fsdp)[^\s'\",\]]*)"
+)
+_NAMES_FSDP2: Final = re.compile(r"(?i)fsdp[_-]?v?2(?!\d*[_-]?(?:gpu|node|proc))")
+_BY_LAUNCH: Final = frozenset({ASKS_HF, ASKS_ACCELERATE})
 _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
 _COMMENT: Final = re.compile(r"^[ \t]*(?:#|//).*$", re.MULTILINE)
@@ -95,12 +104,25 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
-    """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
-    # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
-    return any(
-        asks(text, pattern) and not (pattern is ASKS_LIGHTNING and _is_fabrics(path))
-        for path, text in _settings(paths)
-    )
+    """Tell whether a config, a shell script or a command shown in a page asks a framework for FSDP1."""
+    named: set[str] = set()
+    is_new, every = False, list(paths)
+    for path, text in _settings(every):
+        # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
+        if asks(text, pattern) and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
+            return True
+        if pattern in _BY_LAUNCH and "config" in text:
+            told = _COMMENT.sub("", text)
+            named.update(each["name"] for each in _NAMED.finditer(told))
+            is_new = is_new or _IS_NEW.search(told) is not None
+    return bool(named) and not is_new and _is_elsewhere(every, named)
+
+
+def _is_elsewhere(paths: Iterable[str | os.PathLike[str]], named: Iterable[str]) -> bool:
+    """Tell whether one of the configs that launches name is in no folder here: it is the machine's own."""
+    here = {path.name for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE)}
+    older = (name.rpartition("/")[2] for name in named if not _NAMES_FSDP2.search(name))
+    return any(name not in here for name in older)
 
 
 def fsdp2_around(paths: Iterable[str | os.PathLike[str]]) -> bool:
@@ -124,19 +146,14 @@ def _text_of(path: Path) -> str | None:
         if path.stat().st_size > _MOST or not _may_ask(path):
             return None
         text = read_source(path)
-        return commands_of(text) if path.suffix == _DOCUMENT else text
+        return shown_commands(path, text) if path.suffix in _PAGES else text
     except (SourceError, OSError):
         return None
 
 
-def commands_of(document: str) -> str:
-    """Return the blocks of code in a document that have commands which launch something."""
-    return "\n".join(block for block in _BLOCK.findall(document) if _LAUNCHES.search(block))
-
-
 def _may_ask(path: Path) -> bool:
-    if path.suffix == _DOCUMENT:
-        return path.stem.lower().startswith("readme") and path.is_file()
+    if path.suffix in _PAGES:
+        return not _OF_THE_PAST.match(path.name) and path.is_file()
     is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE or _is_script(path)
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
 

@@ -86,6 +86,10 @@ _SAYS_HF = re.compile(
 )
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _ASKS_ITSELF = re.compile(r"\bself\.is_fsdp_enabled\b")
+# `if training_args.fsdp:`, `if len(args.fsdp) > 0:`; not where that raises.
+_ASKS_ARGUMENTS = re.compile(
+    r"\bif\s+(?:[^\n]*\band\s+)?(?:len\()?(?:\w+\.)*(?:train\w*_)?args\.fsdp\b(?!_)(?![^\n]*:\s*\n?\s*raise\b)"
+)
 _LAUNCHES = "accelerate"
 _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
@@ -276,7 +280,8 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
     is_asked = any(asks(text, ASKS_HF) for text in own) or any(
-        _asks_otherwise(text) or (path in found and _asks_itself(text)) for path, text in texts.items()
+        _asks_otherwise(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
+        for path, text in texts.items()
     )
     is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
     return found if is_asked else set()
@@ -302,6 +307,11 @@ def _asks_otherwise(text: str) -> bool:
 def _asks_itself(text: str) -> bool:
     """Tell whether a class of the Trainer asks whether it is sharded: ``self.is_fsdp_enabled``."""
     return "self.is_fsdp_enabled" in text and asks(text, _ASKS_ITSELF)
+
+
+def _asks_arguments(text: str) -> bool:
+    """Tell whether a source asks the Trainer's arguments for FSDP, and does not refuse it."""
+    return ".fsdp" in text and "TrainingArguments" in text and asks(text, _ASKS_ARGUMENTS)
 
 
 def _given(texts: Mapping[Path, str], framework: str, given: Collection[Path]) -> Iterator[Path]:

@@ -85,6 +85,19 @@ def test_the_fabric_of_another_file_shards_what_it_sets_up(tmp_path: Path) -> No
         ("launch.py", 'os.environ["ACCELERATE_USE_FSDP"] = "false"\n', False),
         ("ddp.yaml", "distributed_type: MULTI_GPU\n", False),
         ("new.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", False),
+        ("tox.ini", "[testenv:train]\ncommands = accelerate launch --use_fsdp train.py\n", True),
+        ("README.md", "```\naccelerate launch \\\n  --use_fsdp train.py\n```\n", True),
+        ("run.rst", "Run::\n\n    $ NCCL_DEBUG=INFO accelerate launch --use_fsdp ./train.py\n", True),
+        ("README.md", "accelerate launch -m train\n```yaml\ndistributed_type: FSDP\n```\n", True),
+        ("README.md", "accelerate launch --use_fsdp --fsdp_version 2 train.py\n", False),
+        ("README.md", "accelerate launch --use_fsdp examples/of_others.py\n", False),
+        ("README.md", "We took accelerate launch --use_fsdp train.py away.\n", False),
+        ("README.md", "accelerate launch train.py\nDo not set `distributed_type: FSDP`.\n", False),
+        ("run.sh", "accelerate launch --config_file ~/c/fsdp_2gpu.yaml train.py\n", True),
+        ("README.md", "accelerate launch --config_file $HOME/fsdp.yaml train.py\n", True),
+        ("run.sh", "accelerate launch --config_file ~/c/fsdp2.yaml train.py\n", False),
+        ("run.sh", "accelerate launch --config_file ~/c/default.yaml train.py\n", False),
+        ("run.sh", "# accelerate launch --config_file ~/c/fsdp.yaml train.py\n", False),
     ],
 )
 def test_a_config_or_a_launch_line_asks_accelerate_as_well(
@@ -97,6 +110,17 @@ def test_a_config_or_a_launch_line_asks_accelerate_as_well(
         "torch.save(model.state_dict(), 'model.pt')\n"
     )
     assert codes(tmp_path, "x = 1\n", prepares) == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize(("config", "is_asked"), [("fsdp.yaml", False), ("other.yaml", True)])
+def test_a_config_that_is_here_says_itself_what_it_asks_for(
+    tmp_path: Path, config: str, *, is_asked: bool
+) -> None:
+    (tmp_path / config).write_text("distributed_type: MULTI_GPU\n")
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file c/fsdp.yaml train.py\n")
+    prepares = PREPARES.replace("from make import make\n", "from accelerate import Accelerator\n")
+    found = codes(tmp_path, "x = 1\n", prepares.replace("make()", "Accelerator()"))
+    assert found == ({"FM333"} if is_asked else set())
 
 
 @pytest.mark.parametrize(

@@ -340,3 +340,24 @@ UNSLOTH = (
 def test_a_model_of_unsloths_is_plain(tmp_path: Path, old: str, new: str, *, is_said: bool) -> None:
     files = {"own.py": UNSLOTH.replace(old, new), "trains.py": TRAINS.format("", "", "")}
     assert ("own.py" in said(tmp_path, files)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("asks", "is_asked"),
+    [
+        ("if args.fsdp:\n    print(1)\n", True),
+        ("if training_args.do_train and len(training_args.fsdp) > 0:\n    print(1)\n", True),
+        ("if args.fsdp:\n    raise ValueError\n", False),
+        ("if args.fsdp_like:\n    print(1)\n", False),
+        ("# if args.fsdp:\n", False),
+    ],
+)
+def test_a_source_that_asks_the_trainers_arguments(tmp_path: Path, asks: str, *, is_asked: bool) -> None:
+    source = (
+        "from transformers import Trainer, TrainingArguments\n"
+        f"trainer = Trainer(model=model, args=args)\ntrainer.train()\n{asks}"
+        "torch.save(trainer.model.state_dict(), 'x.pt')\n"
+    )
+    (tmp_path / "train.py").write_text(source)
+    found = {use.code for use in scan_paths([tmp_path]).uses}
+    assert found == ({"FM333"} if is_asked else set())

@@ -35,6 +35,9 @@ _TYPE = re.compile(
     r"|['\"]FSDP['\"](?:[!=]=|in|notin).*\bdistributed_type\b"
     r"|\.is_fsdp(?:_enabled)?\b(?!\()|(?:state|accelerator\w*)\.fsdp_plugin(?![.(])|['\"]fsdp_plugin['\"]"
 )
+_READS = frozenset(
+    {"environ.get", "getattr", "getenv", "hasattr", "os.environ.get", "os.getenv", "parse_flag_from_env"}
+)
 _LAUNCH_NAMES = frozenset(
     {"DistributedType", "distributed_type", "fsdp_plugin", "is_fsdp", "is_fsdp_enabled"}
 )
@@ -131,15 +134,34 @@ def names_layers(index: Index) -> bool:
 def asks_for_fsdp(index: Index) -> bool:
     """Tell whether a source asks Accelerate how it was launched: ``DistributedType.FSDP``."""
     asked = (*index.by_kind.get(cst.Attribute, ()), *index.by_kind.get(cst.Comparison, ()))
-    return any(_TYPE.search(text_of(node)) for node in asked) or _asks_by_name(index)
+    found = (node for node in asked if _TYPE.search(text_of(node)))
+    return any(not _is_refused(index, node) for node in found) or _asks_by_name(index)
+
+
+def _is_refused(index: Index, node: cst.CSTNode) -> bool:
+    """Tell whether a source asks for FSDP to refuse it: ``if distributed_type == FSDP: raise``."""
+    below: cst.CSTNode = node
+    if isinstance(node, cst.Comparison) and "!=" in text_of(node):
+        return False
+    for above in index.ancestors(node):
+        if isinstance(above, cst.If):
+            last = above.body.body[-1] if below is above.test and above.body.body else None
+            small = last.body[-1] if isinstance(last, cst.SimpleStatementLine) else last
+            return isinstance(small, cst.Raise)
+        # `!= FSDP` and `not` refuse the others.
+        is_other = isinstance(above, cst.Comparison) and "!=" in text_of(above)
+        if is_other or isinstance(above, (cst.UnaryOperation, cst.BaseStatement)):
+            return False
+        below = above
+    return False
 
 
 def _asks_by_name(index: Index) -> bool:
-    """Tell whether a source asks for the plugin by its name: ``getattr(state, "fsdp_plugin")``."""
+    """Tell whether a source asks for the plugin, or for Accelerate's switch, by the name of it."""
     texts = (cst.ensure_type(node, cst.SimpleString) for node in index.by_kind.get(cst.SimpleString, ()))
-    named = (each for each in texts if each.value[1:-1] == "fsdp_plugin")
+    named = [each for each in texts if each.value[1:-1] in {"fsdp_plugin", SWITCH}]
     calls = (index.parents.get(index.parents[each]) for each in named)
-    return any(isinstance(call, cst.Call) and dotted(call.func) in {"getattr", "hasattr"} for call in calls)
+    return any(isinstance(call, cst.Call) and dotted(call.func) in _READS for call in calls)
 
 
 def asks_by_switch(index: Index, guards: Guards) -> bool:

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 _BASES = frozenset({"Module", "PreTrainedModel", "LightningModule"})
 _DDP_NAMES = frozenset(name.split(".")[-1] for name in DDP)
+IS_DATACLASS = "dataclasses.is_dataclass"
+_PLAIN_OBJECTS = frozenset(
+    {"bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple"}
+)
+# A module may be Callable, and one of modules is Iterable and Sized.
+_COLLECTION = re.compile(
+    r"^(collections(\.abc)?|typing)\."
+    r"(Counter|DefaultDict|Dict|List|(Mutable)?(Mapping|Sequence|Set)|OrderedDict|Tuple|defaultdict|deque)$"
+)
 MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
 
 
@@ -45,14 +54,27 @@ def is_of_modules(index: Index) -> IsClass:
 
 
 def is_of_no_models(index: Index) -> IsClass:
-    """Return the question whether an expression is a class of what is no model: an optimizer, a schedule."""
+    """Return the question whether an expression is a class of what is no model: an optimizer, a list.
+
+    Or what asks for such objects: ``dataclasses.is_dataclass``.
+    """
 
     def is_class(asked: cst.CSTNode) -> bool:
         if isinstance(asked, cst.Tuple):
             return bool(asked.elements) and all(is_class(each.value) for each in asked.elements)
-        return isinstance(asked, (cst.Name, cst.Attribute)) and is_of_no_model(index, asked)
+        if not isinstance(asked, (cst.Name, cst.Attribute)):
+            return False
+        return is_of_no_model(index, asked) or is_of_plain_objects(index, asked)
 
     return is_class
+
+
+def is_of_plain_objects(index: Index, asked: cst.BaseExpression) -> bool:
+    """Tell whether a class is Python's own, of texts, numbers and collections, of which no module is one."""
+    if isinstance(asked, cst.Name) and asked.value in _PLAIN_OBJECTS:
+        return not index.bindings_of(asked)
+    names = index.qualified(asked) if isinstance(asked, (cst.Name, cst.Attribute)) else set()
+    return bool(names) and all(name == IS_DATACLASS or _COLLECTION.match(name) for name in names)
 
 
 def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:

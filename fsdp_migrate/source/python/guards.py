@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.accelerate_models import FSDP_SWITCH, asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
+    IS_DATACLASS,
     MAY_SHARD,
     answer_of,
     asks_each,
@@ -357,6 +358,8 @@ class Guards:
             return False
         if asks_class(call):
             return is_class(call.args[1].value)
+        if IS_DATACLASS in self.index.qualified(call.func):
+            return is_class(call.func)
         return depth < _MAX_DEPTH and self._is_helper(call.func, is_class, depth + 1, within=within)
 
     def _is_helper(self, func: cst.BaseExpression, is_class: IsClass, depth: int, *, within: bool) -> bool:

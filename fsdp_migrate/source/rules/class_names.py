@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.asked_classes import is_of_plain_objects
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -108,10 +109,17 @@ def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:
     sides = [test.left, *others]
     if any(_OTHER_WRAPPERS.search(text_of(each)) or each in source.references for each in sides):
         return False
-    if _decides_on_fsdp2(source, test):
+    if _decides_on_fsdp2(source, test) or any(_are_plain(source, each) for each in sides):
         return False
     asked = (part for side in sides for part in (side, _value(source, side)) if part is not None)
     return any(_is_class_of_a_module(source, part) for part in asked)
+
+
+def _are_plain(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether what a class is compared to is Python's own, or all are: ``list``, ``(str, dict)``."""
+    if isinstance(node, (cst.List, cst.Set, cst.Tuple)):
+        return bool(node.elements) and all(_are_plain(source, each.value) for each in node.elements)
+    return is_of_plain_objects(source.index, node)
 
 
 def _ends_in_name(node: cst.BaseExpression) -> bool:

@@ -16,6 +16,7 @@ from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
+from fsdp_migrate.source.lightning_names import is_replaced, name_of, said_of_settings, settings_of
 from fsdp_migrate.source.lightning_numbers import value_there
 from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apart
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
@@ -140,7 +141,8 @@ def find(source: Source) -> Iterator[Found]:
             continue
         match = next((m for name in sorted(names) if (m := _STRATEGY.match(name))), None)
         if match and isinstance(above, cst.Call) and above.func is node:
-            asked.append(_of_call(source, above, match["package"]))
+            if not is_replaced(source, above):
+                asked.append(_of_call(source, above, match["package"]))
         else:
             yield from _named(source, node, names)
     for call in source.calls:
@@ -194,6 +196,7 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     trainer = _trainer_of(source, call)
     if trainer is not None and not _is_in_each_case(source, call, trainer):
         reasons.append(_ONE_BRANCH)
+    reasons += said_of_settings(settings_of(source, call))
     strategy = {"class_path": f"{package}.strategies.FSDPStrategy", "init_args": held}
     return _asked(source, _Asked(call, call, trainer, package, values, Converted({}, {}), reasons), strategy)
 
@@ -257,11 +260,14 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
 def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
     """Return the only Trainer that a strategy is given to, in the call itself or by a name."""
     node: cst.CSTNode = call
-    above = source.index.parents[call]
-    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-    if isinstance(target, cst.Name):
+    target = name_of(source, call)
+    if target is not None:
         given = takers(source, target)
-        if given is None or len(given) != 1:
+        if given is None:
+            return None
+        settings = {each.value for each in settings_of(source, call)}
+        given = [each for each in given if each not in settings]
+        if len(given) != 1:
             return None
         node = given[0]
     arg = source.index.parents[node]

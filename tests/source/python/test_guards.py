@@ -69,3 +69,33 @@ save(FSDP(net) if on else DDP(net))
 def test_an_answer_of_several_returns(first: str, *, is_said: bool) -> None:
     ddp = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     assert ("FM333" in dict(codes(f"{ddp}{ANSWERS.format(first=first)}"))) is is_said
+
+
+DATA = """\
+import copy, dataclasses
+from collections.abc import Callable, Mapping
+def is_record(x):
+    return dataclasses.is_dataclass(x) and not isinstance(x, type)
+def copied(data):
+    if {test}:
+        return copy.deepcopy(data)
+    return data
+copied(FSDP(net))
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        ("is_record(data)", False),
+        ("dataclasses.is_dataclass(data)", False),
+        ("isinstance(data, (list, Mapping))", False),
+        ("data.__class__ is dict", False),
+        ("isinstance(data, Callable)", True),
+        ("isinstance(data, (list, Block))", True),
+        ("not is_record(data)", True),
+        ("is_record(other)", True),
+    ],
+)
+def test_an_object_that_was_found_to_be_no_module(test: str, *, is_said: bool) -> None:
+    assert ("FM323" in dict(codes(DATA.format(test=test)))) is is_said

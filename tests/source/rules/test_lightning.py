@@ -400,3 +400,41 @@ def test_a_word_that_may_be_chosen(code: str, *, is_said: bool) -> None:
     of_fabric = turned(f"from lightning.fabric import Fabric\n{code}", header="")
     assert ("give Fabric ModelParallelStrategy(parallelize_fn=...)" in of_fabric) is is_said
     assert "FM319" not in turned(code, header="")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        ("_timeout", "`_timeout` is set below this: ModelParallelStrategy takes `timeout=`"),
+        ("cpu_offload", "below this `cpu_offload` of this strategy is set"),
+    ],
+)
+def test_an_attribute_that_is_set_hides_no_trainer(attribute: str, said: str) -> None:
+    body = (
+        f"def f(x):\n  s = FSDPStrategy()\n  s.{attribute} = x\n"
+        "  t = L.Trainer(devices=8, precision='bf16-true', strategy=s)\n  t.fit(Lit())\n"
+    )
+    found = comments(body, header=LIT)
+    assert said in found
+    assert "not seen here" not in found
+    assert "data_parallel_size=8" in found
+
+
+@pytest.mark.parametrize(
+    ("between", "value", "is_said"),
+    [
+        ("", "DeepSpeedStrategy()", False),
+        ("print(1)", "'auto'", False),
+        ("use(s)", "DeepSpeedStrategy()", True),
+        ("", "wrap(s)", True),
+        ("if n:", "DeepSpeedStrategy()", True),
+        ("for x in y: use(s)", "DeepSpeedStrategy()", True),
+    ],
+)
+def test_a_strategy_that_the_next_one_replaces(between: str, value: str, *, is_said: bool) -> None:
+    indent = "    " if between.endswith(":") else "  "
+    body = (
+        f"def f(n):\n  s = FSDPStrategy()\n  {between}\n{indent}s = {value}\n"
+        "  t = L.Fabric(devices=8, strategy=s)\n"
+    )
+    assert ("FM319" in comments(body, header=LIT)) is is_said

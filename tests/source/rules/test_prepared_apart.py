@@ -446,3 +446,25 @@ def test_an_optimizer_that_the_trainer_has_not_made(above: str, *, is_said: bool
     )
     found = [use.becomes for use in scan_source(body) if use.code == "FM449"]
     assert any("trainer.create_optimizer()" in each for each in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("asks", "is_said"),
+    [
+        ('on = os.environ.get("ACCELERATE_USE_FSDP") == "true"\n', True),
+        ('on = os.getenv("ACCELERATE_USE_FSDP")\n', True),
+        ("if accelerator.distributed_type == DistributedType.FSDP:\n    print(1)\n", True),
+        ("if accelerator.distributed_type == DistributedType.FSDP:\n    raise ValueError\n", False),
+        ("if not accelerator.distributed_type == DistributedType.FSDP:\n    raise ValueError\n", True),
+        ("if accelerator.distributed_type != DistributedType.FSDP:\n    raise ValueError\n", True),
+        ('print("ACCELERATE_USE_FSDP")\n', False),
+    ],
+)
+def test_a_source_that_asks_how_it_was_launched(asks: str, *, is_said: bool) -> None:
+    header = "import os\nfrom accelerate import Accelerator, DistributedType\n\n"
+    body = (
+        f"accelerator = Accelerator()\n{asks}"
+        "model = accelerator.prepare(model)\noptimizer = AdamW(model.parameters())\n"
+        "optimizer = accelerator.prepare(optimizer)\n"
+    )
+    assert ("FM449" in dict(codes(body, header))) is is_said

@@ -1,0 +1,42 @@
+"""What a page of documentation shows of how a project's own scripts are started: commands, and configs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+_COMMAND: Final = re.compile(
+    r"^[\s$>`]*(?:[A-Z_]\w*=\S+[ ]+)*(?:\w+[ ]+run[ ]+|srun[ ]+)?"
+    r"(?:accelerate[ ]+launch|composer|fabric[ ]+run|lightning[ ]+run|python[\d.]*|torchrun)\b.*$"
+)
+_SCRIPT: Final = re.compile(r"(?<![\w/.-])(?:\./)?(?P<path>[\w./-]+\.py)\b|[ ]-m[ ]+(?P<module>[\w.]+)")
+_FENCED: Final = re.compile(r"^[ \t]*```[ \t]*ya?ml[ \t]*\n(?P<text>.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_MOST_ABOVE: Final = 3
+
+
+def shown_commands(page: Path, text: str) -> str:
+    r"""Return the commands of a page that start a script beside it, or above, and the configs for them.
+
+    What a page says in words is left out, and so is how a script of others is started.
+
+    Example:
+        >>> from pathlib import Path
+        >>> shown_commands(Path("README.md"), "We use FSDP.\n\n    torchrun none.py --fsdp full_shard\n")
+        ''
+    """
+    joined = re.sub(r"\\[ \t]*\n[ \t]*", " ", text)
+    commands = [line for line in joined.splitlines() if _COMMAND.match(line)]
+    own = [each for each in commands if _starts_one_beside(page, each)]
+    configs = [each["text"] for each in _FENCED.finditer(text)] if own else []
+    return "\n".join([*own, *configs])
+
+
+def _starts_one_beside(page: Path, command: str) -> bool:
+    names = [each["path"] or f"{each['module'].replace('.', '/')}.py" for each in _SCRIPT.finditer(command)]
+    folders = [page.parent, *page.absolute().parents[1:_MOST_ABOVE]]
+    return any((folder / name).is_file() for name in names for folder in folders)
