@@ -372,3 +372,39 @@ def test_a_part_beside_those_that_are_wrapped_is_plain() -> None:
     assert said == {"oracle": {"FM303"}, "student": {"FM303", "FM333", "FM423"}}
     whole = PARTS.replace("self", "model").format(asked="oracle", last="model = FSDP(model)")
     assert "FM423" in dict(codes(whole))
+
+
+EACH = """\
+class W:
+    def shard(self, nets):
+        for {over}:
+            {above}for p in module.parameters():
+                p.data = p.data.cuda()
+            {below}{end}
+"""
+OVER = [
+    ("name, module in self.net._modules.items()", "self.net._modules[name] = module"),
+    ("name, module in self.net.named_children()", "setattr(self.net, name, module)"),
+    ("i, module in enumerate(self.net.layers)", "self.net.layers[i] = module"),
+    ("module in nets", "self.nets.append(module)"),
+]
+SHARDS = "module = FSDP(module)\n            "
+
+
+@pytest.mark.parametrize(("over", "end"), OVER)
+def test_what_a_loop_shards_is_plain_above_that(over: str, end: str) -> None:
+    above = EACH.format(over=over, above="", below=SHARDS, end=end)
+    below = EACH.format(over=over, above=SHARDS, below="", end=end)
+    assert "FM423" not in dict(codes(above, HEADER))
+    assert ("FM423", "commented") in codes(below, HEADER)
+
+
+def test_another_branch_that_shards_is_of_another_object() -> None:
+    first = "if skip:\n                module = FSDP(module)\n                continue\n            "
+    body = EACH.format(over=OVER[0][0], above=first, below=SHARDS, end=OVER[0][1])
+    assert "FM423" not in dict(codes(body, HEADER))
+
+
+def test_what_a_loop_shards_again_and_again_is_said() -> None:
+    body = EACH.format(over="_ in range(2)", above="", below=SHARDS, end="pass")
+    assert ("FM423", "commented") in codes(body, HEADER)
