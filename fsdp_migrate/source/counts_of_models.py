@@ -32,7 +32,8 @@ def counts_about_ranks(values: ParameterValues) -> Iterator[cst.BaseExpression]:
     names = OF_TRANSFORMERS | source.links.counting_methods | own
     if not any(name in source.code for name in names):
         return
-    for node in (*source.attributes, *source.calls):
+    nodes: list[cst.Attribute | cst.Call] = [*source.attributes, *source.calls]
+    for node in nodes:
         asked = _asked(node)
         if asked is None or asked[1] not in names or not values.is_sharded(asked[0]):
             continue
@@ -47,5 +48,6 @@ def _asked(node: cst.Attribute | cst.Call) -> tuple[cst.BaseExpression, str] | N
     if dotted(node.func) != "getattr" or len(node.args) not in {2, _MOST}:
         return None
     name = node.args[1].value
-    is_named = isinstance(name, cst.SimpleString)
-    return (node.args[0].value, str(name.evaluated_value)) if is_named else None
+    if not isinstance(name, cst.SimpleString):
+        return None
+    return node.args[0].value, str(name.evaluated_value)
