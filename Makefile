@@ -89,6 +89,7 @@ bench: $(CORE)/.dev
 	$(CORE)/bin/python benchmarks/bench_convert.py $(if $(SIZE),--size $(SIZE))
 	$(CORE)/bin/python benchmarks/bench_load.py $(if $(SIZE),--size $(SIZE))
 	$(CORE)/bin/python benchmarks/bench_start.py
+	$(CORE)/bin/python benchmarks/bench_scan.py
 	$(CORE)/bin/python benchmarks/bench_step.py
 	$(CORE)/bin/python -m tests.forecast
 	$(CORE)/bin/python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/bench_microbatch.py

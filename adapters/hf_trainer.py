@@ -8,12 +8,13 @@ stays a string, as versions before 5.10 read it, and ``fsdp_config`` says the sa
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.document.edits import Change, Edits
 from fsdp_migrate.adapters.document.json_reader import read_json
-from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective
+from fsdp_migrate.adapters.document.nodes import Mapping, Node, Reference, effective, target
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
@@ -299,7 +300,10 @@ class HFTrainerAdapter:
         if "fsdp" in values or "fsdp_config" in values:
             config = mapping_at(node, "fsdp_config")
             return self._judged(Block(self.name, (*path, "fsdp_config"), config, node, document))
-        return self._judged(Block(self.name, path, node, node if not path else owner, document))
+        # A mapping that is called `fsdp` itself is none of the Trainer's words beside it.
+        entries = [each for each in owner.entries if target(each.value) is not node]
+        beside = replace(owner, entries=entries) if path and mapping_at(owner, "fsdp") is node else owner
+        return self._judged(Block(self.name, path, node, beside if path else node, document))
 
     def _judged(self, block: Block) -> Block:
         values, beside = bare_values(block.node, HF_KEYS), plain_values(block.owner)

@@ -14,7 +14,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     plan_conversion,
 )
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError, ConfigError, OutputError
 
 

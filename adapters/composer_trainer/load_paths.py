@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE, read_metadata
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import read_metadata
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.checkpoint_convert.sources.symlinks import SUFFIX, follow_symlink_file
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError

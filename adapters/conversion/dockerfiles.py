@@ -7,8 +7,6 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.adapters.conversion.manifests import commands_become
-
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +45,9 @@ def dockerfile_becomes(text: str, settings: Settings | None = None) -> str:
         >>> dockerfile_becomes('FROM a\nCMD ["accelerate", "launch", "--use_fsdp", "t.py"]\n')[:52]
         'The command in `CMD, line 2` becomes `accelerate lau'
     """
+    # Who only asks whether a file is one need not load what reads configs.
+    from fsdp_migrate.adapters.conversion.manifests import commands_become
+
     document = json.dumps({"image": list(_read(text))})
     said = commands_become(document, is_json=True, settings=settings)
     return re.sub(r"`image\.\d+\.(\w+, line \d+)(?:\.\d+)?`", r"`\1`", said)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on
 from fsdp_migrate.adapters.conversion.quoting import with_numbers_as_texts
 from fsdp_migrate.adapters.engine.base import is_known, read_number
+from fsdp_migrate.adapters.engine.optimizer_names import SMOOTHING
 from fsdp_migrate.errors import ConfigError
 
 
@@ -45,7 +46,7 @@ def hf_document(flags: dict[str, Flag]) -> dict[str, Any]:
     for name in ("bf16", "fp16"):
         if name in flags and is_on(flags[name]):
             document[name] = True
-    for name in ("optim", "weight_decay", "max_grad_norm"):
+    for name in ("optim", "weight_decay", "max_grad_norm", SMOOTHING):
         if name in flags and flags[name].value:
             document[name] = flags[name].value
     return document

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 from fsdp_migrate.adapters.conversion.project_imports import ROOT
 from fsdp_migrate.adapters.conversion.text import read_documents
 from fsdp_migrate.adapters.document.nodes import effective
@@ -30,7 +31,8 @@ _ANYONES = _KEPT | {
     *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
 }
 _REFUSED = frozenset(key.name for key in LIGHTNING_KEYS) - _KEPT
-_TELLING = re.compile(rf"\b(?:{'|'.join(sorted(_REFUSED - _ANYONES))})\b|\b(?:FSDP|ModelParallel)Strategy\b")
+_MAKES = re.compile(r"\b(?:FSDP|ModelParallel)Strategy\b")
+_ADDS = re.compile(rf"\b(?:{'|'.join(sorted(_REFUSED - _ANYONES))})\b")
 _FARTHEST = 3
 _CONFIGS = re.compile(r"conf\Z|configs?\Z|hydra", re.IGNORECASE)
 _MOST_FILES = 300
@@ -89,14 +91,19 @@ _STOPS = "FSDPStrategy takes them, and ModelParallelStrategy stops at them."
 
 def _pairs(path: Path, text: str, *, is_strategy: bool) -> Iterator[tuple[_Part, _Part]]:
     """Yield what a file has at a place, with what another one has there: of a strategy its arguments."""
-    if _TELLING.search(text) is None:
+    has_own, has_other = (_MAKES, _ADDS) if is_strategy else (_ADDS, _MAKES)
+    if has_own.search(text) is None:
         return
     for root in path.parents[:_FARTHEST]:
-        own = [part for part in _parts(path, text, root) if part.is_strategy is is_strategy and part.place]
+        # By their words first: a project has hundreds of files, and each asks for those of all.
+        files = [file for file in _files(root) if file != path][:_MOST_FILES]
+        texts = {file: _read(file) for file in files if _says(has_other, file)}
+        parts = _parts(path, text, root) if texts else ()
+        own = [part for part in parts if part.is_strategy is is_strategy and part.place]
         others = [
             (mine, other)
-            for file in _files(root, path)
-            for other in _parts(file, _read(file), root)
+            for file, found in texts.items()
+            for other in _parts(file, found, root)
             for mine in own
             if other.place == mine.place
             and other.is_strategy is not is_strategy
@@ -119,16 +126,21 @@ def _from_here(other: Path, path: Path) -> str:
     return str(other) if path.is_absolute() else os.path.relpath(other)
 
 
-def _files(root: Path, but: Path) -> list[Path]:
+@kept_in_a_look
+def _files(root: Path) -> list[Path]:
     """Return the YAML of a folder and those below it: so many folders at most, and none that is hidden."""
     found: list[Path] = []
     for count, (folder, folders, names) in enumerate(os.walk(root)):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths = (Path(folder) / name for name in sorted(names) if name.endswith((".yaml", ".yml")))
-        found += [path for path in paths if path != but]
-        if count >= _MOST_FOLDERS or len(found) >= _MOST_FILES:
+        found += [Path(folder) / name for name in sorted(names) if name.endswith((".yaml", ".yml"))]
+        if count >= _MOST_FOLDERS or len(found) > _MOST_FILES:
             break
-    return found[:_MOST_FILES]
+    return found
+
+
+@kept_in_a_look
+def _says(words: re.Pattern[str], path: Path) -> bool:
+    return words.search(_read(path)) is not None
 
 
 def _read(path: Path) -> str:
@@ -141,8 +153,7 @@ def _read(path: Path) -> str:
 def _parts(path: Path, text: str, root: Path) -> Iterator[_Part]:
     """Yield what stands in a file, by its places in the whole config whose folder is given."""
     try:
-        is_telling = _TELLING.search(text) is not None
-        documents = read_documents(text.removeprefix("\ufeff"), is_json=False) if is_telling else []
+        documents = read_documents(text.removeprefix("\ufeff"), is_json=False)
     except ConfigError:
         return
     package = _package(path, text, root)

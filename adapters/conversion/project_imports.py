@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,12 +50,16 @@ def lightning_package(config: Path) -> str | None:
         True
     """
     root = project_root(config)
-    if root is None:
-        return None
+    return None if root is None else _lightning_of(root)
+
+
+@kept_in_a_look
+def _lightning_of(root: Path) -> str | None:
     counts: Counter[str] = Counter()
     for path in sources_below(root):
         if path.stat().st_size <= _MOST_BYTES:
-            counts.update(_LIGHTNING.findall(path.read_text(encoding="utf-8", errors="replace")))
+            text = path.read_text(encoding="utf-8", errors="replace")
+            counts.update(_LIGHTNING.findall(text) if "lightning" in text else ())
     if not counts:
         return None
     [(package, _)] = counts.most_common(1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.environment import told_of_precision
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on
 from fsdp_migrate.adapters.conversion.shell import launch_of, words_of
 from fsdp_migrate.adapters.conversion.text import convert_text
+from fsdp_migrate.adapters.engine.optimizer_names import SMOOTHING
 from fsdp_migrate.adapters.hf_trainer import STRONG
 
 
@@ -57,15 +57,15 @@ def packs_weights(command: str, of_script: Iterable[Flag], settings: Settings) -
 
 
 def told_of_arguments(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> list[Finding]:
-    """Return what FSDP2 does otherwise in a command's precision, and with the optimizer of its script."""
+    """Return what FSDP2 does otherwise in a command's precision, and with its script's arguments."""
     name, precision = precision_of(of_script, flags)
-    return [*told_of_precision(precision, name), *_told_of_optimizer(of_script)]
+    return [*told_of_precision(precision, name), *_told_of_the_trainers(of_script)]
 
 
-def _told_of_optimizer(of_script: Mapping[str, Flag]) -> list[Finding]:
-    given = of_script.get("optim")
-    if given is None or not given.value or not STRONG & set(of_script):
+def _told_of_the_trainers(of_script: Mapping[str, Flag]) -> list[Finding]:
+    given = {name: of_script[name].value for name in ("optim", SMOOTHING) if name in of_script}
+    if not any(given.values()) or not STRONG & set(of_script):
         return []
-    document = json.dumps({"output_dir": "", "fsdp": "full_shard", "optim": given.value})
+    document = json.dumps({"output_dir": "", "fsdp": "full_shard", **given})
     done = convert_text(document, framework="hf", is_json=True)
-    return [replace(found, subject="optim") for found in done.findings if found.subject == "optim"]
+    return [found for found in done.findings if found.subject in given]

@@ -1,10 +1,10 @@
-"""Arguments of Hugging Face's Trainer beside FSDP's: optimizers that FSDP2 cannot step, and precision."""
+"""Arguments of Hugging Face's Trainer beside FSDP's: optimizers that FSDP2 cannot step, precision, labels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.engine.base import plain_values
+from fsdp_migrate.adapters.engine.base import is_known, plain_values
 from fsdp_migrate.adapters.engine.shared_keys import say_mixed_precision
 
 
@@ -70,8 +70,32 @@ def said_of_optimizer(name: str) -> tuple[str, str] | None:
     return None
 
 
+SMOOTHING = "label_smoothing_factor"
+SMOOTHED = (
+    "the Trainer shifts the labels of a causal language model where it knows the name of its class, and "
+    "FSDP2 gives it another, `FSDPLlamaForCausalLM`. Such a model is trained on labels that are not shifted, "
+    "without an error."
+)
+SHIFT_LABELS = (
+    "Give the Trainer a `compute_loss_func` that shifts the labels and smooths, or write 0. Models of other "
+    "kinds, and adapters of PEFT, are trained as they were."
+)
+
+
+def say_smoothing(block: Block, draft: Draft) -> None:
+    """Say of labels that are smoothed what the Trainer then does not know of the model."""
+    value = plain_values(block.owner).get(SMOOTHING)
+    try:
+        is_on = is_known(value) and float(str(value)) > 0
+    except ValueError:
+        is_on = False
+    if is_on:
+        draft.say("FM343", block.beside(SMOOTHING), f"{value}: {SMOOTHED}", SHIFT_LABELS)
+
+
 def say_arguments(block: Block, config: FSDP2Config, draft: Draft) -> None:
     """Say what the Trainer's own arguments mean under FSDP2, wherever its settings stand."""
     flag = "bf16" if config.mp_policy.param_dtype == "bfloat16" else "fp16"
     say_mixed_precision(block, config, draft, flag)
     say_optimizer(block, draft, "optim")
+    say_smoothing(block, draft)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.execution.placement import FileRecords, NewValues
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import open_value, streamed_records
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE, read_metadata
+from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import read_metadata
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_writer import write_metadata
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.pickle_strings import replace_strings
 from fsdp_migrate.checkpoint_convert.formats.safetensors_writer import INDEX_FILE
 from fsdp_migrate.checkpoint_convert.formats.unflatten import build_nested, pick_value, read_value

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
-METADATA_FILE: Final = ".metadata"
 # torch allows 64. A pickle can hand the same long tuple to a million chunks.
 _MAX_DIMENSIONS: Final = 64
 _WHOLE: Final = frozenset({int})

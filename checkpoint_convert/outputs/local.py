@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs.durable_file import create_file
 from fsdp_migrate.checkpoint_convert.outputs.journal import NOTHING, Journal, Written
 from fsdp_migrate.checkpoint_convert.outputs.kept_files import (

@@ -15,7 +15,7 @@ import socket
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.outputs.journal import NOTHING, Written
 from fsdp_migrate.checkpoint_convert.outputs.kept_files import is_weights
 from fsdp_migrate.checkpoint_convert.outputs.object_store_files import (

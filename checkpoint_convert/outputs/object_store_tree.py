@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.storage.listing import is_flat, kind_at, list_files
 from fsdp_migrate.checkpoint_convert.storage.model_files import FULL_MODEL
 from fsdp_migrate.errors import OutputError

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import (
-    METADATA_FILE,
     MetadataFile,
     read_metadata,
 )
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.manifest.classify import with_bare_paths
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url, refuse_links

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 from fsdp_migrate.checkpoint_convert.sources.dcp import dcp_contents
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.checkpoint_convert.sources.framework_folders import (
     FRAMEWORK_FOLDERS,
     Component,

@@ -48,14 +48,15 @@ def scan(
     configs = find_configs(paths, launches)
     are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
     checkpoints = _checkpoints(paths, are_turned=are_new)
-    packages = packages_of(report, [*_asking(configs), *_asking(launches)])
+    frameworks = [*_asking(configs), *_asking(launches)]
+    packages = packages_of(report, frameworks)
     pins = find_pins(paths, packages)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         is_prepared=is_prepared,
         is_checked=look_for_comments(paths),
         lacking=without_ours(paths) or (),
-        apart=find_prepared_apart(paths, report) if "accelerate" in packages else None,
+        apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
     blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:

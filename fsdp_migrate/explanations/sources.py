@@ -80,8 +80,9 @@ EXPLANATIONS = {
         "Nothing where it was rewritten or stays. Below a comment call `fsdp_migrate.runtime.grad_scaler` with the same arguments, by their names.",
     ),
     "FM315": (
-        "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model.",
-        "Check that the code did not mean an attribute `module` of your own model.",
+        "FSDP1's wrapper kept the model as `.module`. FSDP2 has no wrapper: `model` is the model. So a flag or a layer that is set on `model` reaches"
+        " the model itself, where FSDP1's wrapper took it, and the model within went on with its own.",
+        "Put a layer into the model before that is sharded. Check that the code did not mean an attribute `module` of your own model.",
     ),
     "FM316": (
         "FSDP1 put `_fsdp_wrapped_module` into the names of parameters and modules. Under FSDP2 names are those of the model, so that a test for the"
@@ -188,9 +189,11 @@ EXPLANATIONS = {
     ),
     "FM423": (
         "FSDP1 showed each rank its part of flat parameters, as plain tensors. FSDP2 shows `DTensor`: their norms and sums are those of"
-        " the whole, the same on each rank, and collectives do not take them. Of a norm `.item()` is the whole on torch 2.13; on torch"
-        " 2.7 it is one rank's part. Under `no_sync` it shows no gradients at all until they are reduced.",
-        "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part. Take out what summed over ranks; for norms of"
+        " the whole, the same on each rank, and collectives do not take them. But a number that is taken at once, `p.norm().item()`, is that of"
+        " one rank's part, as before; of what is computed with it first, `p.norm() ** 2`, of several stacked, or of what `clip_grad_norm_` gives,"
+        " it is that of the whole on torch 2.13, and on torch 2.7 of one rank's part. Under `no_sync` it shows no gradients at all until they are reduced.",
+        "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part. Take out what summed over ranks, where it summed"
+        " what is of the whole now; for norms of"
         " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor.",
     ),
     "FM424": (

@@ -132,13 +132,27 @@ def _select(
         selected = None if run is None else dict(run)
     if selected is None:
         asked = _as_callable(policy)
-        return {key: {} for key in _recurse(model, partial(_ask, asked, mixed, unmixed), request)}
+        found = _recurse(model, partial(_ask, asked, mixed, unmixed), request)
+        return {each: {} if isinstance(each, unmixed) else _own_arguments(each) for each in found}
     # Policy objects do not know of mixed precision; FSDP1 adds the classes that it ignores to what they
     # select.
     for module in model.modules():
         if isinstance(module, unmixed) and module not in ignored:
             selected.setdefault(module, {})
     return selected
+
+
+def _own_arguments(module: nn.Module) -> Mapping[str, Any]:
+    """Return what FSDP1 takes of a module itself before all else, where a callable selects it."""
+    own: Mapping[Any, Any] = getattr(module, "_wrap_overrides", {})
+    odd = [key for key in own if not isinstance(key, str)]
+    if odd:
+        msg = (
+            f"`_wrap_overrides` of a {type(module).__name__} has the argument {odd[0]!r:.100}; "
+            "expected names of FSDP1's arguments, as texts."
+        )
+        raise WrapPolicyError(msg)
+    return own
 
 
 def _run(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> dict[nn.Module, Any] | None:

@@ -22,11 +22,16 @@ from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
-_BESIDE: Final = frozenset({NOTEBOOK, ".dockerfile", ".toml"})
+_TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
+_DOCUMENT: Final = ".md"
+_BESIDE: Final = frozenset({NOTEBOOK, _DOCUMENT, ".dockerfile", ".lsf", ".ps1", ".toml"}) | _TEMPLATES
+# Of a document the commands count that it gives for use, in blocks of code; not what it tells of FSDP.
+_BLOCK: Final = re.compile(r"^[ \t]*```[^\n]*\n([\s\S]*?)^[ \t]*```", re.MULTILINE)
+_LAUNCHES: Final = re.compile(r"\b(?:accelerate|torchrun|deepspeed|python3?)\b|--nproc")
 _MOST: Final = 1_000_000
 """Larger files hold data."""
 # `NAME=true`, `export NAME: "true"`, `- name: NAME` with its value below, `ENV NAME true`, `{"NAME": flag}`,
@@ -91,23 +96,57 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
 
 def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[str]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP1."""
+    # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
+    return any(
+        asks(text, pattern) and not (pattern is ASKS_LIGHTNING and _is_fabrics(path))
+        for path, text in _settings(paths)
+    )
+
+
+def fsdp2_around(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a config or a shell script at or below paths asks a framework for FSDP2."""
+    return any(_IS_NEW.search(_COMMENT.sub("", text)) is not None for _, text in _settings(paths))
+
+
+def _settings(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
+    """Yield the configs and shell scripts at and below paths, and what the cells of notebooks say."""
     for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE) if paths else ():
-        try:
-            is_notebook = path.suffix == NOTEBOOK  # they hold pictures, too
-            if not is_notebook and (path.stat().st_size > _MOST or not _may_ask(path)):
-                continue
-            # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
-            is_asked = asks(asked_in_notebook(path) if is_notebook else read_source(path), pattern)
-            if is_asked and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
-                return True
-        except (SourceError, OSError):
-            continue  # what is wrong with it is said where it is looked at
-    return False
+        text = _text_of(path)
+        if text is not None:
+            yield path, text
+
+
+def _text_of(path: Path) -> str | None:
+    """Return what a file says that may ask for something. What is wrong with one is said elsewhere."""
+    try:
+        if path.suffix == NOTEBOOK:  # they hold pictures, too
+            return asked_in_notebook(path)
+        if path.stat().st_size > _MOST or not _may_ask(path):
+            return None
+        text = read_source(path)
+        return commands_of(text) if path.suffix == _DOCUMENT else text
+    except (SourceError, OSError):
+        return None
+
+
+def commands_of(document: str) -> str:
+    """Return the blocks of code in a document that have commands which launch something."""
+    return "\n".join(block for block in _BLOCK.findall(document) if _LAUNCHES.search(block))
 
 
 def _may_ask(path: Path) -> bool:
-    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
+    if path.suffix == _DOCUMENT:
+        return path.stem.lower().startswith("readme") and path.is_file()
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE or _is_script(path)
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
+
+
+def _is_script(path: Path) -> bool:
+    """Tell whether a file without a suffix is a shell's script, by its first line."""
+    if path.suffix or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.match(rb"#!.*\b(?:ba|da|z)?sh\b", file.read(80)) is not None
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.fallbacks import has_fallback
+from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.counting_methods import counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
-
-
-_LOOKS = re.compile(
-    r"\bndim|\.dim\(\)|\blen\(\w+\.(shape|size)|\.data\s*=[^=]|\b(norm|isnan|isinf|isfinite)\(|\ball_reduce\("
-)
 
 
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
@@ -42,6 +37,7 @@ def of_the_whole(project: Project) -> Links:
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         falls_back=has_fallback(project),
+        has_fsdp2=has_fsdp2(project),
     )
 
 
@@ -174,11 +170,11 @@ def makes_its_own(module: Module, method: str) -> bool:
 
 
 def methods_by_file(project: Project, names: Collection[str]) -> dict[Path, frozenset[str]]:
-    """Return which of some methods each file defines, of those that look at parameters one by one."""
+    """Return which of some methods each file defines, of those that go through parameters."""
     found: dict[Path, frozenset[str]] = {}
     for path in project.holding(names):
         text = project.texts[path]
-        if "parameters()" in text and _LOOKS.search(text):
+        if "parameters()" in text:
             defined = frozenset(name for name in names if f"def {name}(" in text)
             found.update({path: defined} if defined else {})
     return found

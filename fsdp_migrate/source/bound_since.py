@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ASSIGNS: WeakKeyDictionary[Module, dict[str, list[Statement]]] = WeakKeyDictionary()
 
 
-def is_bound_since(known: ProjectKinds, mark: Mark, text: str, line: int, place: Place) -> bool:
-    """Tell whether a name surely stands for something else at a line than what was sharded above.
+def is_bound_since(known: ProjectKinds, mark: Mark, text: str, place: Place) -> bool:
+    """Tell whether a name surely stands for something else at a place than what was sharded above.
 
     ``prepared = FSDP(net)``, ``net = AutoModel.from_pretrained(name)``, ``dump(net)``. What a branch or a
     loop binds is not sure below it. What is made of a sharded model may be one.
@@ -31,9 +31,9 @@ def is_bound_since(known: ProjectKinds, mark: Mark, text: str, line: int, place:
     if not mark.is_aside:
         return False
     assigns = _assigns(place.module).get(place.scope, ())
-    made = {name for each in assigns if each.place.line == mark.line for name in _targets(each.node)}
+    made = {name for each in assigns if each.place.start == mark.start for name in _targets(each.node)}
     return any(
-        mark.line < each.place.line < line
+        mark.start < each.place.start < place.start
         and each.place.blocks == place.blocks[: len(each.place.blocks)]
         and text in _targets(each.node)
         and _is_new(known, each, {text, *made})

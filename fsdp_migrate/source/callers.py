@@ -64,9 +64,7 @@ class Callers:
     def holding(self, name: str) -> list[Path]:
         """Return the files that have a word."""
         if name not in self._held:
-            word = re.compile(rf"\b{re.escape(name)}\b")
-            texts = ((path, text) for path, text in self.project.texts.items() if name in text)
-            self._held[name] = [path for path, text in texts if word.search(text)]
+            self._held[name] = self.project.holding([name])
         return self._held[name]
 
     def calls_in(self, module: Module) -> Iterator[Seen]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import FSDPMigrateError
-from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, read_source
+from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, is_shell, read_source
 
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def with_readers(
     places: defaultdict[str, list[str]] = defaultdict(list)
     for file in find_sources(paths, SUFFIXES | SHELL):
         try:
-            lines = read_source(file).splitlines() if file.suffix in SUFFIXES | SHELL else []
+            lines = read_source(file).splitlines() if file.suffix in SUFFIXES or is_shell(file) else []
         except FSDPMigrateError:
             continue
         for number, line in enumerate(lines, 1):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.optimizer_classes import Made, note
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, is_a_test
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_kinds import ProjectKinds
 from fsdp_migrate.source.python.links import NOTHING
@@ -45,7 +45,8 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 def with_chosen_optimizers(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
     """Tell the files that sharded models reach which classes the optimizers made there may be of."""
     told, chosen = dict(links), _Chosen(project)
-    for path in links:
+    # Tests, of a package that was copied in perhaps, choose among what no run of the project's makes.
+    for path in (each for each in links if not is_a_test(each)):
         module = project.module(path) if "param" in project.texts.get(path, "") else None
         found = {} if module is None else dict(chosen.in_file(module))
         if found:

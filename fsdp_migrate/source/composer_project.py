@@ -13,8 +13,9 @@ from fsdp_migrate.source.heirs import classes_above, derives
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.heirs import COMPOSERS
-from fsdp_migrate.source.python.held import attribute, put
+from fsdp_migrate.source.python.held import EACH, attribute, put
 from fsdp_migrate.source.python.lightning_models import is_named_as_part
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.python.trainer_models import (
     COMPOSED,
     COMPOSERS_MODEL,
@@ -28,7 +29,7 @@ from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
@@ -50,6 +51,17 @@ _IS_NEW = re.compile(r"\bFSDP2Config\b|\bfsdp2_config\b|['\"]fsdp2['\"]")
 _BY_NAME = re.compile(r"\bparallelism_config['\"]?\]?\s*[:=]\s*[A-Za-z_]")
 _OF_FSDP1 = re.compile(r"['\"]fsdp['\"]\s*:|\bFSDPConfig\(|\bfsdp\s*=\s*(?!None\b)\w")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_STATE = attribute("state")
+
+
+def without_state(kinds: Collection[str]) -> set[str]:
+    """Return what something may be, what the state of Composer's Trainer holds left out.
+
+    Example:
+        >>> without_state({"fsdp", ".state>.model>fsdp"})
+        {'fsdp'}
+    """
+    return {kind for kind in kinds if not kind.startswith(f"{_STATE}>.")}
 
 
 def run_by_composer(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
@@ -96,6 +108,10 @@ def shards(project: Project, call: ast.Call, place: Place) -> bool:
     return is_open and is_its
 
 
+def _held_by_state() -> set[str]:
+    return put(attribute("model"), COMPOSED) | put(attribute("optimizers"), put(EACH, OF_A_MODEL))
+
+
 @dataclass(eq=False)
 class ComposerProject:
     """Answers for the files of a project that Composer runs, which is asked for FSDP1."""
@@ -114,6 +130,11 @@ class ComposerProject:
             return set()
         is_one = is_composers_model(text) or self._names.is_one(text, place)
         return set(COMPOSED) if is_one or self._is_part(text, place) else set()
+
+    def of_call(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what a Trainer is that a call makes: its state has the model."""
+        is_one = place.module.path in self.files and shards(self.project, call, place)
+        return put(_STATE, put(attribute("model"), COMPOSED)) if is_one else set()
 
     def _is_part(self, text: str, place: Place) -> bool:
         """Tell whether it is ``self`` of a ComposerModel, or a part of it, where the parts are sharded."""
@@ -137,9 +158,7 @@ class ComposerProject:
                 if method in _BEFORE or not isinstance(each.node, _FUNCTIONS) or not self._is(module, owner):
                     continue
                 names = [arg.arg for arg in (*each.node.args.posonlyargs, *each.node.args.args)]
-                yield from (
-                    (each.key, name, put(attribute("model"), COMPOSED)) for name in names if name == "state"
-                )
+                yield from ((each.key, name, _held_by_state()) for name in names if name == "state")
 
     def _is(self, module: Module, name: str) -> bool:
         key = module.path, name

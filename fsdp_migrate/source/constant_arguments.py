@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.call_signatures import signature_of
+from fsdp_migrate.source.python.known_constants import Constants, Value, constant, truth_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.python.call_signatures import Signature
@@ -30,23 +29,6 @@ _MAY_SHARD: Final = re.compile(r"(?i)accelerat|ddp|fsdp|parallel|prepare|setup|s
 _ASKS: Final = re.compile(
     r"(?:^|\.)(?:get_(?:local_)?rank|get_world_size|is_(?:available|initialized)|barrier|set_device|print)$"
 )
-_TEXTS: Final = frozenset({"endswith", "lower", "startswith", "strip", "upper"})
-_COMPARED: Final[dict[type[ast.cmpop], Callable[[Any, Any], object]]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-    ast.In: lambda one, other: one in other,
-    ast.NotIn: lambda one, other: one not in other,
-}
-
-
-class _UnknownError(Exception):
-    """What an expression gives is not known before it runs."""
 
 
 Called = Callable[[ast.expr, Place], Iterable[Definition]]
@@ -88,12 +70,6 @@ class ToldOff:
         return frozenset(self._plain.get(path, set()) - self._others.get(path, set()))
 
 
-class Value(NamedTuple):
-    """A constant that a parameter has."""
-
-    value: object
-
-
 def shards_never(function: Definition, call: ast.Call, called: Called) -> frozenset[str] | None:
     """Return what a function reads from outside, where it runs nothing that may shard, by a call's constants.
 
@@ -105,7 +81,7 @@ def shards_never(function: Definition, call: ast.Call, called: Called) -> frozen
     node = function.node
     if not isinstance(node, _FUNCTIONS) or node.decorator_list:
         return None
-    known = dict(_constants(function, node, call))
+    known = constants_of(function, call)
     if not known:
         return None
     run = _Run(known)
@@ -132,19 +108,19 @@ def _may_shard(call: ast.Call, place: Place, called: Called, depth: int) -> bool
     return False
 
 
-def _constants(
-    function: Definition, node: ast.FunctionDef | ast.AsyncFunctionDef, call: ast.Call
-) -> Iterator[tuple[str, Value]]:
-    """Yield the parameters that have constants, by a call or by their defaults, and that keep them."""
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(not k.arg for k in call.keywords):
-        return
+def constants_of(function: Definition, call: ast.Call) -> dict[str, Value]:
+    """Return the parameters that have constants, by a call or by their defaults, and that keep them."""
+    node = function.node
+    is_open = any(isinstance(each, ast.Starred) for each in call.args) or any(
+        not k.arg for k in call.keywords
+    )
+    if not isinstance(node, _FUNCTIONS) or is_open:
+        return {}
     stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not _is_read(each)}
     order = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     names = {*(each.arg for each in order), *(each.arg for each in call.keywords if each.arg)}
-    for name in names - stored:
-        value = given_by(function, name, call)
-        if isinstance(value, ast.Constant):
-            yield name, Value(value.value)
+    given = ((name, constant(given_by(function, name, call))) for name in names - stored)
+    return {name: value for name, value in given if value is not None}
 
 
 def _is_read(name: ast.Name) -> bool:
@@ -155,7 +131,7 @@ def _is_read(name: ast.Name) -> bool:
 class _Run:
     """What may run of a function whose parameters have constants."""
 
-    known: dict[str, Value]
+    known: Constants
     calls: list[ast.Call] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     """The names and attributes that may be read."""
@@ -169,7 +145,7 @@ class _Run:
     def _leaves(self, node: ast.stmt) -> bool:
         if isinstance(node, ast.If):
             self._see(node.test)
-            truth = self._truth(node.test)
+            truth = truth_of(node.test, self.known)
             if truth is None:
                 return all([self.block(node.body), self.block(node.orelse)])
             self.is_decided = True
@@ -192,7 +168,7 @@ class _Run:
         """Note the calls of an expression that may be evaluated."""
         if isinstance(node, ast.IfExp):
             self._see(node.test)
-            truth = self._truth(node.test)
+            truth = truth_of(node.test, self.known)
             self.is_decided |= truth is not None
             if truth is not False:
                 self._see(node.body)
@@ -202,7 +178,7 @@ class _Run:
         if isinstance(node, ast.BoolOp):
             for part in node.values:
                 self._see(part)
-                if self._truth(part) is isinstance(node.op, ast.Or):
+                if truth_of(part, self.known) is isinstance(node.op, ast.Or):
                     self.is_decided = True
                     return
             return
@@ -212,34 +188,3 @@ class _Run:
             self.read.add(text)
         for each in ast.iter_child_nodes(node):
             self._see(each)
-
-    def _truth(self, test: ast.expr) -> bool | None:
-        """Return whether a test is true by what is known; None where that is not seen."""
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            truth = self._truth(test.operand)
-            return None if truth is None else not truth
-        if isinstance(test, ast.BoolOp):
-            ends = isinstance(test.op, ast.Or)
-            parts = [self._truth(each) for each in test.values]
-            return ends if ends in parts else None if None in parts else not ends
-        try:
-            return bool(self._value(test))
-        except (_UnknownError, TypeError):
-            return None
-
-    def _value(self, node: ast.expr) -> object:
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name) and node.id in self.known:
-            return self.known[node.id].value
-        if isinstance(node, (ast.List, ast.Set, ast.Tuple)):
-            return tuple(self._value(each) for each in node.elts)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            one, other = self._value(node.left), self._value(node.comparators[0])
-            return _COMPARED[type(node.ops[0])](one, other)
-        func = node.func if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.Call) and isinstance(func, ast.Attribute) and func.attr in _TEXTS:
-            text = self._value(func.value)
-            if isinstance(text, str) and not node.keywords:
-                return getattr(text, func.attr)(*map(self._value, node.args))
-        raise _UnknownError

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.held import WRAPS, has_model
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.unknown_models import last_word
 
@@ -40,7 +42,7 @@ def copies(source: Source) -> Iterator[tuple[cst.Call, bool]]:
         given = call.args[0].value
         if values is None or call.args[0].star or source.models.certainty(given) is not None:
             continue
-        if _is_part(source, given):
+        if _is_part(source, given) or _holds_one(source, given):
             yield call, True
             continue
         holds = values.is_one(given) or values.is_many(given) or _is_its_optimizer(source, given)
@@ -62,12 +64,19 @@ def _is_of_values(node: cst.BaseExpression) -> bool:
 def _is_part(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is a part of a sharded model that has parameters, as its name says."""
     last = last_word(node)
-    part: cst.BaseExpression | None = node if _PARTS.search(last) else None
+    is_named = _PARTS.search(last) or is_model(last, asked_as_models(source.index, or_called=False))
+    part: cst.BaseExpression | None = node if is_named else None
     while part is not None:
         part = source.models.sharded_with(part)
         if part is not None and source.models.certainty(part) is not None:
             return True
     return False
+
+
+def _holds_one(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is an object that has a sharded model as an attribute: ``Shell(FSDP(net))``."""
+    kinds = source.models.kinds(node)
+    return WRAPS in kinds or has_model({kind for kind in kinds if kind.startswith(".")})
 
 
 def _is_its_optimizer(source: Source, node: cst.BaseExpression) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import mimetypes
 import os
+import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +15,7 @@ from pathspec import GitIgnoreSpec
 
 from fsdp_migrate.arguments import PATH, SEVERAL, check_arguments
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.text_files import BACKUP
 
 
 if TYPE_CHECKING:
@@ -38,14 +43,48 @@ _OTHERS = SETTINGS | {".bin", ".ckpt", ".pt", ".pth", ".safetensors"}
 NEVER = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "site-packages", "venv"})
 
 
+_KNOWN = _OTHERS | SUFFIXES | frozenset(mimetypes.MimeTypes().types_map[True])
+"""What ends in one of these says by that what it is, and is not opened to see whether it is a script."""
+_COPY = re.compile(rf"{re.escape(BACKUP)}(?:\.\d+)?\Z|\.(?:bak|old|orig|rej|sw[op])\Z|~\Z")
+"""What copies of files end in, ours and an editor's: nobody starts these."""
+_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
+_FIRST_LINE = 200
+_LARGEST_SCRIPT = 1_000_000
+
+
 def is_shell(path: Path) -> bool:
     """Tell whether a file holds commands for a shell, or variables for its environment.
+
+    One with another suffix, or none, is told by its first line: ``#!/bin/bash``.
 
     Example:
         >>> is_shell(Path("a/run.sh")), is_shell(Path("Makefile")), is_shell(Path("LICENSE"))
         (True, True, False)
     """
-    return path.suffix in SHELL or path.name in _SCRIPTS
+    return path.suffix in SHELL or path.name in _SCRIPTS or _is_script(path)
+
+
+def _is_script(path: Path) -> bool:
+    """Tell whether a file whose name does not say what it is starts as a shell script."""
+    if path.suffix in _KNOWN or _COPY.search(path.name):
+        return False
+    try:
+        state = path.stat()
+    except OSError:
+        return False
+    # A pipe would be read for ever.
+    is_small = stat.S_ISREG(state.st_mode) and 0 < state.st_size <= _LARGEST_SCRIPT
+    return is_small and _starts_as_script(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=65536)
+def _starts_as_script(path: Path, written: int, size: int) -> bool:
+    """Tell so of a file as it was written last: a folder is gone through several times."""
+    try:
+        with path.open("rb") as stream:
+            return _SHEBANG.match(stream.read(_FIRST_LINE)) is not None
+    except OSError:
+        return False
 
 
 @dataclass(eq=False)
@@ -92,7 +131,8 @@ def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[st
         check_arguments(PATH, paths=given)
         text = os.fspath(given)
         for path in _expand(text, suffixes):
-            named = () if path.suffix in _OTHERS - suffixes else (path,)
+            is_other = path.suffix in _OTHERS - suffixes or (not suffixes >= SHELL and is_shell(path))
+            named = () if is_other else (path,)
             for file in _walk(path, _above(path), suffixes) if path.is_dir() else named:
                 found.setdefault(os.path.realpath(file), file)
     return sorted(found.values())
@@ -148,8 +188,10 @@ def _walk(folder: Path, ignored: _Ignored, suffixes: frozenset[str]) -> Iterator
         if is_dir:
             if not (Path(entry.path) / "pyvenv.cfg").exists():
                 yield from _walk(folder / entry.name, ignored, suffixes)
-        elif Path(entry.name).suffix in suffixes and not _leads_to_a_folder(entry):
-            yield folder / entry.name
+        elif not _leads_to_a_folder(entry):
+            path = folder / entry.name
+            if path.suffix in suffixes or (suffixes >= SHELL and _is_script(path)):
+                yield path
 
 
 def _leads_to_a_folder(entry: os.DirEntry[str]) -> bool:

@@ -7,6 +7,7 @@ here: that ``build_model`` of another file returns an FSDP1 model, and that ``tr
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from fsdp_migrate.source.given_optimizers import with_given_optimizers
 from fsdp_migrate.source.handed_functions import handed_over
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
+from fsdp_migrate.source.item_methods import ItemMethods
 from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
@@ -52,7 +54,9 @@ from fsdp_migrate.source.project_switches import chosen
 from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.renamed_functions import Value
+from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
+from fsdp_migrate.source.variables_elsewhere import with_variables
 
 
 if TYPE_CHECKING:
@@ -68,7 +72,7 @@ _MAX_PASSES = 30
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _ASKED = "asked:"
 """Before the name of a method: the scopes that ask whether a sharded model is asked for it."""
-_WRAPS = re.compile(r"\w*DataParallel\b|\bDistributedModel\b|\bdeepspeed\.\w+\(|\bbooster\.boost\(")
+_WRAPS = re.compile(r"DataParallel\b|\bDistributedModel\b|\bdeepspeed\.\w+\(|\bbooster\.boost\(")
 
 
 def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = ()) -> dict[Path, Links]:
@@ -98,7 +102,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_chosen_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
     links = with_texts(project.texts, with_lightning(project, links))
-    links = with_compat_modules(project, links)
+    links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     return with_reach(project, links, frameworks.files, around)
 
 
@@ -123,13 +127,18 @@ class _Following(ProjectFacts):
     _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
     """What parameters that are called are given, by their function or class and their name."""
 
+    @functools.cached_property
+    def items(self) -> ItemMethods:
+        """The methods of what lists hold of which nothing shows the class."""
+        return ItemMethods(self.project)
+
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
         # Files of other wrappers, too: they may give their models to the same functions.
         self.look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
         self.look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():
-            self._add((key, name), kinds, from_others=True)
+            self._add_unseen((key, name), set(kinds))
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()
@@ -156,6 +165,7 @@ class _Following(ProjectFacts):
             if text.startswith("self.") and is_about(kinds)
         }
         wraps = {key.rpartition(":")[2] for key, _ in self.wholes} | self._subclasses
+        wraps |= {key.rpartition(":")[2] for key in self.sets_on_given}
         return {name.split(".")[-1] for name in gives | holds | wraps} - {"", "__init__", "main", "forward"}
 
     def _importers(self) -> Iterator[Path]:
@@ -188,6 +198,7 @@ class _Following(ProjectFacts):
         """Return what functions are called that give models, or what holds some, and their classes."""
         held = [key.rpartition(":")[2] for key, kinds in self.returns.items() if self._is_about(kinds)]
         names = {part for name in held for part in name.split(".")[-2:]}
+        names |= {self.project.split(key)[1].rpartition(".")[2] for key in self.holders}
         return names - {"", "__init__", "main", "forward"}
 
     def _module(self, module: Module) -> None:
@@ -268,6 +279,8 @@ class _Following(ProjectFacts):
         kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
             kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
+        if text and isinstance(value, ast.Attribute) and dotted(value) is None:
+            kinds = self.kinds(value, place)  # `model = setup(cfg).model`
         if text and has_model(kinds):
             self._add(self._key(text, place), kinds, from_others=True)
 
@@ -375,12 +388,17 @@ class _Following(ProjectFacts):
         for name, kinds in (*bound_here, *rest_of(made or definition, given, named)):
             if kinds and made is None and is_class and self._is_about(kinds):
                 self._note_holder(definition.key)  # a dataclass
+            parameter = self._parameter(made or definition, name)
+            if has_model(kinds) and self.left.note(parameter, made or definition, call):
+                self._found_more(parameter)
             if kinds:
-                self._add(self._parameter(made or definition, name), kinds, from_others=is_told)
+                self._add(parameter, kinds, from_others=is_told)
 
     def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
         """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""
         root = (dotted(node) or "").partition(".")[0]
+        written = place.module.imports.get(root, "") if root else ""  # `from savers import saver`
+        yield from self.project.paths(place.module, written.rpartition(".")[0]) if written else ()
         for value in self.renamed.at(root, place) if root not in {"", "self", "cls"} else ():
             makers = self.called(value.node.func, value.place) if isinstance(value.node, ast.Call) else ()
             yield from (each.module.path for each in makers)
@@ -405,6 +423,9 @@ class _Following(ProjectFacts):
                     self._give(each, call, given, named)
                 if isinstance(node, ast.Lambda):
                     self._give_lambda(node, place, given)
+            asked = functools.partial(self.kinds, place=place)
+            for each in (*self.items.called(call, place, asked), *self.items.instantiated(call, asked)):
+                self._give(each, call, given, named)
             if has_model(set().union(*given)):
                 self._call_held(call, place, given, named)
 
@@ -448,7 +469,13 @@ class _Following(ProjectFacts):
         for name, kinds in (*bound(made, call, given, named), *rest_of(made, given, named)):
             if kinds:
                 self.look_at([made.module.path])
-                self._add((made.key, name), kinds, from_others=True)
+                self._add_unseen((made.key, name), kinds)
+
+    def _add_unseen(self, parameter: Fact, kinds: set[str]) -> None:
+        """Note what a parameter is given by a call that does not name its function."""
+        if has_model(kinds) and self.left.note_other(parameter):
+            self._found_more(parameter)
+        self._add(parameter, kinds, from_others=True)
 
     def _parameter(self, definition: Definition, name: str) -> Fact:
         """Return what a parameter is called: of a class without a constructor of its own, the attribute."""

@@ -15,6 +15,7 @@ from fsdp_migrate.source.asked_around import (
     SWITCHED,
     asked_around,
     asks,
+    fsdp2_around,
 )
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
@@ -56,9 +57,15 @@ _WORDS: dict[str, tuple[re.Pattern[str], Callable[[str], object], re.Pattern[str
         re.compile(r"\bModelParallelStrategy\("),
     ),
 }
+_ASKED = "DistributedType.FSDP"
+_ITS_FILE = "pytorch_model_fsdp"
+_NAMES_ITS_FILE = re.compile(rf"^[^#\n]*['\"/]{_ITS_FILE}(?:_\d|\.bin|['\"/])", re.MULTILINE)
 # Without one of these words a file is not looked at: they are found a hundred times as fast as expressions.
 _TELLING = {
-    "accelerate": ("FullyShardedDataParallelPlugin", "fsdp_plugin", "ACCELERATE_USE_FSDP"),
+    "accelerate": (
+        *("FullyShardedDataParallelPlugin", "fsdp_plugin", "ACCELERATE_USE_FSDP"),
+        _ASKED,
+    ),
     "fabric": ("FSDPStrategy", "Fabric"),
 }
 _OF_TRAINERS = ("Trainer", "Callback")
@@ -69,9 +76,9 @@ _WORD = re.compile(r"['\"]fsdp(?:_cpu_offload)?['\"]")
 # What asks for FSDP1 in the file itself that gives it a model.
 _USES_TRAINER = re.compile(
     r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\("
-    r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b"
+    r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b|\bTrainer\.\w+[ \t]*=(?!=)"
 )
-_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\boptim\b")
+_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\b(?:optim|label_smoothing_factor)\b")
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(
     r"\bfsdp['\"]?\s*[:=]\s*['\"]+(?:full_shard|shard_grad_op|hybrid_shard)"
@@ -91,6 +98,7 @@ _MAKERS = re.compile(r"\b(?!\w*(?:Config|Processor|Tokenizer)\b)(\w+)\.(?:from_c
 _SET = re.compile(r"^[ \t]*\w*model(?:[ \t]*,[ \t]*\w+){0,9}[ \t]*=[ \t]*([A-Za-z_][\w.]*)", re.MULTILINE)
 _FROM_UNSLOTH = re.compile(r"Fast\w*Model\.|get_peft_model$|None$|\w*model\b")
 _UNSLOTHS = re.compile(r"Fast\w*Model")
+_GIVEN_TO_FSDP1 = re.compile(r"\bFullyShardedDataParallel\b[\s\S]*\.(?:state_dict_type|summon_full_params)\(")
 _OWN = {
     "accelerate": re.compile(
         r"\bFullyShardedDataParallelPlugin\(|\bfsdp_plugin\s*=\s*(?!None)\w"
@@ -133,7 +141,12 @@ def with_frameworks(
         links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
-        path: replace(each, frameworks=frozenset(told[path]), run_by_trainer=models.classes(path))
+        path: replace(
+            each,
+            frameworks=frozenset(told[path]),
+            run_by_trainer=models.classes(path),
+            own_hooks={**each.own_hooks, **models.own_hooks(path)},
+        )
         for path, each in known.items()
     }
 
@@ -144,8 +157,11 @@ def _of_lightning(lightning: LightningProject, links: Mapping[Path, Links]) -> d
         path: replace(links.get(path, NOTHING), is_trained=True, has_units=lightning.has_units)
         for path in lightning.files
     }
-    mixins = lightning.mixins
-    return {path: replace(each, mixins=mixins.get(path, frozenset())) for path, each in told.items()}
+    mixins, own = lightning.mixins, lightning.own_hooks
+    return {
+        path: replace(each, mixins=mixins.get(path, frozenset()), own_hooks=own.get(path, {}))
+        for path, each in told.items()
+    }
 
 
 def _runs_a_framework(text: str) -> bool:
@@ -184,7 +200,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
             path
             for path, text in texts.items()
             if any(word in text for word in _TELLING[name])
-            and _OWN[name].search(text)
+            and (_OWN[name].search(text) or (name == "accelerate" and _hands_to_fsdp1(text)))
             and path in given[name]
             and not is_new.search(text)
         }
@@ -204,6 +220,11 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
         classes,
         told,
     )
+
+
+def _hands_to_fsdp1(text: str) -> bool:
+    """Tell whether a text asks Accelerate for FSDP, and gives FSDP1's functions what that has prepared."""
+    return _ASKED in text and "is_fsdp2" not in text and _GIVEN_TO_FSDP1.search(text) is not None
 
 
 def _asked_by_options(
@@ -232,7 +253,19 @@ def _asked_by_configs(
     flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
     flags += [text for text in texts.values() if SWITCH in text]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
-    return found if found and (is_asked or asked_around(around, pattern)) else set()
+    is_asked = is_asked or (bool(found) and asked_around(around, pattern))
+    is_asked = is_asked or (name == "accelerate" and bool(found) and _name_its_files(texts, around))
+    return found if is_asked else set()
+
+
+def _name_its_files(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether a source names what Accelerate's FSDP saves, where nothing asks for FSDP2.
+
+    Its config may be the machine's: ``os.remove(folder / "pytorch_model_fsdp.bin")``.
+    """
+    named = [text for path, text in texts.items() if _ITS_FILE in text and not is_a_test(path)]
+    is_named = any(_NAMES_ITS_FILE.search(text) for text in named)
+    return is_named and not any("fsdp_version" in text for text in named) and not fsdp2_around(around)
 
 
 def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
@@ -245,7 +278,8 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     is_asked = any(asks(text, ASKS_HF) for text in own) or any(
         _asks_otherwise(text) or (path in found and _asks_itself(text)) for path, text in texts.items()
     )
-    return found if is_asked or asked_around(around, ASKS_HF) else set()
+    is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
+    return found if is_asked else set()
 
 
 def _is_unsloths(text: str) -> bool:

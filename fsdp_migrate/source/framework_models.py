@@ -69,6 +69,11 @@ class FrameworkModels:
         module = self.hf.project.module(path) if self.hf is not None and path in self.hf.files else None
         return self.hf.classes(module) if self.hf is not None and module is not None else {}
 
+    def own_hooks(self, path: Path) -> Mapping[str, frozenset[str]]:
+        """Return by class of a file the methods of its own that the Trainer's run once it has sharded."""
+        module = self.hf.project.module(path) if self.hf is not None and path in self.hf.files else None
+        return self.hf.own_hooks(module) if self.hf is not None and module is not None else {}
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield the parameters that a framework gives a model: the function's key, the name, the kinds."""
         for each in (self.hf, self.lightning, self.composer):
@@ -88,11 +93,13 @@ class FrameworkModels:
 
     def of_call(self, call: ast.Call, place: Place) -> set[str]:
         """Return what a call of a framework's function gives."""
+        if self.composer is not None and (found := self.composer.of_call(call, place)):
+            return found
         func = method_in(place.module.tree, call.func)
         if func is None or not call.args:
             return set()
         owner = dotted(func.value) or ""
-        found: set[str] = set()
+        found = set()
         if self._uses("accelerate", place):
             tree, given = place.module.tree, [dotted(arg) or "" for arg in call.args]
             if any(isinstance(arg, ast.Starred) for arg in call.args):

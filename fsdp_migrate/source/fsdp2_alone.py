@@ -14,7 +14,6 @@ from fsdp_migrate.source.project import Place, dotted, is_a_test
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import FSDP2
-from fsdp_migrate.source.sharding_words import shards
 
 
 if TYPE_CHECKING:
@@ -24,9 +23,10 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.callers import Callers
     from fsdp_migrate.source.project import Module
+    from fsdp_migrate.source.sharding_files import ShardingFiles
 
 
-_OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|ModelParallelStrategy|fully_shard)\b")
+_OWN: Final = frozenset({catalog.FSDP, "ModelParallelStrategy", "fully_shard"})
 # A setting, `getattr(args, "fsdp", False)`, is no function that shards.
 _SETTING: Final = re.compile(
     r"\bgetattr\(\s*(?:\w+\.){0,5}(?:args|cfg|conf|config|hparams|opts?|options|settings)\s*,\s*['\"]"
@@ -52,6 +52,7 @@ class FSDP2Alone:
     """Answers so for a project. Reads only."""
 
     callers: Callers
+    sharding: ShardingFiles
     around: Iterable[str | os.PathLike[str]] = ()
     """The files and folders that were given, where configs may ask Lightning for FSDP1."""
     _texts: dict[Path, str] = field(init=False, repr=False)
@@ -64,10 +65,15 @@ class FSDP2Alone:
         """Tell whether it does, for certain."""
         if not self._shards() or is_made_by_others(list(self._texts.values())):
             return False
-        if any(map(_may_shard_otherwise, self._texts.values())):
+        if any(map(self._may_shard_otherwise, self._texts)):
             return False
         is_asked = not any(map(_LIGHTNING.search, self._texts.values())) or self._is_lightning_by_fsdp2()
-        return is_asked and LiveSharding(self.callers).is_only_asked_for()
+        return is_asked and LiveSharding(self.callers, self.sharding).is_only_asked_for()
+
+    def _may_shard_otherwise(self, path: Path) -> bool:
+        text = self._texts[path]
+        is_named = _BY_NAME.search(_SETTING.sub("", text)) is not None
+        return is_named or _OTHERS.search(text) is not None or self.sharding.shards(path, _OWN)
 
     def _shards(self) -> bool:
         """Tell whether a file makes use of FSDP2's function."""
@@ -107,8 +113,3 @@ class FSDP2Alone:
         if made is not None:
             return isinstance(made.node, ast.ClassDef) and "FSDPStrategy" not in ast.unparse(made.node)
         return strategy is None or (name.endswith("Strategy") and "FSDP" not in name)
-
-
-def _may_shard_otherwise(text: str) -> bool:
-    is_named = _BY_NAME.search(_SETTING.sub("", text)) is not None
-    return is_named or _OTHERS.search(text) is not None or shards(_OWN.sub("", text))

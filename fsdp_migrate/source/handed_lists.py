@@ -79,7 +79,7 @@ def _kept_as(made: Definition, name: str) -> set[str]:
 
 def _lines(known: _Following, made: Definition, models: dict[str, str]) -> set[int]:
     """Return the lines of a function that shard; its first where another method does."""
-    found = {line for name in models for line in known.inner.get((made.key, name), ())}
+    found = {line for name in models for line, _ in known.inner.get((made.key, name), ())}
     return found or {made.node.lineno}
 
 

@@ -21,6 +21,8 @@ Heirs = dict[str, frozenset[str]]
 """By the names that imports write the classes of frameworks that those lead to."""
 _OF_FRAMEWORKS: Final = (ACCELERATES, COMPOSERS, FABRICS, HUGGING_FACES, LIGHTNINGS)
 _PACKAGES: Final = ("transformers", "trl", "sentence_transformers", "lightning", "composer", "accelerate")
+_TRAINERS: Final = (HUGGING_FACES, LIGHTNINGS)
+_MADE_OF: Final = ("lightning", "transformers", "trl")
 # Text by text, as far as the class names lead: few files have a class of them, and only these are parsed.
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
 _CLASS: Final = re.compile(r"class (\w+)\(([^)]{0,2000})\)")
@@ -50,14 +52,17 @@ def of_others(found: Mapping[Path, Heirs]) -> set[Path]:
 
 
 def with_makers(project: Project, found: dict[Path, Heirs]) -> dict[Path, Heirs]:
-    """Return the same with the functions of other files that give a Trainer of Lightning's, and its names.
+    """Return the same with the functions of other files that give a Trainer, and its names.
+
+    It is one of Lightning's or of Hugging Face's.
 
     What they give is one as what a class gives is: ``from setup import make``, ``from setup import trainer``.
     So are the classes that ``type`` makes.
     """
     makers: dict[tuple[Path, str], frozenset[str]] = {}
     for path, text in project.texts.items():
-        may_make = ("lightning" in text and "Trainer(" in text) or "type(" in text
+        is_used = "Trainer(" in text and any(package in text for package in _MADE_OF)
+        may_make = is_used or "type(" in text
         module = project.module(path) if may_make and any(word in text for word in _WORDS) else None
         if module is not None:
             makers |= {(path, name): leads for name, leads in _making(project, module)}
@@ -75,7 +80,7 @@ def with_makers(project: Project, found: dict[Path, Heirs]) -> dict[Path, Heirs]
 
 
 def _making(project: Project, module: Module) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the functions, and the names at its top, by which a file gives a Trainer of Lightning's."""
+    """Yield the functions, and the names at its top, by which a file gives a Trainer."""
     for statement in module.tree.body:
         values: list[tuple[str, ast.expr | None]] = []
         if isinstance(statement, ast.Assign):
@@ -97,7 +102,7 @@ def _making(project: Project, module: Module) -> Iterator[tuple[str, frozenset[s
 
 
 def _leads_of(project: Project, module: Module, value: ast.expr | None) -> frozenset[str]:
-    """Return Lightning's class that a call makes an object of, or those above what ``type`` makes."""
+    """Return the Trainer's class that a call makes an object of, or those above what ``type`` makes."""
     text = dotted(value.func) if isinstance(value, ast.Call) else None
     if text is None or not isinstance(value, ast.Call):
         return frozenset()
@@ -105,7 +110,8 @@ def _leads_of(project: Project, module: Module, value: ast.expr | None) -> froze
         bases = value.args[1] if len(value.args) > 1 else None
         names = map(dotted, bases.elts) if isinstance(bases, ast.Tuple) else ()
         return frozenset().union(*(_above(project, module, name) for name in names if name))
-    return frozenset(name for name in _above(project, module, text) if LIGHTNINGS.match(name))
+    above = _above(project, module, text)
+    return frozenset(name for name in above if any(each.match(name) for each in _TRAINERS))
 
 
 def _above(project: Project, module: Module, text: str) -> frozenset[str]:

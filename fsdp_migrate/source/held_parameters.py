@@ -145,7 +145,7 @@ class HeldParameters:
             if found and text:
                 held.setdefault(text, set()).update(found)
         elif isinstance(node, ast.For) and (found := self.models(node.iter, held, place)):
-            for text in _filled(node):
+            for text in (*_filled(node), *_yielded(node)):
                 held.setdefault(text, set()).update(found)
 
 
@@ -162,6 +162,14 @@ def _filled(loop: ast.For) -> Iterator[str]:
         elif isinstance(node, ast.Assign) and names & set(_put(node.value)):
             targets = (each for each in node.targets if isinstance(each, ast.Subscript))
             yield from (text for each in targets if (text := _text(each)))
+
+
+def _yielded(loop: ast.For) -> Iterator[str]:
+    """Yield the names of parameters that a loop of a generator gives one by one: ``yield p``."""
+    names = _of_parameters(loop.target, loop.iter)
+    for node in (each for line in loop.body for each in ast.walk(line)):
+        given = node.value if isinstance(node, ast.Yield) else None
+        yield from names & set(_put(given)) if given is not None else ()
 
 
 def _text(node: ast.AST | None) -> str | None:

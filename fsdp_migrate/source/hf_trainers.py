@@ -9,17 +9,22 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.own_methods import run_in_hooks
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.heirs import HUGGING_FACES
 from fsdp_migrate.source.python.held import FLAT, item, put
 from fsdp_migrate.source.python.trainer_models import (
     CALLBACK,
     GIVEN_SHARDED,
+    HELD_TRAINER,
     MAKES_OPTIMIZER,
     ON_INIT,
     SHARDED,
     TRAINER,
     holds_model,
+    is_run_before,
+    is_run_by_callbacks,
+    is_run_sharded,
     of_itself,
 )
 from fsdp_migrate.source.python.walked import walked
@@ -86,6 +91,24 @@ class HFProject:
                     found.update({one.key: which for one in (each, *self.project.bases(each))})
         return found
 
+    @functools.cached_property
+    def _own_hooks(self) -> Mapping[str, frozenset[str]]:
+        owners: dict[str, list[Definition]] = {TRAINER: [], CALLBACK: []}
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for name, which in self.classes(module).items():
+                owners[which].append(module.definitions[name])
+        return {
+            **run_in_hooks(self.project, owners[TRAINER], is_run_sharded, is_run_before),
+            **run_in_hooks(
+                self.project, owners[CALLBACK], is_run_by_callbacks, {"__init__", ON_INIT}.__contains__
+            ),
+        }
+
+    def own_hooks(self, module: Module) -> dict[str, frozenset[str]]:
+        """Return by class the methods of its own that a Trainer runs once its model is sharded."""
+        named = ((name, module.definitions[name].key) for name in self.classes(module))
+        return {name: self._own_hooks[key] for name, key in named if key in self._own_hooks}
+
     def _base_of(self, owner: Definition, depth: int = 0) -> str:
         if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
             return ""
@@ -98,8 +121,24 @@ class HFProject:
         above = (self._base_of(each, depth + 1) for each in self.project.bases(owner))
         return next(filter(None, above), "")
 
+    def _patched(self, module: Module) -> Iterator[Definition]:
+        """Yield the functions that a file puts into a Trainer's class: ``Trainer.save_model = save``."""
+        place = Place(module, "")
+        for node in walked(module.tree):
+            target = dotted(node.targets[0]) if isinstance(node, ast.Assign) else None
+            owner, _, method = (target or "").rpartition(".")
+            if not isinstance(node, ast.Assign) or not owner or not is_run_sharded(method):
+                continue
+            found = self.project.named(dotted(node.value) or "?", place)
+            if found is not None and isinstance(found.node, _FUNCTIONS) and self._is_trainers(owner, place):
+                yield found
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield the parameters that are a sharded model, or hold one: the method, the name, what it is."""
+        for module in filter(None, map(self.project.module, sorted(self.files))):
+            for each in self._patched(module):
+                names = [arg.arg for arg in each.node.args.args] if isinstance(each.node, _FUNCTIONS) else []
+                yield from ((each.key, name, holds_model()) for name in names[:1])
         for module in filter(None, map(self.project.module, sorted(self.files))):
             for name, which in self.classes(module).items():
                 start = f"{name}."
@@ -119,8 +158,11 @@ class HFProject:
             return set()
         owner, _, method = place.scope.rpartition(".")
         if text.startswith("self."):
-            is_trainer = self.classes(place.module).get(owner) == TRAINER
-            return of_itself(text, method) if is_trainer else set()
+            which = self.classes(place.module).get(owner)
+            own = self.own_hooks(place.module).get(owner, ()) if which else ()
+            if which == CALLBACK and HELD_TRAINER.search(text):
+                return holds_model() if is_run_by_callbacks(method) or method in own else set()
+            return of_itself(text, method, own) if which == TRAINER else set()
         if self._names.is_one(text, place):
             return set(SHARDED)
         return holds_model() if self._trainers.is_one(text, place) else set()
@@ -208,13 +250,15 @@ def _given_to(
 ) -> Iterator[tuple[str, set[str]]]:
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     if which == CALLBACK:
-        if not method.startswith("on_") or method == ON_INIT:
+        if not is_run_by_callbacks(method):
             return
         yield from (("model", set(SHARDED)) for name in names if name == "model")
         if node.args.kwarg is not None and "model" not in names:
             yield node.args.kwarg.arg, put(item("model"), SHARDED)
     elif method in GIVEN_SHARDED and len(names) > 1:
         yield names[1], set(SHARDED)
+    elif is_run_sharded(method) and "model" in names:
+        yield "model", set(SHARDED)
     elif method == MAKES_OPTIMIZER and len(names) > 1:
         yield names[1], {FLAT}
 

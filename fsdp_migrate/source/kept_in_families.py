@@ -100,9 +100,9 @@ class KeptInFamilies:
         """Yield where a method shards an attribute of its object, with the class, and by which framework."""
         if self.known is None:
             return
-        places = {key: {mark.line for mark in marks} for key, marks in self.known.made.items()}
-        for key, lines in self.known.inner.items():
-            places.setdefault(key, set()).update(lines)
+        places = {key: {mark.start[0] for mark in marks} for key, marks in self.known.made.items()}
+        for key, starts in self.known.inner.items():
+            places.setdefault(key, set()).update(line for line, _ in starts)
         for (scope, text), lines in places.items():
             path, name = self.project.split(scope)
             module = self.project.module(path)

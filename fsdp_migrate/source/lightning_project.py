@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around, asks_by_key
 from fsdp_migrate.source.heirs import derives
+from fsdp_migrate.source.own_methods import run_in_hooks
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.asked_as_models import asked_in
+from fsdp_migrate.source.python.held import EACH, attribute, put
 from fsdp_migrate.source.python.lightning_models import (
     MODULE,
     SHARDED,
@@ -20,11 +22,12 @@ from fsdp_migrate.source.python.lightning_models import (
     asking_for_fsdp1,
     has_option,
     is_named_as_part,
+    is_run_elsewhere,
     is_run_sharded,
     is_trainers_model,
     using_lightning,
 )
-from fsdp_migrate.source.python.optimizers import PARAMETERS, of_optimizer
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.trained_names import TrainedNames, model_given
 
 
@@ -150,9 +153,25 @@ class LightningProject:
                         found[home.path] = found.get(home.path, frozenset()) | {base.name}
         return found
 
+    @functools.cached_property
+    def own_hooks(self) -> Mapping[Path, Mapping[str, frozenset[str]]]:
+        """By file and class the methods of their own that hooks of LightningModules run."""
+        modules = filter(None, map(self.project.module, sorted(self.files)))
+        owners = [
+            each
+            for module in modules
+            for each in module.definitions.values()
+            if isinstance(each.node, ast.ClassDef) and self._is(module, each.name, MODULE)
+        ]
+        found: dict[Path, dict[str, frozenset[str]]] = {}
+        for key, names in run_in_hooks(self.project, owners, is_run_sharded, is_run_elsewhere).items():
+            path, name = self.project.split(key)
+            found.setdefault(path, {})[name] = names
+        return found
+
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
         """Yield what the methods of callbacks are given: the method, the name, what it is."""
-        held = of_optimizer("Optimizer", [{PARAMETERS}])
+        held = put(attribute("optimizers"), put(EACH, OF_A_MODEL))
         for module in filter(None, map(self.project.module, sorted(self.files))):
             for each in module.definitions.values():
                 owner, _, method = each.name.rpartition(".")
@@ -161,8 +180,9 @@ class LightningProject:
                 names, is_callback = _names(each), self._is(module, owner, _CALLBACK)
                 if is_callback and len(names) > _PLACE_OF_MODULE:
                     yield each.key, names[_PLACE_OF_MODULE], set(SHARDED)
+                    yield each.key, names[_PLACE_OF_MODULE - 1], held
                 if _OPTIMIZER in names and (is_callback or self._is_module(module, owner)):
-                    yield each.key, _OPTIMIZER, held
+                    yield each.key, _OPTIMIZER, set(OF_A_MODEL)
 
     def of_name(self, text: str, place: Place) -> set[str]:
         """Return what the Trainer's model is, and ``self`` of a LightningModule where it is sharded."""
@@ -173,9 +193,9 @@ class LightningProject:
         if self._names.is_one(text, place):
             return set(SHARDED)
         owner, _, method = place.scope.rpartition(".")
-        if not is_run_sharded(method) or not is_named_as_part(
-            text, asked_in(place.module.tree, or_called=False)
-        ):
+        own = self.own_hooks.get(place.module.path, {}).get(owner, ())
+        is_run = is_run_sharded(method) or method in own
+        if not is_run or not is_named_as_part(text, asked_in(place.module.tree, or_called=False)):
             return set()
         return set(SHARDED) if self._is_module(place.module, owner) else set()
 

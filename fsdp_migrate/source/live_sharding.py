@@ -13,7 +13,6 @@ from fsdp_migrate.source.named_at_run import NamedAtRun
 from fsdp_migrate.source.project import Place, dotted, is_a_test
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
-from fsdp_migrate.source.sharding_words import shards
 
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.callers import Callers
     from fsdp_migrate.source.project import Definition, Module
+    from fsdp_migrate.source.sharding_files import ShardingFiles
 
 
 # Words of what may shard otherwise than by a call of the class.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _OTHERWISE: Final = re.compile(
     r"\b(?:enable_wrap|getattr\([^)\n]{0,500}fsdp|prepare_fully_shard)\b", re.IGNORECASE
 )
-_OWN: Final = re.compile(rf"\b(?:{catalog.FSDP}|fully_shard)\b")
+_OWN: Final = frozenset({catalog.FSDP, "fully_shard"})
 # How these are launched may stand in no file of the project.
 _FRAMEWORKS: Final = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|axolotl|composer|lightning|lightning_fabric|trl)\b"
@@ -47,6 +47,7 @@ class LiveSharding:
     """Answers whether anything runs that makes a model of FSDP1's. Reads only."""
 
     callers: Callers
+    sharding: ShardingFiles
     around: Iterable[str | os.PathLike[str]] = ()
     """The files and folders that were given, where configs may name functions."""
     _names: set[str] = field(default_factory=set, repr=False)
@@ -91,8 +92,8 @@ class LiveSharding:
     def _shards_otherwise(self, path: Path) -> bool:
         text = self.callers.project.texts[path]
         found = (pattern.search(text) for pattern in (_OTHERWISE, _FRAMEWORKS))
-        is_otherwise = shards(_OWN.sub("", text)) or any(each is not None for each in found)
-        return is_otherwise and not is_a_test(path)
+        is_otherwise = any(each is not None for each in found)
+        return (is_otherwise or self.sharding.shards(path, _OWN)) and not is_a_test(path)
 
     def _makes(self, path: Path) -> bool:
         """Tell whether a file may make a model of the class."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
@@ -91,23 +91,35 @@ class _Classes:
         self._nodes: dict[str, ast.ClassDef] = {}
         self.names = tuple(self._codes)
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._codes
 
-    def held(self, name: str, depth: int = 0, *, is_part: bool = False) -> list[str]:
-        """Return what a model of this class holds that cannot be loaded."""
+    def held(
+        self, name: str, depth: int = 0, *, is_part: bool = False, chosen: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Return what a model of this class holds that cannot be loaded.
+
+        ``chosen``: the classes that a class below gives to names of the class, ``router = TopRouter``.
+        """
         node = self._node(name) if depth < _DEEPEST else None
         if node is None:
             return []
+        chosen = {**self._chosen(node), **(chosen or {})}
         bases = [ast.unparse(base).split(".")[-1] for base in node.bases]
         own = [] if is_part or any("PreTrained" in base for base in bases) else list(_own_parameters(node))
         found = [*own, *_buffers(node)]
         for base in bases:
-            found += self.held(base, depth + 1, is_part=is_part)
-        for call in _calls(node):
+            found += self.held(base, depth + 1, is_part=is_part, chosen=chosen)
+        for call in (chosen.get(each, each) for each in _calls(node)):
             if call != name and call in self:
                 found += self.held(call, depth + 1, is_part=True)
         return list(dict.fromkeys(found))
+
+    def _chosen(self, node: ast.ClassDef) -> dict[str, str]:
+        """Return the names of a class that stand for another class of the project."""
+        lines = ((each.targets, each.value) for each in node.body if isinstance(each, ast.Assign))
+        words = ((target, _word(value)) for targets, value in lines for target in targets)
+        return {each.id: word for each, word in words if isinstance(each, ast.Name) and word in self}
 
     def _node(self, name: str) -> ast.ClassDef | None:
         if name not in self._nodes and name in self._codes:
@@ -167,30 +179,81 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
 
 def _of_file(path: Path, code: str, classes: _Classes, others: Mapping[str, str]) -> Iterator[str]:
     tree = parsed(code)
-    own = _made(tree, classes)
-    for call in ast.walk(tree):
-        func = method_in(tree, call.func) if isinstance(call, ast.Call) else None
-        is_one = func is not None and func.attr == "prepare" and is_accelerator(ast.unparse(func.value), tree)
-        if isinstance(call, ast.Call) and is_one:
-            for arg in call.args:
-                word = ast.unparse(arg).split(".")[-1]
-                name = _class_of(arg) or own.get(word) or others.get(word)
-                if name is not None and (held := classes.held(name)):
+    made, gives = list(_made(tree, classes)), _given_back(tree, classes)
+    for call, function in _calls_in(tree):
+        func = method_in(tree, call.func)
+        if func is None or func.attr != "prepare" or not is_accelerator(ast.unparse(func.value), tree):
+            continue
+        for arg in call.args:
+            called = _class_of(arg)
+            its = _classes_of(_word(arg), function, made, others) if called is None else ()
+            for name in its if called is None else gives.get(called, [called]):
+                if held := classes.held(name):
                     yield f"{path}:{call.lineno}: {name} has {listed(held, _MOST)}"
 
 
-def _made(tree: ast.Module, classes: _Classes) -> dict[str, str]:
-    """Return the last words of names that are given what a class of the project makes, with its name."""
-    found = {}
-    for each in ast.walk(tree):
+class _Made(NamedTuple):
+    """A name, by its last word, that is given an object of a class; in which function, if in one."""
+
+    word: str
+    name: str
+    function: ast.AST | None
+
+
+def _classes_of(
+    word: str, function: ast.AST | None, made: Iterable[_Made], others: Mapping[str, str]
+) -> list[str]:
+    """Return the classes that a name may be of: as the function itself makes it, or else the file."""
+    its = [each for each in made if each.word == word]
+    here = [each for each in its if each.function is function] or its
+    told = [others[word]] if word in others else []
+    return list(dict.fromkeys(each.name for each in here)) or told
+
+
+def _calls_in(node: ast.AST, function: ast.AST | None = None) -> Iterator[tuple[ast.Call, ast.AST | None]]:
+    """Yield the calls below a node, each with the function that it stands in."""
+    return ((each, around) for each, around in _with_functions(node, function) if isinstance(each, ast.Call))
+
+
+def _with_functions(
+    node: ast.AST, function: ast.AST | None = None
+) -> Iterator[tuple[ast.AST, ast.AST | None]]:
+    for child in ast.iter_child_nodes(node):
+        yield child, function
+        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+        yield from _with_functions(child, child if is_function else function)
+
+
+def _made(tree: ast.Module, classes: _Classes) -> Iterator[_Made]:
+    """Yield the names that are given a model of a class of the project, by a function of the file too."""
+    gives = _given_back(tree, classes)
+    for each, function in _with_functions(tree):
         value = each.value if isinstance(each, (ast.Assign, ast.keyword)) else None
-        name = None if value is None else _class_of(value)
-        if name is not None and name in classes:
-            targets = each.targets if isinstance(each, ast.Assign) else []
-            words = [ast.unparse(target).split(".")[-1] for target in targets]
-            words += [each.arg] if isinstance(each, ast.keyword) and each.arg else []
-            found.update(dict.fromkeys(words, name))
+        called = None if value is None else _class_of(value)
+        if called is None:
+            continue
+        targets = each.targets if isinstance(each, ast.Assign) else []
+        words = [_word(target) for target in targets]
+        words += [each.arg] if isinstance(each, ast.keyword) and each.arg else []
+        for name in [called] if called in classes else gives.get(called, ()):
+            yield from (_Made(word, name, function) for word in words)
+
+
+def _given_back(tree: ast.Module, classes: _Classes) -> dict[str, list[str]]:
+    """Return the functions of a file that return what classes of the project make, with these."""
+    found: dict[str, list[str]] = {}
+    for each, function in _with_functions(tree):
+        if isinstance(each, ast.Return) and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            value = each.value
+            parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+            names = (_class_of(part) for part in parts if part is not None)
+            its = [name for name in names if name is not None and name in classes]
+            found.setdefault(function.name, []).extend(its)
     return found
+
+
+def _word(node: ast.expr) -> str:
+    return ast.unparse(node).split(".")[-1]
 
 
 def _made_anywhere(sources: Mapping[Path, str], classes: _Classes) -> dict[str, str]:
@@ -198,8 +261,8 @@ def _made_anywhere(sources: Mapping[Path, str], classes: _Classes) -> dict[str, 
     found: dict[str, set[str]] = {}
     for code in sources.values():
         if any(f"{name}(" in code for name in classes.names):
-            for word, name in _made(parsed(code), classes).items():
-                found.setdefault(word, set()).add(name)
+            for each in _made(parsed(code), classes):
+                found.setdefault(each.word, set()).add(each.name)
     return {word: min(names) for word, names in found.items() if len(names) == 1 and word not in _ANYBODYS}
 
 

@@ -96,7 +96,7 @@ def is_likely_made_elsewhere(source: Source, receiver: cst.BaseExpression) -> bo
     For methods that FSDP1's models alone have, in sources that speak of FSDP and import nothing of it.
     """
     text = dotted(receiver)
-    if text is None or source.uses_fsdp1 or "fsdp" not in source.code.lower():
+    if text is None or source.uses_fsdp1 or source.links.other_fsdp or "fsdp" not in source.code.lower():
         return False
     if source.index.qualified(receiver):
         return False

@@ -12,18 +12,20 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.answers import Answers
 from fsdp_migrate.source.python.containers import added_to, is_slice
+from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.python.tensor_words import OF_FUNCTIONS, OF_METHODS, SAME
+from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
+    from fsdp_migrate.source.python.scopes import Binding, Index
     from fsdp_migrate.source.python.text import Source
 
 
@@ -41,9 +43,11 @@ _OWN = re.compile(
 )
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
+_GO_THROUGH = frozenset({"filter", "map", "max", "min", "sorted"})
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
+_PUT_TOGETHER = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.BinaryOperation)
 _DEEPEST = 8
 
 
@@ -57,7 +61,7 @@ class ParameterValues:
 
     def is_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
-        while (inner := _inner(node)) is not None:
+        while (inner := _inner(self.source, node)) is not None:
             node = inner
         if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
             if any(map(self.is_one, _parts(self.source, node))):
@@ -108,13 +112,20 @@ class ParameterValues:
             root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
-        is_its = _is_part(self.source, node.value) or self._is_module_of_one(node.value)
+        is_its = self._is_of_part(node) or self._is_module_of_one(node.value)
         return is_its and not self.source.contexts.is_summoned(node)
 
     def is_own(self, node: cst.BaseExpression) -> bool:
         """Tell whether it may be a parameter that a model's class made by itself: ``model.logit_scale``."""
         is_named = isinstance(node, cst.Attribute) and _OWN.search(node.attr.value) is not None
-        return is_named and _is_part(self.source, cst.ensure_type(node, cst.Attribute).value)
+        return is_named and self._is_of_part(cst.ensure_type(node, cst.Attribute))
+
+    def _is_of_part(self, node: cst.Attribute) -> bool:
+        """Tell whether it is an attribute of a sharded model, or of a part of one.
+
+        Of what holds one, ``reward.model = FSDP(reward.model)``, the rest is plain.
+        """
+        return _is_part(self.source, node.value) and self.source.models.sharded_with(node) is not None
 
     def is_many(self, node: cst.BaseExpression) -> bool:
         """Tell whether it holds parameters: ``[p.grad for p in m.parameters()]``, a dict, a list to fill."""
@@ -123,7 +134,13 @@ class ParameterValues:
         if isinstance(node, cst.DictComp):
             return self.is_one(node.value)
         if isinstance(node, (cst.List, cst.Tuple, cst.Set, cst.Dict)):
-            return any(self.is_one(each.value) for each in node.elements)
+            stars = (cst.StarredElement, cst.StarredDictElement)
+            return any(
+                self.is_many(each.value) if isinstance(each, stars) else self.is_one(each.value)
+                for each in node.elements
+            )
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
+            return self.is_many(node.left) or self.is_many(node.right)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self.is_list(node) or self._is_filled(node) or self._holds_many(node)
         if isinstance(node, cst.Call):
@@ -139,7 +156,7 @@ class ParameterValues:
         """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
         if isinstance(node, cst.Name) and node not in self.source.index.scopes:
             return False
-        kinds = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.Call)
+        kinds = (*_PUT_TOGETHER, cst.Call)
         # Of an attribute any: `self.kept = {}` in the constructor is filled by another method.
         index = self.source.index
         values = values_set(index, node) if isinstance(node, cst.Attribute) else [last_value(index, node)]
@@ -151,7 +168,12 @@ class ParameterValues:
         """Tell whether a name is a function's argument, and a call here gives it such."""
         index, models = self.source.index, self.source.models
         bindings = index.scopes[name].lookup(name.value)
-        is_given = len(bindings) == 1 and bindings[0].kind == "param"
+        # `if isinstance(x, Tensor): x = [x]`, `p = p.cpu()`: it holds what it was given all the same.
+        anew = [each for each in bindings if each.kind != "param"]
+        holds = (_holds_the_same(self.source, each, name.value) for each in anew)
+        is_given = len(bindings) == len(anew) + 1 and all(holds)
+        if is_given and not anew and ask == self.is_one and (over := _gone_through(index, name)) is not None:
+            return self._once(over, self.is_many)
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -223,6 +245,8 @@ class ParameterValues:
             return True
         if isinstance(loop.iter, cst.Call) and self._gives(loop.iter, self.is_many):
             return True
+        if isinstance(loop.iter, _PUT_TOGETHER) and self._once(loop.iter, self.is_many):
+            return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
         known = [each for each in names if each in self.source.index.scopes]
         return any(self.is_list(each) for each in known) or any(
@@ -252,18 +276,28 @@ class ParameterValues:
             return self.is_sharded(node.value) or self._is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
-        if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        if not isinstance(node, cst.Call):
             return False
-        if node.func.attr.value not in PARAMETERS:
-            return False
-        return self.is_sharded(node.func.value) or self._is_module_of_one(node.func.value)
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in PARAMETERS:
+            return self.source.models.is_parameters(node)
+        model = node.func.value
+        is_its = self.is_sharded(model) or self._is_module_of_one(model)
+        return is_its or self._holds_sharded(node, model)
+
+    def _holds_sharded(self, call: cst.Call, model: cst.BaseExpression) -> bool:
+        """Tell whether a module with a sharded one in it gives its parameters: ``Shell(FSDP(net))``.
+
+        Of ``self`` others speak, and of a model by what it is at that place.
+        """
+        is_other = dotted(model) == "self" or whole(self.source.models.kinds(model)) & {"fsdp", "ddp"}
+        return not is_other and self.source.models.is_parameters(call)
 
     def is_sharded(self, model: cst.BaseExpression) -> bool:
         """Tell whether a model is sharded, or a part of one that is, as far as this source shows."""
         models = self.source.models
         is_fsdp1 = _is_part(self.source, model) or models.is_guarded_within(model)
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
-        return is_fsdp1 or _is_itself(self.source, model)
+        return is_fsdp1 or is_itself(self.source, model)
 
     def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
@@ -287,13 +321,53 @@ class ParameterValues:
         return False
 
 
+def _holds_the_same(source: Source, binding: Binding, name: str) -> bool:
+    """Tell whether a name is given what it held already: ``x = [x]``, ``x = list(x)``, ``p = p.cpu()``."""
+    value = binding.value if binding.index is None else None
+    if isinstance(value, cst.IfExp):
+        return all(_is_of_the_same(source, each, name) for each in (value.body, value.orelse))
+    return isinstance(value, cst.BaseExpression) and _is_of_the_same(source, value, name)
+
+
+def _is_of_the_same(source: Source, value: cst.BaseExpression, name: str) -> bool:
+    if isinstance(value, (cst.List, cst.Tuple)):
+        return [text_of(each.value) for each in value.elements] == [name]
+    if isinstance(value, _COMPREHENSIONS):
+        over = value.for_in
+        is_each = _innermost(source, value.elt, until=text_of(over.target)) == text_of(over.target)
+        return is_each and over.inner_for_in is None and text_of(over.iter) == name
+    is_call = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in SAME_PARAMETERS
+    if isinstance(value, cst.Call) and is_call:
+        return [text_of(arg.value) for arg in value.args if arg.keyword is None] == [name]
+    return _innermost(source, value, until=name) == name
+
+
+def _innermost(source: Source, value: cst.BaseExpression, *, until: str) -> str:
+    """Return what a value in another form is taken of: ``p`` of ``p.data.clone()``."""
+    node = value
+    while text_of(node) != until and (inner := _inner(source, node)) is not None:
+        node = inner
+    return text_of(node)
+
+
+def _gone_through(index: Index, name: cst.Name) -> cst.BaseExpression | None:
+    """Return what ``map`` and the like go through that give each to a function without a name."""
+    function = next((each for each in index.ancestors(name) if isinstance(each, cst.Lambda)), None)
+    if function is None or name.value not in {each.name.value for each in function.params.params}:
+        return None
+    call = index.parents[index.parents[function]]
+    if not isinstance(call, cst.Call) or dotted(call.func) not in _GO_THROUGH:
+        return None
+    return next((arg.value for arg in call.args if arg.value is not function and not arg.star), None)
+
+
 def _makes_plain(function: cst.FunctionDef) -> bool:
     """Tell whether a function makes plain tensors of DTensors."""
     attributes = (each.attr.value for each in walk_for(function.body, cst.Attribute))
     return any(name in {"full_tensor", "to_local"} for name in attributes)
 
 
-def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
+def _inner(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
     if isinstance(node, cst.Attribute) and node.attr.value in SAME:
         return node.value
@@ -301,7 +375,8 @@ def _inner(node: cst.BaseExpression) -> cst.BaseExpression | None:
         return node.expression
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return None
-    is_one = node.func.attr.value in OF_METHODS and dotted(node.func.value) not in _LIBRARIES
+    is_one = gives_its_kind(node.func.attr.value) and dotted(node.func.value) not in _LIBRARIES
+    is_one = is_one and not source.index.qualified(node.func)
     return node.func.value if is_one else None
 
 
@@ -314,7 +389,7 @@ def _parts(
     elif isinstance(node, cst.Comparison):
         compared = [each.comparator for each in node.comparisons if isinstance(each.operator, _COMPARES)]
         yield from (node.left, *compared) if compared else ()
-    elif source.index.qualified(node.func) & OF_FUNCTIONS:
+    elif any(map(gives_kind_of_given, source.index.qualified(node.func))):
         yield from (arg.value for arg in node.args if not arg.star)
 
 
@@ -352,7 +427,7 @@ def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
     return False
 
 
-def _is_itself(source: Source, model: cst.BaseExpression) -> bool:
+def is_itself(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is ``self`` in a method that a sharded model is asked for, here or in another file."""
     function = source.index.function(model)
     if function is None or dotted(model) != "self":

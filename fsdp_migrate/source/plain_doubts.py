@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.callers import Callers
-    from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.project import Module, Project, Start
     from fsdp_migrate.source.project_scopes import Statement
 
 
@@ -58,7 +58,7 @@ class Doubts:
     project: Project
     callers: Callers
     _leads: dict[str, bool] = field(default_factory=dict, repr=False)
-    _holds: dict[tuple[Path, str, int, str], bool] = field(default_factory=dict, repr=False)
+    _holds: dict[tuple[Path, str, Start, str], bool] = field(default_factory=dict, repr=False)
     _patterns: list[re.Pattern[str]] | None = field(default=None, repr=False)
     _by_scope: dict[Module, dict[str, list[Statement]]] = field(default_factory=dict, repr=False)
 
@@ -106,11 +106,11 @@ class Doubts:
         """Tell whether above a place something that a name holds is sharded in place, or put into it."""
         scope = place.scope
         while True:
-            line = place.line if scope == place.scope and not place.loops else None
+            start = place.start if scope == place.scope and not place.loops else None
             if any(
                 self._changes(each, name)
                 for each in self._scopes(place.module).get(scope, ())
-                if (line is None or each.place.line < line)
+                if (start is None or each.place.start < start)
                 and not is_ruled_out(self.project, each.place, place)
             ):
                 return True
@@ -152,7 +152,7 @@ class Doubts:
 
     def may_hold(self, node: ast.Name, place: Place, depth: int = 0) -> bool:
         """Tell whether what a name is given may be a sharded model, or come of one; also what loops give."""
-        key = (place.module.path, place.scope, place.line, node.id)
+        key = (place.module.path, place.scope, place.start, node.id)
         if key not in self._holds:
             self._holds[key] = False  # what it is made of itself counts for nothing
             self._holds[key] = self._may_hold(node, place, depth)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers
 from fsdp_migrate.source.framework_models import given_to_plain_fabric
+from fsdp_migrate.source.left_branches import is_left_out
 from fsdp_migrate.source.object_classes import Objects
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Asked, Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
-from fsdp_migrate.source.sharding_words import shards
 from fsdp_migrate.source.tables import in_table
 from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.sharding_files import ShardingFiles
 
 
 _DEEPEST: Final = 24
@@ -77,10 +78,11 @@ class PlainPlaces:
     """Answers what a project shows to be plain. Reads only."""
 
     project: Project
+    sharding: ShardingFiles
     callers: Callers = field(init=False, repr=False)
     _doubts: Doubts = field(init=False, repr=False)
     _objects: Objects = field(init=False, repr=False)
-    _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.callers = Callers(self.project)
@@ -88,19 +90,22 @@ class PlainPlaces:
         self._objects = Objects(self.project, self.callers)
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
-        """Return the line and the text of each expression that something is done with, and that is plain."""
+        """Return the line and the text of each expression that something is done with, and that is plain.
+
+        Not where another of that text on the line is not.
+        """
         module = self.project.module(path)
         if module is None:
             return frozenset()
-        found: set[tuple[int, str]] = set()
+        found: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
         for statement in (each for scope in scopes_of(module) for each in scope.statements):
             asked = [node for call in statement.calls for node in _asked(call)]
             bound = bound_within(statement.node) if asked else set()
             for node in asked:
                 text = dotted(node)
                 if text is not None and text.split(".")[0] not in bound and _may_be_one(text):
-                    found |= {(node.lineno, text)} if self._is_plain(node, statement.place, 0) else set()
-        return frozenset(found)
+                    found[self._is_plain(node, statement.place, 0)].add((node.lineno, text))
+        return frozenset(found[True] - found[False])
 
     def _is_plain(self, node: ast.expr, place: Place, depth: int) -> bool:
         if depth > _DEEPEST:
@@ -111,7 +116,8 @@ class PlainPlaces:
             return self._is_made_plain(node, place, depth + 1)
         if isinstance(node, ast.Name):
             values = self._values(node, place)
-            is_seen = bool(values) and all(self._is_value_plain(each, depth + 1) for each in values or ())
+            asked = ((each, place.asked if each.place.scope == place.scope else ()) for each in values or ())
+            is_seen = bool(values) and all(self._is_value_plain(each, depth + 1, its) for each, its in asked)
             return is_seen and not self._doubts.is_changed(place, node.id)
         if isinstance(node, ast.Attribute):
             return self._is_attribute_plain(node, place, depth + 1)
@@ -130,19 +136,24 @@ class PlainPlaces:
         values = values_bound(place, node.id)
         return values and [each for each in values if not is_ruled_out(self.project, each.place, place)]
 
-    def _is_value_plain(self, value: Bound, depth: int) -> bool:
+    def _is_value_plain(self, value: Bound, depth: int, asked: tuple[Asked, ...] = ()) -> bool:
         if isinstance(value.node, ast.arg):
             function = value.place.module.definitions.get(value.place.scope)
-            return function is not None and self._is_given_plain(function, value.node.arg, depth)
+            return function is not None and self._is_given_plain(function, value.node.arg, depth, asked)
         if value.part is not None:
             return isinstance(value.node, ast.Call) and self._is_made_plain(
                 value.node, value.place, depth, value.part
             )
         return self._is_plain(value.node, value.place, depth)
 
-    def _is_given_plain(self, function: Definition, name: str, depth: int) -> bool:
-        """Tell whether all that calls give to a parameter is plain, and no call is unseen."""
-        key = (function.key, name)
+    def _is_given_plain(
+        self, function: Definition, name: str, depth: int, asked: tuple[Asked, ...] = ()
+    ) -> bool:
+        """Tell whether all that calls give to a parameter is plain, and no call is unseen.
+
+        ``asked``: choices of the function, which calls by their constants may never come to.
+        """
+        key = (function.key, name, *asked)
         if key not in self._known:
             self._known[key] = True  # what it gives to itself counts for nothing
             fixture = self._fixture(function, name)
@@ -151,7 +162,7 @@ class PlainPlaces:
                 return self._known[key]
             calls = self.callers.of(function)
             is_called = bool(calls) or not (
-                shards(self.project.texts[function.module.path]) or self._doubts.is_any_picked()
+                self.sharding.shards(function.module.path) or self._doubts.is_any_picked()
             )
             self._known[key] = (
                 calls is not None
@@ -160,6 +171,7 @@ class PlainPlaces:
                 and not self._doubts.is_given_out(function)
                 and all(
                     is_of_other_engine(place)
+                    or (asked and is_left_out(function, call, asked))
                     or (
                         (given := given_by(function, name, call)) is not None
                         and self._is_plain(given, place, depth)

@@ -12,7 +12,7 @@ import libcst as cst
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of
-from fsdp_migrate.source.python.tensor_words import OF_METHODS
+from fsdp_migrate.source.python.tensor_words import gives_its_kind
 
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
         if known & _MAKERS or (is_list and "torch.tensor" in known):
             return True
         func = node.func
-        is_method = isinstance(func, cst.Attribute) and func.attr.value in OF_METHODS
+        is_method = isinstance(func, cst.Attribute) and gives_its_kind(func.attr.value)
         return is_method and is_made_plain(source, cst.ensure_type(func, cst.Attribute).value, depth + 1)
     if isinstance(node, cst.Name) and node in source.index.scopes:
         loops = [loop for loop in loops_around(source.index, node) if binds(loop, node.value)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.contexts import names_in
+from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.uses import Found
@@ -26,6 +27,11 @@ _POLICY_IS_SET = (
     "by size alone. Take this out: in FSDP2's units frozen and trained parameters mix, and adapters (PEFT) "
     "need no policy of their own."
 )
+_NO_OTHER_POLICY = (
+    "Where neither the plugin nor a config of its launch names another, it shards so without it, too: give "
+    "the plugin auto_wrap_policy='transformer_based_wrap' and transformer_cls_names_to_wrap=[<layer>]."
+)
+_POLICY = "auto_wrap_policy"
 _SET_POLICY = re.compile(r"\bfsdp_plugin\.auto_wrap_policy$")
 _CASTS_ARE_SET = (
     "Accelerate's FSDP2 gives this to fully_shard, which takes another class and does not cast inputs by "
@@ -64,7 +70,8 @@ def find(source: Source) -> Iterator[Found]:
         for target in assign.targets:
             name, value = dotted(target.target) or "", assign.value
             if _SET_POLICY.search(name) and text_of(value) != "None":
-                yield Found("FM343", assign, _POLICY_IS_SET, "commented")
+                others = "" if _names_policy(source) else f" {_NO_OTHER_POLICY}"
+                yield Found("FM343", assign, f"{_POLICY_IS_SET}{others}", "commented")
             elif _SET_IGNORED.search(name) and text_of(value) != "None" and _may_load_so(source):
                 yield Found("FM343", assign, " ".join(IGNORED), "commented")
             elif _SET_CASTS.search(name) and is_of_fsdp1(source, value):
@@ -72,6 +79,13 @@ def find(source: Source) -> Iterator[Found]:
             elif _SET_STRATEGY.search(name) and text_of(value) != "None":
                 said = _STRATEGY_IS_SET.format(name.rpartition(".")[0], _reshards(value))
                 yield Found("FM320", assign, said, "commented", covers=tuple(names_in(value)))
+
+
+def _names_policy(source: Source) -> bool:
+    """Tell whether the source gives a plugin a policy where it is made, or by the environment."""
+    made = (c for c in source.calls if any(map(PLUGIN.match, source.index.qualified(c.func))))
+    given = {arg.keyword.value: text_of(arg.value) for c in made for arg in c.args if arg.keyword is not None}
+    return given.get(_POLICY, "None") != "None" or "FSDP_AUTO_WRAP_POLICY" in environment_of_run(source)
 
 
 def is_its_strategy(source: Source, node: cst.CSTNode) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.ignored_modules import find_ignored
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
-from fsdp_migrate.source.python.accelerate_models import only_infers
+from fsdp_migrate.source.project import is_a_test
+from fsdp_migrate.source.python.accelerate_models import has_optimizer, only_infers
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.text import Source
 from fsdp_migrate.source.rules.prepared_apart import refused_calls
@@ -26,14 +27,22 @@ if TYPE_CHECKING:
 
 _CODE: Final = "FM449"
 _OF_SETTINGS: Final = "FM343"
+_ACCELERATE: Final = "accelerate"
+_ITS_CODES: Final = frozenset({"FM320", "FM427", _CODE})
+"""Of its plugin and its variables in sources, and of calls of ``prepare``."""
+_TESTS: Final = re.compile(r"^[ \t]*(?:async )?def test_|\bunittest\b", re.MULTILINE)
+Kind = Literal["trained", "untrained", "unclear"]
+_KINDS: Final[tuple[Kind, ...]] = ("trained", "untrained", "unclear")
 
 
 @dataclass(frozen=True)
 class PreparedApart:
-    """Where Accelerate is given a model alone: in files that train, and in those that only infer."""
+    """Where Accelerate is given a model alone: in files that train, in those that only infer, in others."""
 
     trained: tuple[str, ...] = ()
     untrained: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
+    """In files without an optimizer: the model may be trained by another file's, or not at all."""
     not_loaded: tuple[str, ...] = ()
     """Where it is given models that rank 0 cannot load for all, and what of them."""
     ignored: tuple[str, ...] = ()
@@ -41,13 +50,16 @@ class PreparedApart:
 
 
 def find_prepared_apart(
-    paths: Iterable[str | os.PathLike[str]], report: ScanReport | None = None
+    paths: Iterable[str | os.PathLike[str]],
+    report: ScanReport | None = None,
+    frameworks: Iterable[str] = ("accelerate",),
 ) -> PreparedApart:
     """Return the places at and below paths where ``accelerator.prepare`` gets a model alone, as DDP takes it.
 
     Args:
         paths: Files and folders.
         report: What was found in them: what gets a comment (FM449) is left out.
+        frameworks: Whose configs and launch lines were found: HF's Trainer prepares its models itself.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -59,18 +71,36 @@ def find_prepared_apart(
     uses = report.uses if report else ()
     told = {f"{use.path}:{use.line}" for use in uses if use.code == _CODE}
     settings = {f"{use.path}:{use.line}" for use in uses if use.code == _OF_SETTINGS}
-    trained: list[str] = []
-    untrained: list[str] = []
-    every = list(paths)
-    for path in find_sources(every):
+    found: dict[Kind, list[str]] = {}
+    every, is_asked = list(paths), _asks_accelerate(report, frameworks)
+    for path in find_sources(every) if is_asked else ():
         try:
             code = read_source(path)
         except FSDPMigrateError:
             continue
-        found = [f"{path}:{number}" for number in sorted(_lines(code, str(path)))]
-        (untrained if only_infers(code) else trained).extend(place for place in found if place not in told)
+        if is_a_test(path) and _TESTS.search(code):  # they run by themselves, whatever a config asks for
+            continue
+        places = (f"{path}:{number}" for number in sorted(_lines(code, str(path))))
+        found.setdefault(_kind(code), []).extend(place for place in places if place not in told)
     ignored = (place for place in find_ignored(every) if place not in settings)
-    return PreparedApart(tuple(trained), tuple(untrained), tuple(find_not_loaded(every)), tuple(ignored))
+    trained, untrained, unclear = (tuple(found.get(kind, ())) for kind in _KINDS)
+    return PreparedApart(trained, untrained, unclear, tuple(find_not_loaded(every)), tuple(ignored))
+
+
+def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:
+    """Tell whether anything asks Accelerate for FSDP: a source, or what configs and launch lines are of.
+
+    Of one that cannot be converted the framework is not known: it may be Accelerate's.
+    """
+    names = {name.strip() for each in frameworks for name in each.split(",")}
+    uses = report.uses if report else ()
+    return not names.isdisjoint({_ACCELERATE, ""}) or any(use.code in _ITS_CODES for use in uses)
+
+
+def _kind(code: str) -> Kind:
+    if has_optimizer(code):
+        return "trained"
+    return "untrained" if only_infers(code) else "unclear"
 
 
 def _lines(code: str, path: str) -> set[int]:

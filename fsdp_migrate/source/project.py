@@ -15,6 +15,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
 from fsdp_migrate.source.python.walked import children_of, walked
+from fsdp_migrate.source.word_index import WordIndex
 
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Module:
     tree: ast.Module
     imports: dict[str, str] = field(default_factory=dict)
     """What names are imported for, as it is written: ``..utils.wrap`` for ``from ..utils import wrap``."""
+    other_imports: dict[str, list[str]] = field(default_factory=dict)
+    """What names are imported for elsewhere in the same file: in another branch, or in another function."""
     stars: list[str] = field(default_factory=list)
     definitions: dict[str, Definition] = field(default_factory=dict)
     scopes: list[Any] = field(default_factory=list, repr=False)
@@ -87,7 +90,10 @@ class Module:
             if alias.name == "*":
                 self.stars.append(start)
             else:
-                self.imports[alias.asname or alias.name] = f"{start}.{alias.name}"
+                name, written = alias.asname or alias.name, f"{start}.{alias.name}"
+                if self.imports.setdefault(name, written) != written:
+                    self.other_imports.setdefault(name, []).append(self.imports[name])
+                    self.imports[name] = written
 
     def _note_by_name(self, targets: list[ast.expr], call: ast.Call) -> None:
         """Note what ``fsdp = import_module("torch.distributed.fsdp")`` imports."""
@@ -119,13 +125,24 @@ class Asked(NamedTuple):
     """Whether it may come out otherwise in another round."""
 
 
+Start = tuple[int, int]
+"""The line and the column at which a statement starts: several may share a line."""
+NOWHERE: Start = (0, 0)
+
+
+def start_of(node: ast.stmt | ast.expr) -> Start:
+    """Return where a statement or an expression starts."""
+    return node.lineno, node.col_offset
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """Where an expression stands: its module, and the function or class around it by name."""
 
     module: Module
     scope: str
-    line: int = 0
+    start: Start = NOWHERE
+    """Where its statement starts."""
     loops: tuple[ast.AST, ...] = ()
     blocks: tuple[int, ...] = ()
     """The blocks around it in its scope, from the outside in."""
@@ -175,23 +192,22 @@ class Project:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
-    def holding(self, names: Iterable[str]) -> Iterator[Path]:
-        """Yield the files in whose text one of some names stands."""
-        wanted = sorted(set(names))
-        if not wanted:
-            return
-        pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, wanted))})\b")
-        yield from (path for path, text in self.texts.items() if pattern.search(text))
+    @functools.cached_property
+    def _words(self) -> WordIndex[Path]:
+        return WordIndex(self.texts)
 
-    def importing(self, names: Iterable[str]) -> Iterator[Path]:
-        """Yield the files that seem to import one of some names, which many others may have as well."""
-        wanted = "|".join(map(re.escape, sorted(set(names))))
-        if not wanted:
-            return
+    def holding(self, names: Iterable[str]) -> list[Path]:
+        """Return the files in whose text one of some names stands."""
+        return self._words.holding(names)
+
+    def importing(self, names: Iterable[str]) -> list[Path]:
+        """Return the files that seem to import one of some names, which many others may have as well."""
+        known = sorted(set(names))
+        wanted = "|".join(map(re.escape, known))
         pattern = re.compile(
             rf"^[ \t]*(?:from\s.*\bimport\b.*\b(?:{wanted})\b|(?:{wanted}),?[ \t\r]*$)", re.MULTILINE
         )
-        yield from (path for path, text in self.texts.items() if pattern.search(text))
+        return [path for path in self.holding(known) if pattern.search(self.texts[path])]
 
     def find(self, module: Module, written: str, depth: int = 0) -> Definition | None:
         """Return the definition that an imported name stands for, through modules that only hand it on."""
@@ -282,6 +298,13 @@ class Project:
         written = self.qualified(text, place)
         definition = self.find(place.module, written) if written else None
         return definition or (None if "." in text else self.by_star(place.module, text))
+
+    def named_elsewhere(self, text: str, place: Place) -> Iterator[Definition]:
+        """Yield what a name stands for by other imports of it: ``try: ... except ImportError: ...``."""
+        root, _, rest = text.partition(".")
+        for written in place.module.other_imports.get(root, ()) if place.module.other_imports else ():
+            found = self.find(place.module, f"{written}.{rest}" if rest else written)
+            yield from () if found is None else (found,)
 
     def own(self, rest: str, place: Place) -> Definition | None:
         """Return the method, or the inner class, that ``self.rest`` stands for at a place."""

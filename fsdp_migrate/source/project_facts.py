@@ -14,10 +14,10 @@ from fsdp_migrate.source.project_kinds import (
     MAKES_ONE,
     Fact,
     is_about,
-    makes_attribute,
 )
 from fsdp_migrate.source.project_names import node_of, set_by_names
 from fsdp_migrate.source.project_switches import Mark
+from fsdp_migrate.source.python.argument_places import argument_at
 from fsdp_migrate.source.python.held import (
     EACH,
     attribute,
@@ -29,6 +29,7 @@ from fsdp_migrate.source.python.held import (
     taken,
     whole,
 )
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import made_by
 from fsdp_migrate.source.wrapped_in_place import (
     as_it_was,
@@ -59,6 +60,8 @@ _WRAPS = "wraps:"
 """Before the key of a function: the scopes that ask whether it wraps parts of what it is given."""
 _SHARDS = "shards:"
 """The same, whether it shards what it is given."""
+_SETS = "sets:"
+"""The same, which attributes of what it is given it makes models."""
 _PATCHES = "patches:"
 """Before the key of a function: the scopes that ask whose method it is made."""
 _ADDS = {"add": 0, "append": 0, "appendleft": 0, "insert": 1}
@@ -77,6 +80,8 @@ class ProjectFacts(PickedKinds):
     """What each file is told of functions that wrap parts of what they are given, by their names there."""
     shards_told: dict[Path, dict[str, set[Sharded]]] = field(default_factory=dict)
     """The same of functions that shard what they are given."""
+    sets_on_given: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
+    """By functions the attributes of their arguments that they make models: ``trainer.model = FSDP(net)``."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
     _patched: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
@@ -139,7 +144,7 @@ class ProjectFacts(PickedKinds):
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
             self._note_above(self.project.class_of(place), key[1], kinds)
-        mark = Mark(place.line, place.loops, place.asked, is_aside)
+        mark = Mark(place.start, place.loops, place.asked, is_aside)
         here = f"{place.module.path}:{place.scope}", text
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
@@ -221,6 +226,7 @@ class ProjectFacts(PickedKinds):
         made = self.project.method(called, "__init__") if is_class else called
         if made is None or made.key == f"{place.module.path}:{place.scope}":
             return
+        self._follow_set(call, made, place)
         self.ask(f"{_SHARDS}{made.key}")
         for number, name in sharded_parameters(made, self.inner):
             kinds = {kind for kind in whole(self.facts.get((made.key, name), ())) if kind != "ddp"}
@@ -232,13 +238,28 @@ class ProjectFacts(PickedKinds):
             if (text := given_for(call, number, name)) is not None:
                 self._note_sharded(node_of(text), {*kinds, "fsdp"}, node, place)
 
+    def _follow_set(self, call: ast.Call, called: Definition, place: Place) -> None:
+        """Note what a call gives to a function that makes an attribute of it a model: ``shard(self)``."""
+        self.ask(f"{_SETS}{called.key}")
+        for name, last in tuple(self.sets_on_given.get(called.key, ())):
+            found = argument_at(called.node, name, is_method=called.owner is not None)
+            text = given_for(call, *found) if found is not None else None
+            kinds = {*whole(taken(attribute(last), self.facts.get((called.key, name), set()))), "other"}
+            owner = self.project.class_of(place) if text == "self" else None
+            if owner is not None:
+                self._add((owner.key, f"self.{last}"), kinds, from_others=True)
+                self._note_holder(owner.key)
+                self.look_at([owner.module.path])
+            elif text is not None and text != "self":
+                self._set_on_object(f"{text}.{last}", kinds, place)
+
     def _note_sharded(self, given: ast.expr, kinds: set[str], node: ast.stmt, place: Place) -> None:
         text = dotted(as_it_was(given))
         if "fsdp" not in kinds or text is None or is_of_a_loop(text, place.loops):
             return
         scope = f"{place.module.path}:{place.scope}"
-        if place.line not in self.inner.setdefault((scope, text), set()):
-            self.inner[scope, text].add(place.line)
+        if place.start not in self.inner.setdefault((scope, text), set()):
+            self.inner[scope, text].add(place.start)
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
             self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)
@@ -280,6 +301,12 @@ class ProjectFacts(PickedKinds):
             return
         if not last.startswith("_"):
             self._add(self._key(start, place), put(attribute(last), kinds))
+        function = self.project.node(place.module, place.scope)
+        scoped = f"{place.module.path}:{place.scope}"
+        is_given = function is not None and argument_at(function, start, is_method=False) is not None
+        if is_given and (start, last) not in self.sets_on_given.get(scoped, set()):
+            self.sets_on_given.setdefault(scoped, set()).add((start, last))
+            self._found_more(f"{_SETS}{scoped}")
         scope = self.project.class_of(place) if start.startswith("self.") else None
         asked = scope.key if scope is not None else f"{place.module.path}:{place.scope}", start
         if asked not in self._made_there:
@@ -432,3 +459,12 @@ class ProjectFacts(PickedKinds):
         for each in node.items if isinstance(node, (ast.With, ast.AsyncWith)) else ():
             if each.optional_vars is not None:
                 self._assign(each.optional_vars, entered(self.kinds(each.context_expr, place)), place)
+
+
+def makes_attribute(owner: Definition, text: str) -> bool:
+    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
+    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
+        for each in assigns
+    )

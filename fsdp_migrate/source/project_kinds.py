@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import ast
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.bound_since import is_bound_since
 from fsdp_migrate.source.constant_arguments import ToldOff
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back
+from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
-from fsdp_migrate.source.project import Definition, Place, Project, dotted, either
+from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
 from fsdp_migrate.source.project_arguments import is_bare, is_owed
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
@@ -38,7 +39,6 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
@@ -80,8 +80,8 @@ class ProjectKinds:
     """What a name of a scope may be, by the scope's key and the name."""
     made: dict[Fact, list[Mark]] = field(default_factory=dict)
     """Where a name is made a model."""
-    inner: dict[Fact, set[int]] = field(default_factory=dict)
-    """The lines that shard what a name is, in place: ``net`` of ``model = FSDP(net)``."""
+    inner: dict[Fact, set[Start]] = field(default_factory=dict)
+    """The statements that shard what a name is, in place: ``net`` of ``model = FSDP(net)``."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
     """The part of the facts about parameters and attributes that calls of other files tell."""
     set_on_own: dict[Fact, bool] = field(default_factory=dict)
@@ -108,6 +108,7 @@ class ProjectKinds:
     askers: dict[Key, set[Scope]] = field(default_factory=dict, repr=False)
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     told_off: ToldOff = field(default_factory=ToldOff, repr=False)
+    left: LeftBranches = field(default_factory=LeftBranches, repr=False)
     _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
 
@@ -153,7 +154,7 @@ class ProjectKinds:
         if "fsdp" in found and (is_of_other_engine(place) or self._is_before(text, node, place)):
             here = f"{place.module.path}:{place.scope}", text
             # By what shards it below alone, nothing is known of it above.
-            is_inner = here in self.inner and {e.line for e in self.made.get(here, ())} <= self.inner[here]
+            is_inner = here in self.inner and {e.start for e in self.made.get(here, ())} <= self.inner[here]
             found -= {"fsdp", "other"} if is_inner else {"fsdp"}
         start, _, last = text.rpartition(".")
         if last == "module" and start:
@@ -219,11 +220,13 @@ class ProjectKinds:
         made = self.made.get((scope, text))
         if not made and text.startswith("self."):
             return self._runs_before(text, place)
-        if not made or self.from_others.get((scope, text)):
+        if not made:
+            return self.left.hold(place, text.partition(".")[0])
+        if self.from_others.get((scope, text)):
             return False
+        here = replace(place, start=place.start if place.start != NOWHERE else start_of(node))
         return not any(
-            comes_to(self.project, mark, node.lineno, place, text)
-            and not is_bound_since(self, mark, text, node.lineno, place)
+            comes_to(self.project, mark, here, text) and not is_bound_since(self, mark, text, here)
             for mark in made
         )
 
@@ -409,7 +412,7 @@ class ProjectKinds:
                 return
         definition = self.project.named(text, place)
         if definition is not None:
-            yield definition
+            yield from (definition, *self.project.named_elsewhere(text, place))
             return
         for value in self.renamed.at(text, place) if depth < _DEEPEST else ():
             if dotted(value.node) != text:
@@ -489,12 +492,3 @@ def is_about(kinds: Collection[str]) -> bool:
     if {"params", f"{MAKES_ONE}fsdp", FLAT, NORM} & set(kinds) or has_model(kinds) or has_groups(kinds):
         return True
     return any(kind.endswith((f">{MAKES_ONE}fsdp", f">{NORM}")) for kind in kinds)  # `{"fsdp": wrap}`
-
-
-def makes_attribute(owner: Definition, text: str) -> bool:
-    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
-    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
-    return any(
-        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
-        for each in assigns
-    )

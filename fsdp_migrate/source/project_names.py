@@ -104,7 +104,7 @@ def given_by(node: ast.stmt) -> ast.expr | None:
 def node_of(text: str) -> ast.expr:
     """Return the node of a dotted name, as if it stood on the first line."""
     first, *rest = text.split(".")
-    node: ast.expr = ast.Name(first, ast.Load(), lineno=1)
+    node: ast.expr = ast.Name(first, ast.Load(), lineno=1, col_offset=0)
     for name in rest:
-        node = ast.Attribute(node, name, ast.Load(), lineno=1)
+        node = ast.Attribute(node, name, ast.Load(), lineno=1, col_offset=0)
     return node

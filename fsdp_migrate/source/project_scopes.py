@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.never_run import NeverRun
-from fsdp_migrate.source.project import Asked, Function, Module, Place, calls_of
+from fsdp_migrate.source.project import Asked, Function, Module, Place, calls_of, start_of
 
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _collect(
     left = never.below_leaving(body) if body is not place.module.tree.body else []
     scope.never += left
     for node in body[: len(body) - len(left)]:
-        here = replace(place, line=node.lineno)
+        here = replace(place, start=start_of(node))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if not isinstance(node, ast.ClassDef):
                 scope.functions.append((node, place))

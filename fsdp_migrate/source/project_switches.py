@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.walked import walked
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.project import Project, Start
 
 
 _DEEPEST = 2
@@ -33,29 +33,31 @@ class _Fact(NamedTuple):
 
 # What tests of a function say: that is asked as often as a name of a model is met there.
 _FACTS: WeakKeyDictionary[ast.AST, dict[tuple[ast.expr, bool], tuple[_Fact, ...]]] = WeakKeyDictionary()
+# What is in a function's loops, and in a file's constructors, is asked as often.
+_LOOPED: WeakKeyDictionary[ast.AST, frozenset[int]] = WeakKeyDictionary()
+_INITS: WeakKeyDictionary[ast.AST, list[tuple[int, frozenset[int]]]] = WeakKeyDictionary()
 
 
 class Mark(NamedTuple):
-    """Where a name is made a model: a line, the loops around it, and the choices."""
+    """Where a name is made a model: a statement, the loops around it, and the choices."""
 
-    line: int
+    start: Start
     loops: tuple[ast.AST, ...]
     asked: tuple[Asked, ...]
     is_aside: bool = False
     """Whether another name is bound there, and this one's model is sharded in place."""
 
 
-def comes_to(project: Project, mark: Mark, line: int, place: Place, text: str) -> bool:
-    """Tell whether a line of the same function may have what a name was made.
+def comes_to(project: Project, mark: Mark, place: Place, text: str) -> bool:
+    """Tell whether a place in the same function may have what a name was made.
 
     Args:
         project: The files.
         mark: Where it was.
-        line: The line.
-        place: Where that stands.
+        place: The place.
         text: The name. An attribute keeps its model until the function runs again.
     """
-    is_below = mark.line < line or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
+    is_below = mark.start < place.start or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
     is_kept = "." in text and not place.scope.endswith("__init__")
     return is_below and not _is_excluded(project, mark.asked, place, is_kept=is_kept)
 
@@ -152,7 +154,7 @@ def _is_steady(test: ast.expr) -> bool:
 def _last(place: Place, function: ast.AST, tests: Sequence[ast.expr]) -> bool:
     """Tell whether what is asked keeps its value from the first of some tests on."""
     first = min(test.lineno for test in tests)
-    looped = {id(each) for loop in walked(function) if isinstance(loop, _LOOPS) for each in ast.walk(loop)}
+    looped = _in_loops(function)
 
     def is_early(node: ast.expr) -> bool:
         return node.lineno < first and id(node) not in looped
@@ -164,18 +166,29 @@ def _last(place: Place, function: ast.AST, tests: Sequence[ast.expr]) -> bool:
     attributes = {part.attr for part in parts if isinstance(part, ast.Attribute)}
     if not attributes:
         return True
-    own = {id(each): each for each in walked(function)}
-    made_anew = {
-        id(each)
-        for init in walked(place.module.tree)
-        if isinstance(init, ast.FunctionDef) and init.name == "__init__" and init is not function
-        for each in ast.walk(init)
-    }
+    own = set(map(id, walked(function)))
+    inits = [nodes for init, nodes in _in_inits(place.module.tree) if init != id(function)]
     return all(
-        is_early(each) if id(each) in own else id(each) in made_anew
+        is_early(each) if id(each) in own else any(id(each) in nodes for nodes in inits)
         for each in walked(place.module.tree)
         if isinstance(each, ast.Attribute) and each.attr in attributes and not isinstance(each.ctx, ast.Load)
     )
+
+
+def _in_loops(function: ast.AST) -> frozenset[int]:
+    """Return what stands in loops of a function, by identity."""
+    if function not in _LOOPED:
+        loops = (loop for loop in walked(function) if isinstance(loop, _LOOPS))
+        _LOOPED[function] = frozenset(id(each) for loop in loops for each in ast.walk(loop))
+    return _LOOPED[function]
+
+
+def _in_inits(tree: ast.Module) -> list[tuple[int, frozenset[int]]]:
+    """Return the constructors of a file, each with what stands in it, by identity."""
+    if tree not in _INITS:
+        inits = [n for n in walked(tree) if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+        _INITS[tree] = [(id(init), frozenset(map(id, ast.walk(init)))) for init in inits]
+    return _INITS[tree]
 
 
 def _asks_what_is_given(test: ast.expr) -> bool:

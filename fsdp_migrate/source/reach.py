@@ -14,7 +14,7 @@ from fsdp_migrate.source.plain_places import PlainPlaces
 from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
-from fsdp_migrate.source.sharding_words import shards
+from fsdp_migrate.source.sharding_files import ShardingFiles
 
 
 if TYPE_CHECKING:
@@ -47,13 +47,17 @@ def with_reach(
     ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
-    plain = PlainPlaces(project)
-    if not by_frameworks and FSDP2Alone(plain.callers, around).holds():
+    sharding = ShardingFiles(project)
+    plain = PlainPlaces(project, sharding)
+    if not by_frameworks and FSDP2Alone(plain.callers, sharding, around).holds():
         asking = (path for path, text in project.texts.items() if catalog.FSDP in text)
         return {**links, **{each: replace(links.get(each, NOTHING), fsdp2_alone=True) for each in asking}}
-    reached = (path for path in _reached(project, by_frameworks) if may_find(project.texts[path]))
+    if not by_frameworks and sharding.is_of_others():
+        speaking = (path for path, text in project.texts.items() if "fsdp" in text.lower())
+        return {**links, **{each: replace(links.get(each, NOTHING), other_fsdp=True) for each in speaking}}
+    reached = (path for path in _reached(project, sharding, by_frameworks) if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
-    if near and not by_frameworks and not LiveSharding(plain.callers, around).is_any():
+    if near and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
         return dict(links)
     told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
     return {**links, **told}
@@ -64,9 +68,9 @@ def _is_megatrons(text: str) -> bool:
     return _MEGATRON.search(text) is not None and "fsdp" not in text.lower()
 
 
-def _reached(project: Project, by_frameworks: Iterable[Path]) -> set[Path]:
+def _reached(project: Project, files: ShardingFiles, by_frameworks: Iterable[Path]) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
-    sharding = {path for path, text in project.texts.items() if shards(text)}
+    sharding = {path for path in project.texts if files.shards(path)}
     found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import NOWHERE, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 
 
@@ -60,12 +60,12 @@ class _Names:
         values = self.values.get((scope, name), [])
         if scope != place.scope:
             return values
-        above = [each for each in values if each.place.line < place.line]
+        above = [each for each in values if each.place.start < place.start]
         # What stands in this block, or in one around it, was always run.
         always = [
-            each.place.line for each in above if place.blocks[: len(each.place.blocks)] == each.place.blocks
+            each.place.start for each in above if place.blocks[: len(each.place.blocks)] == each.place.blocks
         ]
-        after = [each for each in above if each.place.line >= max(always, default=0)]
+        after = [each for each in above if each.place.start >= max(always, default=NOWHERE)]
         return after if always or not place.loops else values
 
 

@@ -11,11 +11,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.adapters.conversion.environment import told_by_environment
-from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
-from fsdp_migrate.source.python.environment import fsdp_environment
+from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.items import ItemChange
 from fsdp_migrate.source.uses import Found
 
@@ -68,6 +66,9 @@ def said_of_environment(given: Mapping[str, str], *, beside_hf: bool = False) ->
         >>> said_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "SHARD_GRAD_OP"})
         'For FSDP2 set ...FSDP_RESHARD_AFTER_FORWARD=false...'
     """
+    # Frameworks' configs take long to load, and few sources hold settings.
+    from fsdp_migrate.adapters.conversion.environment import told_by_environment
+
     text = "\n".join(f"{n}={shlex.quote(value)}" for n, value in given.items())
     _, findings = told_by_environment(text, beside_hf=beside_hf)
     texts = [each.hint or each.message for each in findings[:1]]
@@ -80,8 +81,10 @@ def said_of_environment(given: Mapping[str, str], *, beside_hf: bool = False) ->
 
 def convert_settings(framework: str, document: dict[str, Any], values: Values) -> Converted:
     """Convert settings as a framework's config; what is known only when it runs may be left to a person."""
+    from fsdp_migrate.adapters.conversion.text import convert_text
+
     try:
-        settings = Settings(environment=fsdp_environment(values.source))
+        settings = Settings(environment=environment_of_run(values.source))
         done = convert_text(json.dumps(document), framework=framework, is_json=True, settings=settings)
     except (ConfigError, UnsupportedFeatureError) as error:
         return Converted(document, document, reasons=(values.shown(str(error)),), is_refused=True)

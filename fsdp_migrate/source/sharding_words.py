@@ -6,15 +6,21 @@ import re
 from typing import Final
 
 
+NAMES: Final = frozenset(
+    {
+        *("FSDPStrategy", "FullyShardedDataParallel", "FullyShardedDataParallelPlugin"),
+        *("ModelParallelStrategy", "fully_shard", "prepare_fully_shard"),
+    }
+)
+"""Classes and functions that do."""
 _SHARDS: Final = re.compile(
-    r"\b(?:FSDPStrategy|FullyShardedDataParallel|FullyShardedDataParallelPlugin|ModelParallelStrategy"
-    r"|fully_shard|prepare_fully_shard)\b|\bDistributedType\.FSDP\b|\bACCELERATE_USE_FSDP\b"
+    rf"\b(?:{'|'.join(sorted(NAMES))})\b|\bDistributedType\.FSDP\b|\bACCELERATE_USE_FSDP\b"
     r"|\bfsdp(?:_config)?=(?!None|False|['\"]['\"])|\bstrategy=['\"]fsdp"
 )
 
 
 def shards(text: str) -> bool:
-    """Tell whether a source has words of what shards a model.
+    """Tell whether a source has words of what may shard a model.
 
     Example:
         >>> shards("model = fully_shard(model)"), shards("model = Net()")

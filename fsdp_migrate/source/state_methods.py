@@ -91,7 +91,7 @@ def saves_itself(project: Project) -> bool:
                 takes = node.args.kwarg is not None or any(
                     each.arg == "state_dict" for each in (*node.args.args, *node.args.kwonlyargs)
                 )
-                if not takes and module is not None and _is_a_module(module, owner):
+                if not takes and module is not None and is_a_module(module, owner):
                     return True
     return False
 
@@ -100,12 +100,12 @@ def _of(module: Module, names: Collection[str]) -> set[tuple[str, str]]:
     found = set()
     for name, definition in module.definitions.items():
         owner, _, method = name.rpartition(".")
-        if method in names and _is_a_module(module, owner) and _ASKS.search(definition.written):
+        if method in names and is_a_module(module, owner) and _ASKS.search(definition.written):
             found.add((owner, method))
     return found
 
 
-def _is_a_module(module: Module, owner: str) -> bool:
+def is_a_module(module: Module, owner: str) -> bool:
     """Tell whether a class of a file is a module, by its bases, or by its forward."""
     definition = module.definitions.get(owner)
     if definition is None or not isinstance(definition.node, ast.ClassDef):

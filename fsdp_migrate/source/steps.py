@@ -109,6 +109,11 @@ _LEFT_OUT = (
     "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`"
 )
+_EITHER = (
+    "See whether the models that Accelerate prepares here are trained, where no optimizer is made: its FSDP2 "
+    "refuses a model without its optimizer. Where one is, prepare both together, `model, optimizer = "
+    "accelerator.prepare(model, optimizer)`; where it is not, write `model.to(accelerator.device)`"
+)
 _NOT_LOADED = (
     "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
     "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
@@ -204,6 +209,7 @@ def next_steps(
         said = (
             (_TOGETHER, apart.trained),
             (_LEFT_OUT, apart.untrained),
+            (_EITHER, apart.unclear),
             (_NOT_LOADED, apart.not_loaded),
             (_IGNORED, apart.ignored),
         )

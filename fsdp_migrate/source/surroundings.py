@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
-from fsdp_migrate.checkpoint_convert.formats.dcp_metadata_reader import METADATA_FILE
-from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
-from fsdp_migrate.checkpoint_convert.sources.folder_layouts import (
-    BESIDE_MODELS,
-    FolderFiles,
-    find_layout,
-    layout_title,
-)
-from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+from fsdp_migrate.adapters.conversion.one_look import one_look
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.errors import (
     CheckpointError,
     ConfigError,
@@ -160,7 +153,7 @@ class CheckpointFound:
     @property
     def is_of_ranks(self) -> bool:
         """Tell whether each rank saved a file of its own."""
-        return self.layout == _as_words(layout_title("ranks"))
+        return self.layout == _title("ranks")
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -194,8 +187,9 @@ def find_configs(
     from fsdp_migrate.source.own_configs import with_own
 
     files = find_sources(paths, CONFIGS | MAYBE_CONFIGS | {".dockerfile", ".toml"})
-    found = (_look_at(path) for path in files if _may_be_config(path))
-    return _with_named(with_own([each for each in found if each is not None], paths), launches)
+    with one_look():
+        found = [_look_at(path) for path in files if _may_be_config(path)]
+        return _with_named(with_own([each for each in found if each is not None], paths), launches)
 
 
 def _may_be_config(path: Path) -> bool:
@@ -398,10 +392,14 @@ def _layout_of(folder: Path, folders: list[str], files: list[str]) -> _Layout | 
     below = {f"{name}/{inner}": size for name in folders for inner, size in _sizes(folder / name).items()}
     if not own and not below:
         return None
+    # What reads checkpoints takes as long to load as the rest, and few repositories hold one.
+    from fsdp_migrate.checkpoint_convert.sources.folder_layouts import FolderFiles, find_layout
+    from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
+
     opened = open_folder(folder)
     try:
         if FolderFiles(opened, own | below).components:
-            return _Layout(_as_words(layout_title("accelerate")), is_deep=True)
+            return _Layout(_title("accelerate"), is_deep=True)
         found = find_layout(FolderFiles(opened, own))
     except CheckpointError as error:
         return _Layout(f"incomplete or ambiguous ({' '.join(str(error).split())})")
@@ -425,6 +423,12 @@ def _sizes(folder: Path, names: Iterable[str] | None = None) -> dict[str, int]:
         return {}
 
 
+def _title(layout: str) -> str:
+    from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
+
+    return _as_words(layout_title(layout))
+
+
 def _as_words(title: str) -> str:
     """Return a title as it stands within a sentence."""
     return title[0].lower() + title[1:]
@@ -432,13 +436,19 @@ def _as_words(title: str) -> str:
 
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors" and not _is_data(path):
-        yield CheckpointFound(str(path), _as_words(layout_title("safetensors")))
-    elif path.suffix in _SAVED and not BESIDE_MODELS.fullmatch(path.name) and _is_checkpoint(path):
-        layout = _as_words(layout_title("file"))
+        yield CheckpointFound(str(path), _title("safetensors"))
+    elif path.suffix in _SAVED and not _is_beside_a_model(path) and _is_checkpoint(path):
+        layout = _title("file")
         if _is_lightnings(path):
             yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)
         else:
             yield CheckpointFound(str(path), layout)
+
+
+def _is_beside_a_model(path: Path) -> bool:
+    from fsdp_migrate.checkpoint_convert.sources.folder_layouts import BESIDE_MODELS
+
+    return BESIDE_MODELS.fullmatch(path.name) is not None
 
 
 def _is_data(path: Path) -> bool:
@@ -463,6 +473,8 @@ def _is_lightnings(path: Path) -> bool:
 
 def _is_checkpoint(path: Path) -> bool:
     """Tell whether a file is one of torch.save, with tensors as far as its list of parts tells."""
+    from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
+
     try:
         with path.open("rb") as stream:
             if not path.is_file() or not is_saved_file(stream.read(16)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_globals import Globals
-from fsdp_migrate.source.values_bound import Bound, values_bound
+from fsdp_migrate.source.values_bound import LAST, Bound, values_bound
 
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _DEEPEST: Final = 4
-_LAST: Final = 10**9
 _FILLED: Final = (
     r"\b{0}\b(?:\[[^\]\n]*\])+\s*=(?!=)|\b{0}\.(?:update|setdefault|__setitem__|register\w*)\(|\b{0}\s*\|="
     r"|\bglobal [\w, ]*\b{0}\b|\.{0}\s*=(?!=)"
@@ -61,7 +60,7 @@ def _tables(project: Project, node: ast.expr, place: Place, depth: int) -> Itera
     if origin is not None:
         path, name = project.split(origin[0])[0], origin[1]
         module = project.module(path)
-        values = values_bound(Place(module, "", line=_LAST), name) if module is not None else None
+        values = values_bound(Place(module, "", LAST), name) if module is not None else None
     filled = re.compile(_FILLED.format(re.escape(name)))
     if not values or any(filled.search(text) for text in project.texts.values() if name in text):
         yield None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
 from fsdp_migrate.source.optimizer_classes import (
     made_beside_models,
@@ -21,11 +22,11 @@ from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about
 from fsdp_migrate.source.project_names import node_of
 from fsdp_migrate.source.python.accelerate_models import NORM
-from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, put, whole
+from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, has_model, put, whole
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
-from fsdp_migrate.source.state_methods import saves_itself, states_by_file
+from fsdp_migrate.source.state_methods import is_a_module, saves_itself, states_by_file
 from fsdp_migrate.source.told_parameters import told_parameters
 from fsdp_migrate.source.wrapper_classes import wrapper_classes
 
@@ -99,6 +100,7 @@ class Told:
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
                 fields=self.known.fields_told.get(p, {}),
+                constants_given=self.known.left.told(str(p), self.known.made),
                 plain_calls=self.known.told_off.in_file(p),
                 shards_parts=parts.certain.get(p, frozenset()),
                 asked_for_parts=parts.asked.get(p, frozenset()),
@@ -110,7 +112,9 @@ class Told:
 
     def _optimizers(self) -> Made:
         """Return the optimizers that are made beside sharded models, and look at the files that make them."""
-        owners = {key.rpartition(":")[0] for (key, _), kinds in self.known.facts.items() if is_about(kinds)}
+        # The optimizers that Composer's Trainer is given are looked for by what gives them.
+        facts = ((key, without_state(kinds)) for (key, _), kinds in self.known.facts.items())
+        owners = {key.rpartition(":")[0] for key, kinds in facts if is_about(kinds)}
         beside = makers_beside(self.known.looked_at, {key for key, _ in self.known.made}, self.known.called)
         self.known.look_at(beside)
         return made_beside_models(
@@ -159,7 +163,7 @@ class Told:
                     continue
                 own = self.known.facts.get((key, text), set())
                 told = self.told(self.known.text_kinds(text, node_of(text), place) - own)
-                if told:
+                if told - {"other"}:  # which alone says nothing of a name
                     yield (name, text), set(told)
 
     def _is_known(self, text: str, place: Place) -> bool:
@@ -192,9 +196,14 @@ class Told:
                     inside = self._inside[last] = self._in_object(last)
                 if mark:
                     found |= {f"{before}>{each}" for each in inside}
-                elif _WRAPPED in inside:
+                elif _WRAPPED in inside or (has_model(inside) and self._is_a_module(last)):
                     found.add(WRAPS)
         return frozenset(found)
+
+    def _is_a_module(self, kind: str) -> bool:
+        """Tell whether an object is of a module's class: the parameters of its parts are its own."""
+        owners = [owner for owner, _ in self.known.objects_in({kind})]
+        return any(is_a_module(owner.module, owner.name) for owner in owners)
 
     def _in_object(self, kind: str) -> set[str]:
         found: set[str] = set()

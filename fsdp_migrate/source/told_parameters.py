@@ -86,11 +86,23 @@ def _last(func: ast.expr) -> str:
     return func.attr if isinstance(func, ast.Attribute) else (dotted(func) or "")
 
 
+def _called(known: _Following, func: ast.expr, place: Place) -> list[Definition]:
+    """Return what a call calls: of an unknown class's object, the one method of that name."""
+    found = list(known.called(func, place))
+    if found or not isinstance(func, ast.Attribute) or "fsdp" not in known.kinds(func.value, place):
+        return found
+    paths = known.project.holding([f"def {func.attr}(self"])
+    modules = filter(None, map(known.project.module, paths))
+    ending = f".{func.attr}"
+    made = [each for one in modules for name, each in one.definitions.items() if name.endswith(ending)]
+    return made if len(made) == 1 else []
+
+
 def _note(
     known: _Following, held: HeldParameters, told: ToldParameters, call: ast.Call, place: Place
 ) -> None:
     written = known.written(call.func, place) or (dotted(call.func) or "")
-    for definition in known.called(call.func, place) if written else ():
+    for definition in _called(known, call.func, place) if written else ():
         path = place.module.path
         if isinstance(definition.node, ast.ClassDef):
             kept = frozenset(held.kept(definition))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.project import Module, Project, Start
 
     Shards = Callable[[ast.Call, Mapping[str, ast.Call], Place], str | None]
     """Tells the name of the model that a call shards, by it and by what names of the scope are made by."""
@@ -26,7 +26,7 @@ class _Lines:
     """Where a name of a scope is sharded, and the lines that bind it."""
 
     sharded: list[Place] = field(default_factory=list)
-    bound: list[int] = field(default_factory=list)
+    bound: list[Start] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -44,8 +44,8 @@ class TrainedNames:
             self._known[module.path] = dict(self._in(module))
         lines = self._known[module.path].get((place.scope, text), _Lines())
         return any(
-            each.line < place.line
-            and not any(each.line < line < place.line for line in lines.bound)
+            each.start < place.start
+            and not any(each.start < start < place.start for start in lines.bound)
             and not is_ruled_out(self.project, each, place)
             for each in lines.sharded
         )
@@ -60,7 +60,7 @@ class TrainedNames:
                     if text is not None:
                         found.setdefault(text, _Lines()).sharded.append(each.place)
                 for target in _targets(each.node):
-                    found.setdefault(target, _Lines()).bound.append(each.place.line)
+                    found.setdefault(target, _Lines()).bound.append(each.place.start)
                     value = getattr(each.node, "value", None)
                     if isinstance(value, ast.Call):
                         made[target] = value

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from fsdp_migrate.source.project import Place
+from fsdp_migrate.source.project import Place, start_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.walked import children_of
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LAST = 10**9
+LAST = (10**9, 0)
 
 
 class Bound(NamedTuple):
@@ -42,7 +41,7 @@ def values_bound(place: Place, name: str) -> list[Bound] | None:
         if not scope:
             return []
         scope = scope.rpartition(".")[0]
-        use = Place(place.module, scope, line=_LAST)
+        use = Place(place.module, scope, LAST)
 
 
 def every_value(place: Place, name: str) -> list[Bound]:
@@ -67,17 +66,15 @@ def _in_scope(module: Module, scope: str, node: ast.AST | None, name: str, use: 
         named = (*args.posonlyargs, *args.args, *args.kwonlyargs)
         found = [Bound(each, here) for each in named if each.arg == name]
     for statement in statements_in(module, scope):
-        line, later = (
-            statement.node.lineno,
-            not set(map(id, statement.place.loops)).isdisjoint(map(id, use.loops)),
-        )
-        if line >= use.line and not later:
+        is_above = start_of(statement.node) < use.start
+        later = not set(map(id, statement.place.loops)).isdisjoint(map(id, use.loops))
+        if not is_above and not later:
             continue
-        those = list(_given(statement.node, name, replace(statement.place, line=line)))
+        those = list(_given(statement.node, name, statement.place))
         if None in those:
             return None
         values = [each for each in those if each is not None]
-        always = statement.place.blocks == use.blocks[: len(statement.place.blocks)] and line < use.line
+        always = statement.place.blocks == use.blocks[: len(statement.place.blocks)] and is_above
         found = values if values and always and not later else [*found, *values]
     inner = module.definitions.get(f"{scope}.{name}" if scope else name)
     return None if inner is not None and found else found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.project import Definition, dotted
+from fsdp_migrate.source.project import Definition, dotted, start_of
 from fsdp_migrate.source.python.makers import PUTS_BY_NAME
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -13,6 +13,7 @@ from fsdp_migrate.source.python.wrappers import SAME_MODEL
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from fsdp_migrate.source.project import Start
     from fsdp_migrate.source.project_kinds import Fact
     from fsdp_migrate.source.project_switches import Mark
 
@@ -49,17 +50,17 @@ def wrapped_parameters(
     for place, name in enumerate(_parameters(definition)):
         fact = definition.key, name
         if fact in wholes:
-            first = min((mark.line for mark in made.get(fact, ())), default=0)
+            first = min((mark.start[0] for mark in made.get(fact, ())), default=0)
             if all(line > first for line in _bound_at(definition.node, name)):
                 yield place, name
 
 
 def sharded_parameters(
-    definition: Definition, inner: Mapping[Fact, Collection[int]]
+    definition: Definition, inner: Mapping[Fact, Collection[Start]]
 ) -> Iterator[tuple[int, str]]:
     """Yield the parameters of a function that are models which it shards, before it binds them anew."""
     for place, name in enumerate(_parameters(definition)):
-        first = min(inner.get((definition.key, name), ()), default=None)
+        first, _ = min(inner.get((definition.key, name), ()), default=(None, 0))
         if first is not None and all(line >= first for line in _bound_at(definition.node, name)):
             yield place, name
 
@@ -124,11 +125,11 @@ def older_names(function: ast.AST | None, sharded: ast.stmt, text: str) -> Itera
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return
     lines = [each for each in ast.walk(function) if isinstance(each, ast.Assign)]
-    above = [each for each in lines if each.lineno < sharded.lineno]
+    above = [each for each in lines if start_of(each) < start_of(sharded)]
     for line in above:
         if dotted(line.value) != text:
             continue
-        between = (each for each in above if each.lineno > line.lineno)
+        between = (each for each in above if start_of(each) > start_of(line))
         bound = {dotted(target) for each in between for target in each.targets}
         names = {dotted(each) for each in line.targets} - {None, text}
         yield from () if text in bound else sorted(name for name in names if name and name not in bound)

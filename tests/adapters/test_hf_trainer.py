@@ -476,3 +476,14 @@ def test_rank_0_sends_no_weights_in_4_bits(beside: str, code: str) -> None:
     assert codes(done, "fsdp_config.cpu_ram_efficient_loading") == {code}
     [said] = [f for f in done.findings if f.subject.endswith("efficient_loading")]
     assert "4-bit of bitsandbytes" in said.message
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp_settings"])
+@pytest.mark.parametrize("beside", ["", "output_dir: o\nbf16: true\n"])
+def test_a_mapping_that_is_named_is_the_config_whatever_it_is_called(name: str, beside: str) -> None:
+    inner = "  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_transformer_layer_cls_to_wrap: Block\n"
+    done = convert(f"{beside}{name}:\n{inner}", framework="hf", key=name)
+    config = loaded(done)[name]
+    assert (config["version"], config["fsdp_reshard_after_forward"]) == (2, False)
+    assert bool(codes(done, "bf16") & {"FM354"}) is bool(beside)
+    assert codes(done, "fsdp") >= {"FM356"}

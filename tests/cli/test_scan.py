@@ -751,17 +751,30 @@ def test_what_a_trainers_config_without_version_runs_is_said_by_version(
     assert ("HF Trainer itself runs FSDP1 by run.sh before" in said) is (version is None)
 
 
-@pytest.mark.parametrize(("value", "is_said"), [("", False), (" full_shard auto_wrap", True)])
-def test_a_config_that_asks_for_nothing_makes_no_step(
+OF_AXOLOTL = "base_model: x\ndatasets: [a]\nfsdp:{}\nfsdp_config:\n"
+OF_ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: {}\nfsdp_config:\n  fsdp_version: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "is_said"),
+    [
+        (OF_AXOLOTL.format(""), False),
+        # It prepares what it trains itself, and runs no script of the project's.
+        (OF_AXOLOTL.format(" full_shard auto_wrap"), False),
+        (OF_ACCELERATE.format("MULTI_GPU"), False),
+        (OF_ACCELERATE.format("FSDP"), True),
+    ],
+)
+def test_a_config_that_asks_accelerate_for_nothing_makes_no_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    value: str,
+    config: str,
     *,
     is_said: bool,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("run.yaml").write_text(f"base_model: x\ndatasets: [a]\nfsdp:{value}\nfsdp_config:\n")
+    Path("run.yaml").write_text(config)
     Path("eval.py").write_text(
         "from accelerate import Accelerator\n\n\ndef main(model):\n    accelerator = Accelerator()\n"
         "    model = accelerator.prepare(model)\n    model.eval()\n"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # FSDP1 is stopped where it would save, and evaluates before that.
-_SAVES = frozenset({"_save", "save_model"})
+_SAVES = frozenset({"_finalize_training", "_save", "_save_optimizer_and_scheduler", "save_model"})
 _ENDS = frozenset({"on_save", "on_train_end"})
 _ELSEWHERE = frozenset({"prediction_loop"})
 

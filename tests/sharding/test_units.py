@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 from torch import nn
@@ -31,6 +32,22 @@ def test_random_models_give_fsdp1s_units() -> None:
     for label, fsdp1, ours in compared:
         assert ours == fsdp1, label
     assert sum(len(ours) > 2 for _, _, ours in compared) > 50
+
+
+@pytest.mark.parametrize("name", ["transformer", "ModuleWrapPolicy"])
+def test_what_a_module_overrides_itself_counts_as_for_fsdp1(name: str) -> None:
+    """FSDP1 asks modules for it that a callable selects, and none that a policy object does."""
+    fsdp1, ours = run_ranks(units.own_precisions, units.POLICIES[name](), world_size=1)[0]
+    assert ours == fsdp1
+    assert (ours["blocks.0"] == "None") is (name == "transformer")
+    assert ours["blocks.1"] == "bfloat16"
+
+
+def test_arguments_of_a_module_without_names_are_an_error() -> None:
+    net: Any = Net()
+    net.head._wrap_overrides = {1: None}
+    with pytest.raises(WrapPolicyError, match="`_wrap_overrides` of a Head has the argument 1"):
+        plan_fully_shard(net, {"auto_wrap_policy": "always"}, world_size=2)
 
 
 def test_inner_units_come_first_and_the_root_last() -> None:

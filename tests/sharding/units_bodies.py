@@ -189,3 +189,21 @@ def our_units(model: nn.Module, arguments: dict[str, Any]) -> Units:
 def order_of_units() -> list[str]:
     """Return our units of a net in the order in which they are sharded."""
     return list(our_units(Net(), {"auto_wrap_policy": "Block, Linear, Head"}))
+
+
+def own_precisions(policy: Any) -> list[dict[str, str]]:
+    """Return by FSDP1, and by ours, in what each unit computes where a block has arguments of its own."""
+    arguments = {"auto_wrap_policy": policy, "mixed_precision": MixedPrecision(torch.bfloat16)}
+    first: Any = Net()
+    second: Any = Net()
+    for net in (first, second):
+        net.blocks[0]._wrap_overrides = {"mixed_precision": None}
+    wrapped = FSDP(first, device_id=torch.device("cpu"), **arguments)
+    fsdp1 = {
+        name.replace("_fsdp_wrapped_module.", ""): str(each.mixed_precision.param_dtype)
+        for name, each in wrapped.named_modules()
+        if isinstance(each, FSDP)
+    }
+    units = plan_fully_shard(second, arguments, world_size=2).units
+    ours = {each.fqn: str(each.config.mp_policy.param_dtype) for each in units}
+    return [{name: text.removeprefix("torch.") for name, text in found.items()} for found in (fsdp1, ours)]

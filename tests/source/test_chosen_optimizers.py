@@ -196,3 +196,46 @@ def test_the_projects_own_class(tmp_path: Path) -> None:
 def test_other_things_that_are_called(tmp_path: Path, makes: str) -> None:
     schema = TABLE.replace("torch.optim.LBFGS", "make.other") if "TABLE" in makes else TABLE
     assert said(tmp_path, schema, "from schema import TABLE", makes) == []
+
+
+OWN = """\
+import torch
+
+
+class Own(torch.optim.Optimizer):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.norm()
+"""
+TRIES = """\
+import torch
+from own import Own
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Tries:
+    def made(self, tensors):
+        params = [torch.nn.Parameter(each) for each in tensors]
+        return self.own_optim(params)
+
+
+class OwnTries(Tries):
+    def __init__(self):
+        self.own_optim = Own
+"""
+HOOKED = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(sharding_strategy="FULL_SHARD"))
+model, optimizer = accelerator.prepare(model, optimizer)
+"""
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("test_own.py", False), ("make.py", True)])
+def test_what_tests_choose_among_is_none_of_a_runs(tmp_path: Path, name: str, *, is_said: bool) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "train.py").write_text(HOOKED)
+    (tmp_path / name).write_text(TRIES)
+    found = {(use.path.rpartition("/")[2], use.code) for use in scan_paths([tmp_path]).uses}
+    assert (("own.py", "FM445") in found) is is_said

@@ -204,3 +204,25 @@ def test_a_forward_that_a_model_of_composers_calls_itself(tmp_path: Path) -> Non
         "Trainer(model=Own(), parallelism_config={'fsdp': {}})\n"
     )
     assert "FM448" not in said(tmp_path, own)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "is_one"),
+    [
+        (", fsdp_config={'sharding_strategy': 'FULL_SHARD'}", "trainer", True),
+        (", fsdp_config={'sharding_strategy': 'FULL_SHARD'}", "other", False),
+        ("", "trainer", False),
+    ],
+)
+def test_functions_that_are_given_the_trainer(
+    tmp_path: Path, settings: str, given: str, *, is_one: bool
+) -> None:
+    (tmp_path / "main.py").write_text(
+        "from composer import Trainer\nfrom after import finish\n\n\ndef main(net, other):\n"
+        f"    trainer = Trainer(model=net{settings})\n    trainer.fit()\n    finish({given})\n"
+    )
+    (tmp_path / "after.py").write_text(
+        "def finish(t):\n    return [p.cpu().numpy() for p in t.state.model.parameters()]\n"
+    )
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("after.py")}
+    assert found == ({"FM423"} if is_one else set())

@@ -112,3 +112,62 @@ def test_each_call_is_asked_by_itself(tmp_path: Path) -> None:
     assert [each.text for each in scan_paths([tmp_path]).uses if each.code == "FM308"] == [
         "large.state_dict()"
     ]
+
+
+EXPORT = (
+    "import torch\ndef first(model, path):\n    torch.save(model.state_dict(), path)\n"
+    "def second(model, path):\n    return torch.equal(model.a.weight, model.b.weight)\n"
+    "def export(model, path, version=0):\n    if version == 0:\n        first(model, path)\n"
+    "    elif version == -1:\n        second(model, path)\n        torch.save(model.state_dict(), path)\n"
+)
+LEAVES = EXPORT.replace(
+    "        first(model, path)\n    elif version == -1:", "        return first(model, path)\n    if True:"
+)
+WRAPS_IT = EXPORT.replace(
+    "    if version == 0:", "    if version == -1:\n        model = FSDP(model)\n    if version == 0:"
+)
+SETS_IT = EXPORT.replace("    if version == 0:", "    version = version or 1\n    if version == 0:")
+IN_CLASS = EXPORT.replace("def export(", "class Out:\n  def export(self, ").replace("\n    ", "\n     ")
+
+
+@pytest.mark.parametrize(
+    ("lib", "calls", "is_reached"),
+    [
+        (EXPORT, "export(FSDP(net), 'x')", False),
+        (EXPORT, "export(FSDP(net), 'x', 0)", False),
+        (EXPORT, "export(FSDP(net), 'x', version=1)", False),
+        (
+            EXPORT,
+            "export(model=FSDP(net), path='x', version=0)\n    export(torch.nn.Linear(1, 1), 'y', -1)",
+            False,
+        ),
+        (LEAVES, "export(FSDP(net), 'x', 0)", False),
+        (IN_CLASS, "Out().export(FSDP(net), 'x', 0)", False),
+        (EXPORT, "export(FSDP(net), 'x', -1)", True),
+        (EXPORT, "export(FSDP(net), 'x', args.version)", True),
+        (EXPORT, "export(FSDP(net), 'x', **args)", True),
+        (EXPORT, "export(FSDP(net), 'x', 0)\n    export(FSDP(net), 'x', -1)", True),
+        (
+            EXPORT,
+            "export(FSDP(net), 'x', 0)\n    kinds = {'x': export}\n    kinds[n](FSDP(net), 'x', n)",
+            True,
+        ),
+        (WRAPS_IT, "export(FSDP(net), 'x', 0)", True),
+        (SETS_IT, "export(FSDP(net), 'x', 0)", True),
+    ],
+)
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_branch_that_a_calls_constants_leave_out(
+    tmp_path: Path, lib: str, calls: str, is_reached: bool, is_one: bool
+) -> None:
+    main = f"def main(net, args):\n    {calls}\n"
+    lib = f"{FSDP}{lib}"
+    files = (
+        {"main.py": f"{lib}{main}"}
+        if is_one
+        else {"lib.py": lib, "main.py": f"{FSDP}from lib import *\n{main}"}
+    )
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = [use for use in scan_paths([tmp_path]).uses if use.code in {"FM308", "FM423", "FM450"}]
+    assert any(use.line > 4 for use in found) is is_reached

@@ -23,6 +23,12 @@ def test_folders_are_gone_through_without_what_is_not_the_projects(tmp_path: Pat
     assert names(tmp_path) == ["notes.ipynb", "src/a.py", "src/b.pyi", "train.py"]
 
 
+def test_a_script_of_a_shell_is_no_python_also_where_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("#!/bin/bash\ntrue\n")
+    (tmp_path / "tool").write_text("#!/usr/bin/env python3\nprint()\n")
+    assert names(tmp_path, "run", "tool") == ["tool"]
+
+
 def test_gitignore_is_respected_at_every_level(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "out/b.py", "src/c.py", "src/gen/d.py", "src/gen/keep.py", "src/old_e.py")
     (tmp_path / ".git").mkdir()

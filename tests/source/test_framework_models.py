@@ -244,3 +244,91 @@ def test_a_function_that_prepares_one_thing_of_many_says_nothing_of_each(tmp_pat
     below = "for o in [one(x) for x in things]:\n    o.state_dict()\n"
     (tmp_path / "train.py").write_text(PLUGIN + one + below)
     assert not any(use.code == "FM333" for use in scan_paths([tmp_path]).uses)
+
+
+LAUNCHED = """\
+import accelerate
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from clipping import clip
+
+accelerator = accelerate.Accelerator()
+
+
+def save(model):
+    if {test}:
+        with FSDP.{function}(model):
+            state = model.state_dict()
+
+
+def main(model, optimizer):
+    model, optimizer = accelerator.prepare(model, optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    clip(model)
+    save(model)
+"""
+CLIPS = "import torch\n\n\ndef clip(model):\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+OF_FSDP = "accelerator.distributed_type == accelerate.utils.DistributedType.FSDP"
+
+
+@pytest.mark.parametrize(
+    ("test", "function", "is_said"),
+    [
+        (OF_FSDP, "state_dict_type", True),
+        (OF_FSDP, "summon_full_params", True),
+        (f"{OF_FSDP} and not accelerator.is_fsdp2", "state_dict_type", False),
+        ("accelerator.is_main_process", "no_such_thing", False),
+    ],
+)
+def test_what_is_written_for_accelerates_fsdp1_is_run_so(
+    tmp_path: Path, test: str, function: str, *, is_said: bool
+) -> None:
+    """Which config it is launched with may not be in the project."""
+    (tmp_path / "train.py").write_text(LAUNCHED.format(test=test, function=function))
+    (tmp_path / "clipping.py").write_text(CLIPS)
+    found = {use.path.rpartition("/")[2] for use in scan_paths([tmp_path]).uses if use.code == "FM326"}
+    assert found == ({"clipping.py", "train.py"} if is_said else set())
+
+
+FINETUNE = """\
+import os
+import torch
+from transformers import Trainer, TrainingArguments
+
+
+def main(model, path):
+    trainer = Trainer(model=model, args=TrainingArguments(output_dir="o"))
+    trainer.train()
+    trainer.model.save_pretrained(path)
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "is_said"),
+    [
+        ('os.remove(os.path.join(path, "pytorch_model_fsdp.bin"))', "", True),
+        ("load(path + '/pytorch_model_fsdp_0')", "", True),
+        ("# pytorch_model_fsdp.bin", "", False),
+        ('os.remove(os.path.join(path, "pytorch_model.bin"))', "", False),
+        # FSDP2 saves by the same names.
+        ('os.remove(path + "/pytorch_model_fsdp.bin")', "fsdp_config:\n  fsdp_version: 2\n", False),
+    ],
+)
+def test_the_names_of_accelerates_files_speak_of_fsdp(
+    tmp_path: Path, line: str, config: str, *, is_said: bool
+) -> None:
+    """The config of ``accelerate launch`` may be the machine's own."""
+    (tmp_path / "finetune.py").write_text(FINETUNE.format(line))
+    (tmp_path / "fsdp.yaml").write_text(f"mixed_precision: bf16\n{config}")
+    assert ("FM333" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+    other = (
+        FINETUNE.format("")
+        .replace("Trainer(model=model", "Accelerator().prepare(model")
+        .split("    trainer.train")[0]
+    )
+    prepares = (
+        f"from accelerate import Accelerator\n{other}    torch.save(trainer.state_dict(), path)\n    {line}\n"
+    )
+    (tmp_path / "finetune.py").write_text(prepares.replace(', args=TrainingArguments(output_dir="o")', ""))
+    assert ("FM333" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

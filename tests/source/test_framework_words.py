@@ -31,17 +31,32 @@ OF_A_MODEL = frozenset({"FM315", "FM318", "FM322", "FM324", "FM326", "FM333", "F
         ),
         ("model.load_state_dict(torch.load(p))\n", "FM333", "fabric.load_raw(path, model)"),
         ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "FM326", "fabric.clip_gradients(model"),
-        ("return fabric.clip_gradients(model, optimizer, max_norm=1.0)\n", "FM423", ".full_tensor()"),
         (
-            "n = fabric.clip_gradients(model, optimizer, max_norm=1.0)\nf'{n:.3f}'\n",
+            "return fabric.clip_gradients(model, optimizer, max_norm=1, error_if_nonfinite=False)\n",
             "FM423",
             ".full_tensor()",
         ),
-        ("n = fabric.clip_gradients(model, optimizer, max_norm=1.0)\nlog(n.item(), float(n))\n", "", ""),
-        ("n = fabric.clip_gradients(model, optimizer, max_norm=1.0).item()\n", "", ""),
+        (
+            "n = fabric.clip_gradients(model, optimizer, max_norm=1, error_if_nonfinite=False)\nf'{n:.3f}'\n",
+            "FM423",
+            ".full_tensor()",
+        ),
+        (
+            (
+                "n = fabric.clip_gradients(model, optimizer, max_norm=1, error_if_nonfinite=False)\n"
+                "log(n.item(), float(n))\n"
+            ),
+            "",
+            "",
+        ),
+        (
+            "n = fabric.clip_gradients(model, optimizer, max_norm=1, error_if_nonfinite=False).item()\n",
+            "",
+            "",
+        ),
         ("total = [p.grad.norm() for p in model.parameters()]\n", "FM423", "as a DTensor"),
         ("decay = [p for p in model.parameters() if p.ndim >= 2]\n", "FM318", "flat"),
-        ("fabric.clip_gradients(model, optimizer, max_norm=1.0)\n", "", ""),
+        ("fabric.clip_gradients(model, optimizer, max_norm=1, error_if_nonfinite=False)\n", "", ""),
         ("x = fabric.clip_gradients(model, optimizer, clip_val=1.0)\n", "", ""),
         ("fabric.save(p, {'model': model, 'optimizer': optimizer})\n", "", ""),
         ("head = model.module.head\n", "", ""),

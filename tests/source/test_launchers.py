@@ -38,6 +38,9 @@ RUN = "\taccelerate launch --use_fsdp train.py\n"
         (".env", "ACCELERATE_USE_FSDP=true\n"),
         ("prod.env", "ACCELERATE_USE_FSDP='true'\n"),
         ("run.sh", "export ACCELERATE_USE_FSDP=True\n"),
+        ("run", "#!/usr/bin/env bash\nexport ACCELERATE_USE_FSDP=True\n"),
+        ("train.sh.wrapper", "#!/bin/sh\naccelerate launch --use_fsdp train.py\n"),
+        ("train.cmd", "#!/bin/bash -l\naccelerate launch --use_fsdp train.py\n"),
         ("Dockerfile", "FROM x\nENV ACCELERATE_USE_FSDP true\n"),
         ("pod.yaml", 'env:\n  - name: ACCELERATE_USE_FSDP\n    value: "true"\n'),
         ("compose.yml", 'environment:\n  ACCELERATE_USE_FSDP: "true"\n'),
@@ -111,3 +114,15 @@ def test_toml_is_named_as_not_read(tmp_path: Path, text: str, *, is_said: bool) 
     (tmp_path / "pyproject.toml").write_text(text)
     found = find_configs([tmp_path])
     assert ["TOML, which is not read" in each.message for each in found] == [True] * is_said
+
+
+@pytest.mark.parametrize(
+    "name", ["train.sh.bak", "train~", "train.fsdp1", "train.fsdp1.1", "train.txt", "train.x"]
+)
+def test_what_is_no_script_of_a_shell_asks_for_nothing(tmp_path: Path, name: str) -> None:
+    """Copies that nobody starts, texts that show a script, and what does not begin as one."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    first = "#!/usr/bin/env python" if name == "train.x" else "#!/bin/bash"
+    (tmp_path / name).write_text(f"{first}\naccelerate launch --use_fsdp train.py\n")
+    assert not scan_paths([tmp_path]).uses
+    assert not find_launches([tmp_path])

@@ -77,6 +77,54 @@ def test_of_a_model_in_a_source_of_a_newer_python_too(tmp_path: Path) -> None:
     assert found(tmp_path, newer)
 
 
+BRANCHES = """\
+def build(config):
+    if config.critic:
+        model = Critic(8)
+    else:
+        model = {other}(8)
+    return model
+{prepare}
+"""
+PREPARE = "model, opt = accelerator.prepare(model, opt)"
+TWO = f"def a():\n    model = {{}}()\ndef b():\n    model = {{}}()\n    {PREPARE}\n"
+BUILD = "def build(c):\n    return Critic(c) if c else Plain()\n"
+GIVES = f"{BUILD}def main(c):\n    model = build(c)\n    {PREPARE}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (BRANCHES.format(other="Plain", prepare=PREPARE), ["Critic"]),
+        (BRANCHES.format(other="Tower", prepare=PREPARE), ["Critic", "Tower"]),
+        # Another function's model of that name is another model.
+        (TWO.format("Critic", "Plain"), []),
+        (TWO.format("Plain", "Critic"), ["Critic"]),
+        (GIVES, ["Critic"]),
+        (f"{BUILD}{PREPARE.replace('(model', '(build(c)')}\n", ["Critic"]),
+        (GIVES.replace("Critic", "Language"), []),
+    ],
+)
+def test_each_class_that_a_name_may_be_of(tmp_path: Path, body: str, named: list[str]) -> None:
+    assert [each.split()[1] for each in found(tmp_path, body)] == named
+
+
+PARTS = """\
+class Model(nn.Module):
+    part_class = Part
+    def __init__(self):
+        self.part = self.part_class()
+class Deeper(Model):
+    part_class = {}
+model, opt = accelerator.prepare(Deeper(), opt)
+"""
+
+
+@pytest.mark.parametrize(("part", "is_said"), [("Normed", True), ("models.Normed", True), ("Plain", False)])
+def test_a_part_whose_class_is_an_attribute(tmp_path: Path, part: str, *, is_said: bool) -> None:
+    assert bool(found(tmp_path, PARTS.format(part))) is is_said
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "is_said"),
     [

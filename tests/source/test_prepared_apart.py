@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.prepared_apart import find_prepared_apart
 
 
@@ -37,3 +38,54 @@ def test_calls_are_found_by_what_they_are_given(tmp_path: Path, call: str, lines
     path = tmp_path / "train.py"
     path.write_text(call + LATER.replace("accelerator.prepare", ""))
     assert find_prepared_apart([tmp_path]).trained == tuple(f"{path}:{line}" for line in lines)
+
+
+ALONE = "model = accelerator.prepare(model)\n"
+TRAINS = "loss.backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "kind"),
+    [
+        ("train.py", f"{ALONE}{LATER}", "trained"),
+        ("serve.py", f"{ALONE}model.generate(tokens)\n", "untrained"),
+        ("probe.py", f"{ALONE}model(tokens)\n", "unclear"),
+        ("probe.py", f"{ALONE}{TRAINS}", "unclear"),
+        ("tests/test_probe.py", f"def test_probe():\n    {ALONE}    {TRAINS}", None),
+        ("test_model.py", f"{ALONE}model.generate(tokens)\n", "untrained"),
+    ],
+)
+def test_what_a_file_without_an_optimizer_is_told(
+    tmp_path: Path, name: str, code: str, kind: str | None
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code)
+    found = find_prepared_apart([tmp_path])
+    told = {each: getattr(found, each) for each in ("trained", "untrained", "unclear")}
+    assert {each for each, places in told.items() if places} == ({kind} if kind else set())
+
+
+@pytest.mark.parametrize(
+    ("code", "frameworks", "expected"),
+    [
+        ('args = TrainingArguments("o", fsdp="full_shard auto_wrap")\n', ["hf"], False),
+        ("model = FSDP(model)\n", [], False),
+        ("plugin = FullyShardedDataParallelPlugin(use_orig_params=True)\n", [], True),
+        ('os.environ["ACCELERATE_USE_FSDP"] = "true"\n', [], True),
+        ("print()\n", ["hf, accelerate"], True),
+        ("print()\n", [""], True),
+    ],
+)
+def test_whether_anything_asks_accelerate_for_fsdp(
+    tmp_path: Path, code: str, frameworks: list[str], *, expected: bool
+) -> None:
+    imports = (
+        "import os\nfrom accelerate import FullyShardedDataParallelPlugin\n"
+        "from transformers import TrainingArguments\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    )
+    (tmp_path / "train.py").write_text(f"{imports}{code}")
+    (tmp_path / "other.py").write_text(f"{ALONE}{LATER}")
+    found = find_prepared_apart([tmp_path], scan_paths([tmp_path]), frameworks)
+    assert bool(found.trained) is expected

@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_migrate.source.files import find_sources
 from fsdp_migrate.source.following import links_of
-from tests.source.projects import WRAP
+from tests.source.projects import FSDP, WRAP
 
 
 if TYPE_CHECKING:
@@ -60,6 +60,42 @@ def test_files_that_shard_import_such_a_file_or_are_imported_by_it(tmp_path: Pat
 )
 def test_frameworks_and_rewritten_sources_shard_as_well(tmp_path: Path, train: str, is_near: bool) -> None:
     files = {"train.py": f"import tools\n\n{train}\n", "tools.py": SAVES}
+    assert near(tmp_path, files) == ({"tools.py"} if is_near else set())
+
+
+FAIRSCALE = "from fairscale.nn import FullyShardedDataParallel\n"
+OWN = "class FullyShardedDataParallel:\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "is_near"),
+    [
+        (f"{FAIRSCALE}model = FullyShardedDataParallel(net)\n", False),
+        (f"{FAIRSCALE}class Own(FullyShardedDataParallel):\n    pass\n", False),
+        ("import fairscale\nmodel = fairscale.nn.FullyShardedDataParallel(net)\n", False),
+        (f"{OWN}model = FullyShardedDataParallel(net)\n__all__ = ['FullyShardedDataParallel']\n", False),
+        ("from own import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n", False),
+        ("from handed import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n", False),
+        ("# model = FullyShardedDataParallel(net)\n", False),
+        ('"""Run with fsdp=True, or call fully_shard."""\nmodel = net\n', False),
+        ("raise ValueError('there is no FullyShardedDataParallel here')\n", False),
+        ("import torch.distributed.fsdp as f\nmodel = f.FullyShardedDataParallel(net)\n", True),
+        ("from torch.distributed.fsdp import *\nmodel = FullyShardedDataParallel(net)\n", True),
+        ("model = getattr(torch.distributed.fsdp, 'FullyShardedDataParallel')(net)\n", True),
+        (f"try:\n    {FAIRSCALE}except ImportError:\n    {FSDP}model = FSDP(net)\n", True),
+        ("from others import FullyShardedDataParallel\nmodel = FullyShardedDataParallel(net)\n", True),
+        ("command = ['run.py', '--fsdp=full_shard auto_wrap']\n", True),
+        ("def train(net, fsdp='full_shard'):\n    pass\n", True),
+        ("def train(net, *, fsdp=None):\n    pass\n", False),
+    ],
+)
+def test_what_a_file_means_by_the_words_of_fsdp(tmp_path: Path, train: str, is_near: bool) -> None:
+    files = {
+        "train.py": f"import tools\n{train}",
+        "tools.py": SAVES,
+        "own.py": OWN,
+        "handed.py": FAIRSCALE,
+    }
     assert near(tmp_path, files) == ({"tools.py"} if is_near else set())
 
 

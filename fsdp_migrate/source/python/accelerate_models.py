@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
+from fsdp_migrate.source.catalog import FSDP
 from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method, method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.heirs import ACCELERATES, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import listed_as
+from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL, is_optimizer
 from fsdp_migrate.source.python.starred import given_to
 
 
@@ -41,7 +44,8 @@ _OTHER_TYPE = re.compile(
     r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$"
     r"|(?:^|\.)(?:is_)?deepspeed_enabled$"
 )
-_TRAINS = re.compile(r"optim|\bopt\b|\.backward\(|trainer\(", re.IGNORECASE)
+_OPTIMIZES = re.compile(r"optim|\bopt\b|trainer\(", re.IGNORECASE)
+_BACKWARD = re.compile(r"\.backward\(")
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("
 )
@@ -63,6 +67,24 @@ def shards_by_accelerate(index: Index) -> bool:
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
     return bool(made) or is_given or _is_set(index)
+
+
+def hands_to_fsdp1(index: Index) -> bool:
+    """Tell whether a source asks Accelerate for FSDP, and gives FSDP1's functions what Accelerate prepared.
+
+    ``if accelerator.distributed_type == DistributedType.FSDP: with FSDP.state_dict_type(model, ...)``: it is
+    written for such runs, whichever config they have.
+    """
+    calls = (cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ()))
+    names = {index.fsdp1(call.func) or "" for call in calls}
+    is_given = FSDP not in names and any(name.startswith(f"{FSDP}.") for name in names)
+    return is_given and asks_for_fsdp(index) and not _asks_for_version(index)
+
+
+def _asks_for_version(index: Index) -> bool:
+    """Tell whether a source asks for FSDP's version, and so serves FSDP2 too: ``accelerator.is_fsdp2``."""
+    names = (cst.ensure_type(node, cst.Name) for node in index.by_kind.get(cst.Name, ()))
+    return any(each.value in {"fsdp_version", "is_fsdp2"} for each in names)
 
 
 def _is_set(index: Index) -> bool:
@@ -200,12 +222,18 @@ def only_infers(code: str) -> bool:
         >>> only_infers("model.eval()"), only_infers("model.eval()\nloss.backward()"), only_infers("")
         (True, False, False)
     """
-    return _INFERS.search(_SAYS_NOTHING.sub("", code)) is not None and not speaks_of_training(code)
+    said = _SAYS_NOTHING.sub("", code)
+    return _INFERS.search(said) is not None and not _BACKWARD.search(said) and not has_optimizer(code)
 
 
-def speaks_of_training(code: str) -> bool:
-    """Tell whether a source has an optimizer, or takes a backward pass, as its words say."""
-    return _TRAINS.search(_SAYS_NOTHING.sub("", code)) is not None
+def has_optimizer(code: str) -> bool:
+    r"""Tell whether a source has an optimizer, or a Trainer that makes one, as its words say.
+
+    Example:
+        >>> has_optimizer("opt = AdamW(model.parameters())"), has_optimizer("loss.backward()")
+        (True, False)
+    """
+    return _OPTIMIZES.search(_SAYS_NOTHING.sub("", code)) is not None
 
 
 def is_list_of_models(index: Index, node: cst.Attribute) -> bool:
@@ -261,8 +289,11 @@ def prepared_by(given: Sequence[str], asked: Collection[str] = ()) -> set[str]:
         True
     """
     found: set[str] = set()
+    optimizers: set[str] = set()
     for place, text in enumerate(given):
         if is_model(text, asked):
             kinds = {"fsdp", "other", ACCELERATE}
             found |= kinds if len(given) == 1 else put(str(place), kinds)
-    return found
+        elif is_optimizer(last_part(text).lower()):
+            optimizers |= put(str(place), OF_A_MODEL)
+    return found | optimizers if found else found

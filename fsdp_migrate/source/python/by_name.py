@@ -111,10 +111,12 @@ def dotted_or_named(node: cst.CSTNode) -> str | None:
         >>> dotted_or_named(cst.parse_expression("getattr(self, 'model', None)"))
         'self.model'
     """
+    if type(node) is cst.Name or type(node) is cst.Attribute:  # most are; other questions are slower
+        return dotted(node)
     if isinstance(node, cst.Subscript):
         return set_in_dict(node)
     if not isinstance(node, cst.Call):
-        return dotted(node)
+        return None
     named = read_by_name(node) or set_by_name(node)
     start = dotted(named.owner) if named is not None else None
     return f"{start}.{named.name}" if named is not None and start is not None else None

@@ -11,7 +11,7 @@ from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.text import Source
 
@@ -67,11 +67,29 @@ def _in_dicts(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpres
                 yield node, name, each.value
 
 
+def environment_of_run(source: Source) -> dict[str, str]:
+    """Return what Accelerate's variables are where a source runs: as it sets them, or another file does."""
+    return {**source.links.environment, **fsdp_environment(source)}
+
+
 def fsdp_environment(source: Source) -> dict[str, str]:
     """Return what a source sets Accelerate's variables to; what is not one text as a variable, ``$NAME``."""
+    sets = variables_set(source) if _NAMES.search(source.code) else ()
+    return joined(
+        (name, str(value.evaluated_value) if isinstance(value, cst.SimpleString) else None)
+        for _, name, value in sets
+        if name.startswith(("FSDP_", "ACCELERATE_"))
+    )
+
+
+def joined(sets: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """Return what variables are set to, each once; as a variable, ``$NAME``, what is not one known text.
+
+    Example:
+        >>> joined([("A", "1"), ("B", "1"), ("B", "0"), ("C", None)])
+        {'A': '1', 'B': '$B', 'C': '$C'}
+    """
     found: dict[str, set[str]] = {}
-    for _, name, value in variables_set(source) if _NAMES.search(source.code) else ():
-        if name.startswith(("FSDP_", "ACCELERATE_")):
-            text = str(value.evaluated_value) if isinstance(value, cst.SimpleString) else f"${name}"
-            found.setdefault(name, set()).add(text)
+    for name, text in sets:
+        found.setdefault(name, set()).add(f"${name}" if text is None else text)
     return {name: values.pop() if len(values) == 1 else f"${name}" for name, values in found.items()}

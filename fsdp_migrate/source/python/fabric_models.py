@@ -14,6 +14,7 @@ from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_objects import NamedObjects
 from fsdp_migrate.source.python.nodes import code as written, text_of
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 
 
 if TYPE_CHECKING:
@@ -148,4 +149,6 @@ def set_up_by(method: str, *, has_optimizers: bool) -> set[str]:
     if method not in SETS_UP:
         return set()
     kinds = {"fsdp", "other", FABRIC}
-    return put("0", kinds) if has_optimizers and method == "setup" else kinds
+    if not has_optimizers or method != "setup":
+        return kinds
+    return put("0", kinds) | put("1", OF_A_MODEL)  # mostly one; `setup(model, *optimizers)` gives more

@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.accelerate_models import (
     clipped,
     fsdp_may_run,
     fsdp_said,
+    hands_to_fsdp1,
     is_list_of_models,
     prepared,
     shards_by_accelerate,
@@ -38,11 +39,13 @@ from fsdp_migrate.source.python.lightning_models import (
     run_in,
     trains_by_fsdp1,
 )
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import as_ast, text_of
+from fsdp_migrate.source.python.numbers_of_ranks import says_several
 from fsdp_migrate.source.python.trainer_models import (
     COMPOSED,
     COMPOSERS_MODEL,
     OF_COMPOSERS_MODEL,
+    TRAINER,
     HFTrainers,
     given_to_composer,
     is_composers_ddp,
@@ -93,7 +96,8 @@ class Frameworks:
 
     @functools.cached_property
     def _accelerate(self) -> bool:
-        return "accelerate" in self.links.frameworks or shards_by_accelerate(self.index)
+        is_told = "accelerate" in self.links.frameworks
+        return is_told or shards_by_accelerate(self.index) or hands_to_fsdp1(self.index)
 
     @functools.cached_property
     def _asks_accelerate(self) -> bool:
@@ -126,17 +130,23 @@ class Frameworks:
     def trainers(self) -> HFTrainers:
         """Hugging Face's Trainers of the source."""
         is_told = "transformers" in self.links.frameworks
-        return HFTrainers(self.index, is_told=is_told, run_by_trainer=self.links.run_by_trainer)
+        run, own = self.links.run_by_trainer, self.links.own_hooks
+        return HFTrainers(self.index, is_told=is_told, run_by_trainer=run, own_hooks=own)
 
     @property
     def are_used(self) -> bool:
         """Whether a framework shards models of this source without a name that is known."""
         return self._lightning or bool(self.links.run_by_trainer)
 
+    def _is_in_a_trainer(self, node: cst.CSTNode) -> bool:
+        """Tell whether it stands in a class of Hugging Face's Trainers, whose Accelerator shards."""
+        return self.trainers.kind_around(node) == TRAINER
+
     def of_call(self, call: cst.Call) -> set[str]:
         """Return what a call of a framework's function gives."""
-        found = prepared(self.index, call) if self._accelerate or self._asks_accelerate else set()
-        found = found or (clipped(self.index, call) if self._accelerate else set())
+        is_used = self._accelerate or self._is_in_a_trainer(call)
+        found = prepared(self.index, call) if is_used or self._asks_accelerate else set()
+        found = found or (clipped(self.index, call) if is_used else set())
         return found or (set_up(self.index, call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
@@ -148,7 +158,7 @@ class Frameworks:
         if self._lightning:
             if isinstance(node, cst.Attribute) and is_trainers_model(text_of(node)):
                 return {"fsdp", "other"}
-            if is_within_a_module(self.index, node, self.links.mixins):
+            if is_within_a_module(self.index, node, self.links.mixins, self.links.own_hooks):
                 return set(SHARDED)
             if self._has_units and is_in_a_step(self.index, node):
                 return set(SHARDED)
@@ -210,17 +220,23 @@ class Frameworks:
         if kinds >= COMPOSED and any(is_composers_ddp(*each) for each in self.guards.facts(node)):
             return True
         if FABRIC in kinds or LIGHTNING in kinds:
-            return any(is_of_other_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
+            return any(self._is_of_no_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False
         known = list(self.guards.facts(node))
         if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in known):
             return True
-        if self._accelerate:
+        if self._accelerate or self._is_in_a_trainer(node):
             return False
         if self._told and not self._asks_accelerate:
             return False
         return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in known)
+
+    def _is_of_no_strategy(self, test: cst.BaseExpression, *, truth: bool) -> bool:
+        """Tell whether Fabric or Lightning's Trainer has no FSDP1 strategy where a test came out so."""
+        if is_of_other_strategy(test, truth=truth):
+            return True
+        return self.links.shards_on_several and says_several(as_ast(test), truth=truth) is False
 
     def unwraps(self, call: cst.Call) -> cst.BaseExpression | None:
         """Return the model that ``accelerator.unwrap_model(model)`` gives back."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -16,6 +17,7 @@ from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.heirs import LIGHTNINGS, is_made_by, led_to, makers
 from fsdp_migrate.source.python.held import BY
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.reached_methods import reached
 from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
 
@@ -36,6 +38,10 @@ _HOOKS = re.compile(
     r"^(configure_(optimizers|gradient_clipping)|optimizer_(step|zero_grad)|on_(before|after)_(backward|\w+_step"
     r"|zero_grad)|on_(predict|sanity_check|test|train|validation)_(\w+_)?(start|end)"
     r"|on_(fit_end|fit_start|load_checkpoint|save_checkpoint))$"
+)
+# Lightning runs these by itself, when the parameters are whole, or before they are sharded.
+_ELSEWHERE = re.compile(
+    r"^(?:__init__|configure_\w+|forward|prepare_data|setup|teardown|\w+_dataloader|\w+_step)$"
 )
 _BEFORE = frozenset({"__init__", "configure_callbacks", "prepare_data", "setup"})
 _RUN_BY_IT = re.compile(
@@ -93,14 +99,33 @@ def is_run_sharded(hook: str) -> bool:
     return _HOOKS.match(hook) is not None
 
 
-def is_within_a_module(index: Index, node: cst.Name | cst.Attribute, mixins: Collection[str] = ()) -> bool:
-    """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded."""
-    if is_part_within(index, node, MODULE, _HOOKS, mixins):
-        return True
+def is_run_elsewhere(method: str) -> bool:
+    """Tell whether Lightning runs a method of a LightningModule at another time than its hooks.
+
+    Example:
+        >>> is_run_elsewhere("validation_step"), is_run_elsewhere("log_norms")
+        (True, False)
+    """
+    return _ELSEWHERE.match(method) is not None
+
+
+def is_within_a_module(
+    index: Index,
+    node: cst.Name | cst.Attribute,
+    mixins: Collection[str] = (),
+    own_hooks: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> bool:
+    """Tell whether it is ``self``, or a model that is a part of it, where a LightningModule is sharded.
+
+    ``own_hooks``: by class the methods of its own that hooks run, also those that stand in other files.
+    """
     owner = index.class_of(node)
-    return (
-        owner is not None and is_part_within(index, node, MODULE, _TRAINING_STEP) and _optimizes_itself(owner)
-    )
+    if owner is None:
+        return False
+    methods = _with(run_in(owner, _HOOKS), own_hooks.get(index.path_of(owner), ()))
+    if is_part_within(index, node, MODULE, methods, mixins):
+        return True
+    return is_part_within(index, node, MODULE, _TRAINING_STEP) and _optimizes_itself(owner)
 
 
 def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
@@ -115,11 +140,18 @@ def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def run_in(owner: cst.ClassDef, methods: re.Pattern[str]) -> re.Pattern[str]:
-    """Return the methods of a class that have such names, or that those call."""
-    known = (each for each in walk_for(owner, cst.FunctionDef) if methods.search(each.name.value))
-    called = {text_of(call.func) for each in known for call in walk_for(each, cst.Call)}
-    names = {each.removeprefix("self.") for each in called if each.startswith("self.")}
-    return re.compile("|".join((methods.pattern, *(f"^{re.escape(each)}$" for each in sorted(names)))))
+    """Return the methods of a class that have such names, or of its own that those run."""
+    calls: dict[str, set[str]] = {}
+    for each in walk_for(owner, cst.FunctionDef):
+        asked = (dotted(node) or "" for node in walk_for(each, cst.Attribute))
+        names = (text.removeprefix("self.") for text in asked if text.startswith("self."))
+        calls.setdefault(each.name.value, set()).update(names)
+    return _with(methods, reached(calls, methods.search, _ELSEWHERE.match))
+
+
+def _with(methods: re.Pattern[str], names: Collection[str]) -> re.Pattern[str]:
+    more = (f"^{re.escape(each)}$" for each in sorted(names))
+    return re.compile("|".join((methods.pattern, *more))) if names else methods
 
 
 def is_before_sharding(index: Index, node: cst.CSTNode) -> bool:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsdp_migrate.source.python.call_signatures import Signature
+    from fsdp_migrate.source.python.known_constants import Constants
 
 
 Kinds = frozenset[str]
@@ -100,8 +101,16 @@ class Links:
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
     beside_meta: bool = False
     """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What other files set Accelerate's variables to, in a process that runs this one as well."""
     frameworks: frozenset[str] = frozenset()
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
+    shards_on_several: bool = False
+    """Whether Lightning's FSDP1 strategy is made only where there are several ranks."""
+    shuts_out_quantizers: bool = False
+    """Whether it is made only where weights are not quantized."""
+    for_quantizers: frozenset[str] = frozenset()
+    """Functions of this file that are called only where weights are quantized."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
     mixins: frozenset[str] = frozenset()
@@ -110,6 +119,8 @@ class Links:
     """Whether Lightning's FSDP1 wraps parts of a module by a policy, whose parameters a step sees sharded."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
+    own_hooks: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By such a class, or a LightningModule, the methods of its own that run once the model is sharded."""
     beside_lightning: bool = False
     """Whether this file has an option for a strategy, in a project whose other files use Lightning."""
     lightning: Mapping[str, str] = field(default_factory=dict)
@@ -130,8 +141,12 @@ class Links:
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False
     """Whether a file of the project shards by FSDP2 itself, and by FSDP1 only where that is missing."""
+    has_fsdp2: bool = False
+    """Whether a file of the project shards by FSDP2 itself, beside FSDP1."""
     fsdp2_alone: bool = False
     """Whether FSDP2 alone shards the project's models, and this file asks for FSDP1's class."""
+    other_fsdp: bool = False
+    """Whether this file speaks of FSDP in a project that has another package's, or one of its own, alone."""
     gives_fsdp2s: frozenset[str] = frozenset()
     """Functions, as this file calls them, that give FSDP2's model, DDP's or a plain one."""
     called_here: frozenset[str] = frozenset()
@@ -159,6 +174,8 @@ class Links:
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
+    constants_given: Mapping[tuple[str, str], tuple[Constants, ...]] = field(default_factory=dict)
+    """The constants of the calls that give models to parameters of this file's functions, if all are seen."""
     plain_calls: frozenset[Signature] = frozenset()
     """Calls of this file that give plain models, by the constants that they are given."""
 

@@ -8,18 +8,30 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, walk_for
 from fsdp_migrate.source.python.wrappers import MAKES
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
+_WHOLE = frozenset({"ddp", "fsdp", "fsdp2", "other"})
 _WRAPPING = re.compile(r"wrap|shard|fsdp|parallel")
 PUTS_BY_NAME = re.compile(r"^(setattr|_?(set|replace)_(sub)?module(_by_name)?)$")
 """What functions are called that put a part into a model: ``set_module(model, "encoder.layer", part)``."""
 _Parts = tuple[cst.BaseExpression | None, cst.BaseExpression | None]
+
+
+def given_here(models: ModelKinds, func: cst.BaseExpression) -> set[str]:
+    """Return what functions of this source give, of a model also ``shard = lambda net: FSDP(net)``."""
+    found = set[str]().union(*(models.returns.get(each, ()) for each in models.guards.functions(func)))
+    if not isinstance(func, cst.Name) or func not in models.index.scopes:
+        return found
+    value = last_value(models.index, func)
+    return found | (models.kinds(value.body) & _WHOLE if isinstance(value, cst.Lambda) else set())
 
 
 def is_partial_of(index: Index, func: cst.CSTNode, names: frozenset[str]) -> bool:

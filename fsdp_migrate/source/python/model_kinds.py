@@ -39,19 +39,22 @@ from fsdp_migrate.source.python.held import (
     without_models,
 )
 from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
+from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
 from fsdp_migrate.source.python.makers import (
     chosen,
+    given_here,
     gives_fsdp_modules,
     is_partial_of,
     is_wrapping,
     makes_fsdp,
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
-from fsdp_migrate.source.python.optimizers import of_optimizer, stepped
+from fsdp_migrate.source.python.optimizers import made_by
 from fsdp_migrate.source.python.own_parts import holds_models
-from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.parameters import is_list_of, model_of
+from fsdp_migrate.source.python.parameters_told import given_apart, told_model
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
 from fsdp_migrate.source.python.written_names import written_names
@@ -272,7 +275,7 @@ class ModelKinds:
 
     def is_other_branch(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
-        if self._fsdp2.is_given(node) or self._is_not_run(node):
+        if self._fsdp2.is_given(node) or self._is_not_run(node) or is_left_out(self.guards, self.links, node):
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
@@ -311,8 +314,8 @@ class ModelKinds:
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
-            found = found or self._kinds_of_parameters(node)
-            return found or of_optimizer(dotted(node.func) or "", map(self.kinds, stepped(node)))
+            found = found or self._kinds_of_parameters(node) or given_apart(self, node)
+            return found or made_by(self, node)
         if isinstance(node, cst.IfExp):
             return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
         if isinstance(node, cst.BooleanOperation):
@@ -322,8 +325,7 @@ class ModelKinds:
             return self.kinds(node.expression if isinstance(node, cst.Await) else node.value)
         if isinstance(node, cst.Subscript):
             return self._kinds_of_item(node)
-        is_list = isinstance(node, (cst.ListComp, cst.GeneratorExp))
-        return (is_list and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
+        return (is_list_of(node) and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
 
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if isinstance(node, cst.Attribute) and node.attr.value in INNERS:
@@ -402,7 +404,7 @@ class ModelKinds:
         return "params" in self.kinds(node)
 
     def _kinds_of_parameters(self, node: cst.BaseExpression) -> set[str]:
-        model = asked = model_of(self.index, node)
+        model = asked = model_of(self.index, node) or told_model(self, node)
         while model is not None:
             kinds = self.kinds(model)
             # A module with a sharded one in it has its parameters as well, but another part of it has not.
@@ -455,7 +457,7 @@ class ModelKinds:
         found: set[str] = set()
         for name in written_names(self.index, call.func) if self.links else names:
             found |= self._given_back(call, self.links.gives.get(name, frozenset()))
-        return found.union(*(self.returns.get(each, ()) for each in self.guards.functions(call.func)))
+        return found | given_here(self, call.func)
 
     def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
         """Return what a function of another file gives: what it is given here, where it gives that back."""
@@ -471,7 +473,8 @@ class ModelKinds:
         if "functools.partial" in names:
             return {MAKES} & self.kinds(call.args[0].value) if call.args else set()
         if dotted(call.func) == "map" and len(call.args) > 1:
-            return put(EACH, {"fsdp"}) if MAKES in self.kinds(call.args[0].value) else set()
+            made, given = self.kinds(call.args[0].value), given_here(self, call.args[0].value)
+            return put(EACH, {"fsdp"}) if MAKES in made or "fsdp" in given else set()
         made = self.kinds(call.func)
         if MAKES in made:
             return {"fsdp", *made & {"other"}}

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.annotations import annotated, objects
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.by_name import (
     is_property,
     set_by_name,
@@ -157,7 +158,7 @@ class Models(ModelKinds):
     def _follow_assignment(self, node: cst.CSTNode) -> None:
         if isinstance(node, cst.Assign):
             for target, value in ((p, v) for each in node.targets for p, v in pairs(each.target, node.value)):
-                kinds = self.kinds(value)
+                kinds = self.kinds(value) or self._kinds_of_kept(target, value)
                 if gives_itself(self.index, target, value):
                     self._add(self.key_of(target), kinds)  # it makes no model of it, wherever it stands
                     continue
@@ -169,6 +170,18 @@ class Models(ModelKinds):
             self._assign(node.target, self.kinds(node.value))
         elif isinstance(node, cst.AugAssign) and isinstance(node.target, (cst.Name, cst.Attribute)):
             self._add(self.key_of(node.target), held(self.kinds(node.value)))  # `models += [FSDP(net)]`
+
+    def _kinds_of_kept(self, target: cst.BaseExpression, value: cst.BaseExpression) -> set[str]:
+        """Return what ``self`` keeps of a model that a framework shards: ``self.net = pl_module.net``."""
+        if not isinstance(target, cst.Attribute) or not isinstance(value, cst.Attribute):
+            return set()
+        if dotted(target.value) != "self" or not is_model(
+            value.attr.value, asked_as_models(self.index, or_called=False)
+        ):
+            return set()
+        model = self.sharded_with(value)
+        kinds = self.kinds(model) if model is not None and self.certainty(model) is not None else set()
+        return {*whole(kinds), "other"} if BY_ANY & kinds else set()
 
     def _assign(self, target: cst.BaseExpression, kinds: set[str]) -> None:
         if not kinds:

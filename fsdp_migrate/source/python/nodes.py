@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -89,6 +90,19 @@ def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
 def code(node: cst.CSTNode) -> str:
     """Return a node as it stands in the source; many rules ask for the same ones."""
     return _EMPTY.code_for_node(node)
+
+
+def as_ast(node: cst.BaseExpression) -> ast.expr:
+    """Return an expression as Python's own parser has it; None's where it is newer than that.
+
+    Example:
+        >>> ast.unparse(as_ast(cst.parse_expression("a  >  1")))
+        'a > 1'
+    """
+    try:
+        return ast.parse(f"({code(node)}\n)", mode="eval").body
+    except SyntaxError:
+        return ast.Constant(None)
 
 
 def dotted(node: cst.CSTNode) -> str | None:

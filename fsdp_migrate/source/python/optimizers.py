@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+import libcst as cst
+
 from fsdp_migrate.source.python.held import EACH, VALUE, attribute, item, put, taken
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.parameters import makes_optimizers
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import libcst as cst
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
 
 
 PARAMETERS = "params"
@@ -52,6 +56,33 @@ def of_optimizer(name: str, given: Iterable[set[str]]) -> set[str]:
         return set()
     groups = put(EACH, put(item("params"), {PARAMETERS}))
     return put(attribute("param_groups"), groups) | put(attribute("state"), put(VALUE, put(VALUE, {STATE})))
+
+
+OF_A_MODEL: Final = frozenset(of_optimizer("Optimizer", [{PARAMETERS}]))
+"""What an optimizer holds that a framework gives back beside its model."""
+
+
+def made_by(models: ModelKinds, call: cst.Call) -> set[str]:
+    """Return what the object holds that a call makes, where that is an optimizer of a sharded model.
+
+    Where what is called is picked when it runs, ``getattr(torch.optim, name)(params)``, or is a function that
+    is given the model, or a method of it, the name tells that is bound to what comes back.
+    """
+    name, given = dotted(call.func) or "", [models.kinds(each) for each in stepped(call)]
+    if not name.rsplit(".", maxsplit=1)[-1][:1].isupper() and _is_named_so(models, call):
+        asked = [call.func.value] if isinstance(call.func, cst.Attribute) else []
+        is_its = makes_optimizers(name) and any("fsdp" in models.kinds(each) for each in asked)
+        given += [{PARAMETERS}] if is_its or any("fsdp" in each for each in given) else []
+        name = "Optimizer"
+    return of_optimizer(name, given)
+
+
+def _is_named_so(models: ModelKinds, call: cst.Call) -> bool:
+    """Tell whether what a call gives is bound to the name of an optimizer, and no function here gives it."""
+    above = models.index.parents[call]
+    targets = [dotted(each.target) or "" for each in above.targets] if isinstance(above, cst.Assign) else []
+    is_one = any(is_optimizer(each.rpartition(".")[2].lower()) for each in targets)
+    return is_one and not any(models.guards.functions(call.func))
 
 
 def has_groups(kinds: Iterable[str]) -> bool:

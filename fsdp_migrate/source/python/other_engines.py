@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import as_ast, text_of
 
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ _ENGINE: Final = re.compile(
 )
 _QUANTIZED: Final = "BitsandbytesPrecision"
 _QUANTIZE: Final = re.compile(r"(?:\w+\.)*_?quanti[sz]\w*(?:isnotNone)?$")
+_IS_QUANTIZERS: Final = re.compile(
+    rf"(?:\w+\.)*_?quanti[sz]\w*\.startswith\(.*\)|isinstance\(.*\b{_QUANTIZED}\)"
+)
 _NONE: Final = re.compile(r"(?:\w+\.)*_?sharded_ddp(?:==|is)None")
 
 
@@ -54,22 +58,36 @@ def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
     if "use_apex" in code and not _AMP.search(code):
         code = code.replace("use_apex", "")
     is_named = any(word in code for word in _WORDS)
-    is_quantized = _QUANTIZED in code and _is_fsdp_shut_out(source)
+    is_quantized = source.links.shuts_out_quantizers or (_QUANTIZED in code and _is_fsdp_shut_out(source))
     place: cst.CSTNode | None = node if is_named or is_quantized else None
     while place is not None:  # a hook that is defined in the branch runs for that engine alone
         for test, truth in guards.facts(place):
-            if is_other_engines(test, truth=truth) or (is_quantized and truth and _asks_for_quantized(test)):
+            if is_other_engines(test, truth=truth) or (is_quantized and _is_quantized(test, truth=truth)):
                 return True
         place = source.index.function(place)
+        if isinstance(place, cst.FunctionDef) and place.name.value in source.links.for_quantizers:
+            return True
     return False
 
 
-def _asks_for_quantized(test: cst.BaseExpression) -> bool:
-    """Tell whether a test asks for quantized weights: ``isinstance(p, BitsandbytesPrecision)``."""
-    return (
-        isinstance(test, cst.Call)
-        and re.fullmatch(rf"isinstance\(.*\b{_QUANTIZED}\)", text_of(test)) is not None
-    )
+def _is_quantized(test: cst.BaseExpression, *, truth: bool) -> bool:
+    return asks_for_quantized(as_ast(test), truth=truth)
+
+
+def asks_for_quantized(test: ast.expr, *, truth: bool) -> bool:
+    """Tell whether weights are quantized where a test has come out as ``truth``.
+
+    Example:
+        >>> test = ast.parse("quantize and quantize.startswith('bnb.')", mode="eval").body
+        >>> asks_for_quantized(test, truth=True), asks_for_quantized(test, truth=False)
+        (True, False)
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return asks_for_quantized(test.operand, truth=not truth)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is truth:
+        return any(asks_for_quantized(each, truth=truth) for each in test.values)
+    text = ast.unparse(test).replace(" ", "")
+    return truth and (_QUANTIZE.match(text) or _IS_QUANTIZERS.fullmatch(text)) is not None
 
 
 def _is_fsdp_shut_out(source: Source) -> bool:
@@ -77,5 +95,5 @@ def _is_fsdp_shut_out(source: Source) -> bool:
     made = [call for call in source.calls if text_of(call.func).endswith("FSDPStrategy")]
     facts = ([*source.guards.facts(call)] for call in made)
     return bool(made) and all(
-        any(not truth and _QUANTIZE.match(text_of(test)) for test, truth in each) for each in facts
+        any(_is_quantized(test, truth=not truth) for test, truth in each) for each in facts
     )

@@ -23,6 +23,7 @@ SAME_PARAMETERS = frozenset(
     {"OrderedDict", "chain", "dict", "filter", "iter", "list", "reversed", "set", "sorted", "tuple"}
 )
 _FILL = frozenset({"add", "append", "extend"})
+_LISTS = (cst.BinaryOperation, cst.DictComp, cst.GeneratorExp, cst.ListComp, cst.SetComp)
 _MAX_DEPTH = 8
 _MAKES_ONE = re.compile(r"optim(?!.*state)", re.IGNORECASE)
 
@@ -48,6 +49,13 @@ def is_torchs_optimizer(name: str) -> bool:
     first, _, rest = name.removeprefix("torch.optim.").partition(".")
     is_class = (rest or first).split(".")[-1][:1].isupper()
     return name.startswith("torch.optim.") and is_class and first not in {"lr_scheduler", "swa_utils"}
+
+
+def is_list_of(node: cst.BaseExpression) -> bool:
+    """Tell whether an expression may put a list of parameters together: ``[*a, *b]``, ``a + b``."""
+    if isinstance(node, (cst.List, cst.Tuple, cst.Set)):
+        return any(isinstance(each, cst.StarredElement) for each in node.elements)
+    return isinstance(node, _LISTS)
 
 
 def model_of(index: Index, node: cst.BaseExpression, depth: int = 0) -> cst.BaseExpression | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 SAME = frozenset(
     {
@@ -97,7 +99,7 @@ _SHAPED = frozenset(
         "unsqueeze",
     }
 )
-OF_METHODS = (
+_OF_METHODS = (
     _BY_VALUE
     | _SHAPED
     | {
@@ -123,10 +125,30 @@ OF_METHODS = (
         "view",
     }
 )
-"""Methods of a tensor that give one of its kind."""
+"""Methods of a tensor that give one of its kind, beside those that work in place."""
+_OF_FUNCTIONS = frozenset(f"torch.{name}" for name in _BY_VALUE | _SHAPED)
+_IN_PLACE = re.compile(r"^torch\.(?:nn\.init\.)?[a-z]\w*(?<!_)_$")
 
-OF_FUNCTIONS = frozenset(f"torch.{name}" for name in _BY_VALUE | _SHAPED)
-"""Functions that give a tensor of the kind that they are given."""
+
+def gives_its_kind(method: str) -> bool:
+    """Tell whether a method of a tensor gives one of its kind, or the tensor itself.
+
+    Example:
+        >>> gives_its_kind("sqrt"), gives_its_kind("sqrt_"), gives_its_kind("__len__")
+        (True, True, False)
+    """
+    return method in _OF_METHODS or (method.endswith("_") and not method.endswith("__"))
+
+
+def gives_kind_of_given(function: str) -> bool:
+    """Tell whether a function gives a tensor of the kind that it is given, or one of these.
+
+    Example:
+        >>> gives_kind_of_given("torch.abs_"), gives_kind_of_given("torch.nn.utils.clip_grad_norm_")
+        (True, False)
+    """
+    return function in _OF_FUNCTIONS or _IN_PLACE.match(function) is not None
+
 
 STATISTICS = frozenset(
     {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
@@ -46,17 +46,32 @@ class TrainedNames:
         )
 
     def _above(self, node: cst.BaseExpression) -> Iterator[cst.Call]:
-        if not isinstance(node, (cst.Name, cst.Attribute)) or isinstance(
-            self.index.parents.get(node), cst.AssignTarget
-        ):
+        text = dotted(node)
+        calls = self.calls.get(text, ()) if text is not None else ()
+        if not calls or isinstance(self.index.parents.get(node), cst.AssignTarget):
             return
         order, function = self.index.order, self.index.function(node)
-        for call in self.calls.get(dotted(node) or "", ()):
+        for call in calls:
             is_above = order[call] < order.get(node, 0) and not any(
                 node is each for each in self._given(call)
             )
             if is_above and self.index.function(call) is function and not self.index.excludes(call, node):
                 yield call
+            elif function is not None and isinstance(node, cst.Attribute):
+                owner = self.index.class_of(node)
+                if owner is self.index.class_of(call) and self._is_asked_below(function, call):
+                    yield call
+
+    def _is_asked_below(self, function: cst.FunctionDef, call: cst.Call) -> bool:
+        """Tell whether the method that shards runs another one of the same object below that."""
+        order = self.index.order
+        return function is not self.index.function(call) and any(
+            order[each] > order[call]
+            and text_of(each.func) == f"self.{function.name.value}"
+            and self.index.function(each) is self.index.function(call)
+            and not self.index.excludes(call, each)
+            for each in self.index.calls_of_method(function.name.value)
+        )
 
     @staticmethod
     def _given(call: cst.Call) -> Iterator[cst.BaseExpression]:

@@ -30,7 +30,7 @@ from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from fsdp_migrate.source.python.scopes import Index
 
@@ -47,22 +47,27 @@ SHARDED: Final = frozenset({"fsdp", "other", f"{BY}transformers"})
 """What the model of a Trainer may be, where it has been sharded."""
 RUN_SHARDED: Final = frozenset(
     {
-        "_maybe_log_save_evaluate",
-        "_save",
-        "_save_checkpoint",
-        "compute_loss",
-        "evaluate",
-        "evaluation_loop",
-        "log",
-        "prediction_loop",
-        "prediction_step",
-        "save_model",
-        "training_step",
+        *("_clip_grad_norm", "_evaluate", "_finalize_training", "_get_grad_norm", "_maybe_log_save_evaluate"),
+        *("_prepare_inputs", "_run_epoch", "_save", "_save_checkpoint", "_save_optimizer_and_scheduler"),
+        *("compute_loss", "evaluate", "evaluation_loop", "get_batch_samples", "log", "prediction_loop"),
+        *("prediction_step", "save_model", "store_flos", "training_step"),
     }
 )
 """The methods that a Trainer runs once it has sharded ``self.model``."""
-GIVEN_SHARDED: Final = frozenset({"_save_checkpoint", "compute_loss", "prediction_step", "training_step"})
-"""Those of them that are given it as ``model``."""
+GIVEN_SHARDED: Final = frozenset(
+    {
+        *("_clip_grad_norm", "_get_grad_norm", "_save_checkpoint", "compute_loss", "prediction_step"),
+        "training_step",
+    }
+)
+"""Those of them that are given it first."""
+RUN_SHARDED_BY_TRL: Final = re.compile(
+    r"^(?:_?generate\w*|_?get_batch_\w+|_calculate_rewards|_compute_loss|_move_model_to_vllm)$"
+)
+"""The methods that TRL's Trainers run in these."""
+_RUN_BEFORE: Final = re.compile(
+    r"^(?:__init__|_inner_training_loop|_wrap_model|create_\w+|train|_?get_\w*(?:dataloader|parameter_names|sampler))$"
+)
 MAKES_OPTIMIZER: Final = "create_optimizer"
 """It is run before FSDP2 shards, and was run after FSDP1 had."""
 ON_INIT: Final = "on_init_end"
@@ -71,7 +76,11 @@ OF_COMPOSERS_MODEL: Final = re.compile(
     r"^(?:loss|eval_forward|update_metric|get_metrics)$|^_*(?:dump|export|push|save|upload)(?:_|$)"
 )
 """The methods of a ComposerModel that run outside of its parts, once these are sharded."""
+TRAINS: Final = ("train", "_inner_training_loop")
+"""The methods of a Trainer that shard its model."""
 SELF_MODELS: Final = frozenset({"self.model", "self.model_wrapped"})
+HELD_TRAINER: Final = re.compile(r"^self\._?(?:\w+_)?trainer$")
+"""What a callback calls the Trainer that it was made with."""
 _ARGUMENTS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 _TRAINER = re.compile(r"(?:\A|\.)\w*Trainer\Z")
 _OFF = frozenset({"''", '""', "None", "False", "[]"})
@@ -84,8 +93,35 @@ CALLBACK: Final = "callback"
 """What classes of a project are that Hugging Face's Trainer runs."""
 
 
-def of_itself(text: str, method: str) -> set[str]:
+def is_run_sharded(method: str) -> bool:
+    """Tell whether a Trainer runs a method once it has sharded its model, as far as its name tells.
+
+    Example:
+        >>> is_run_sharded("compute_loss"), is_run_sharded("get_batch_metrics"), is_run_sharded("train")
+        (True, True, False)
+    """
+    return method in RUN_SHARDED or RUN_SHARDED_BY_TRL.match(method) is not None
+
+
+def is_run_by_callbacks(method: str) -> bool:
+    """Tell whether a method of a callback is run once the model is sharded.
+
+    Example:
+        >>> is_run_by_callbacks("on_save"), is_run_by_callbacks("on_init_end")
+        (True, False)
+    """
+    return method.startswith("on_") and method != ON_INIT
+
+
+def is_run_before(method: str) -> bool:
+    """Tell whether a Trainer runs a method before, or also before, it shards its model."""
+    return _RUN_BEFORE.match(method) is not None
+
+
+def of_itself(text: str, method: str, own: Collection[str] = ()) -> set[str]:
     """Return what ``self.model`` of a Trainer is in one of its methods.
+
+    ``own``: the methods of its own that those run which Trainers have.
 
     Example:
         >>> of_itself("self.model", "compute_loss") == SHARDED, of_itself("self.model", "__init__")
@@ -95,7 +131,7 @@ def of_itself(text: str, method: str) -> set[str]:
         return set()
     if method == MAKES_OPTIMIZER:
         return {FLAT}
-    return set(SHARDED) if method in RUN_SHARDED else set()
+    return set(SHARDED) if is_run_sharded(method) or method in own else set()
 
 
 def holds_model() -> set[str]:
@@ -112,6 +148,8 @@ class HFTrainers:
     """Whether another file of the project asks for FSDP."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """The classes of this source that are Trainers themselves, or callbacks of theirs."""
+    own_hooks: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By such a class the methods of its own that run once the model is sharded."""
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is: such a model, below where it is trained, or what holds one."""
@@ -133,7 +171,11 @@ class HFTrainers:
         function, owner = self.index.function(node), self.index.class_of(node)
         if function is None or owner is None or self.index.class_of(function) is not owner:
             return set()
-        return of_itself(text, function.name.value) if self.kind_around(node) == TRAINER else set()
+        method, own = function.name.value, self.own_hooks.get(self.index.path_of(owner), ())
+        if self.kind_around(node) == CALLBACK:
+            is_run = is_run_by_callbacks(method) or method in own
+            return holds_model() if is_run and HELD_TRAINER.search(text) else set()
+        return of_itself(text, method, own) if self._is_trainers(node) else set()
 
     def kind_around(self, node: cst.CSTNode) -> str:
         """Return what the class around a place is: a Trainer, or a callback of one."""
@@ -147,7 +189,16 @@ class HFTrainers:
             trainer = text_of(cst.ensure_type(call.func, cst.Attribute).value)
             for name in (*(f"{trainer}.{each}" for each in _MODELS), *([model] if model else [])):
                 found.add(name, call)
+        # A Trainer's own `train`, which is run before that shards, has the sharded model below.
+        for call in (each for name in TRAINS for each in self.index.calls_of_method(name)):
+            above = text_of(cst.ensure_type(call.func, cst.Attribute).value).startswith("super(")
+            if above and self._is_trainers(call):
+                for name in SELF_MODELS:
+                    found.add(name, call)
         return found
+
+    def _is_trainers(self, node: cst.CSTNode) -> bool:
+        return self.kind_around(node) == TRAINER
 
     @functools.cached_property
     def _trainers(self) -> TrainedNames:

@@ -18,7 +18,7 @@ from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
 from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_of_fsdp1
 from fsdp_migrate.source.python.accelerate_precision import precision_of_accelerator, where_it_casts
-from fsdp_migrate.source.python.environment import fsdp_environment, variables_set
+from fsdp_migrate.source.python.environment import environment_of_run, fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
@@ -248,7 +248,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
 
 def _said_of_offload(source: Source, held: dict[str, Any]) -> Iterator[Finding]:
     """Say what clipping needs where parameters are on the CPU; Accelerate sets its switch for a plugin."""
-    environment = {**fsdp_environment(source), SWITCH: "true"}
+    environment = {**environment_of_run(source), SWITCH: "true"}
     if held.get("offload_params") is True and _CLIPS in source.code and not makes_gloo(environment):
         yield make_finding("FM343", "cpu_offload", f"true: {NO_GLOO}", _SET_OFFLOAD)
 

@@ -13,6 +13,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.method_calls import renamed
+from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Action
 
 
 NAME = "isinstance"
@@ -51,6 +53,11 @@ _OF_OTHERS = (
     "a function of another package makes FSDP1's models in this project, which stay so, and are not "
     "FSDPModule: where both come here, ask isinstance(..., (FSDP, FSDPModule)), and see what depends on it."
 )
+_ELSE = (
+    "this project shards by FSDP2 itself, and where this is false it takes DTensors, as FSDP2's models have: "
+    "what depends on it is meant for FSDP1 alone, and does not run any more. See that the other branch does "
+    "what is needed of each model."
+)
 _FALLS_BACK = (
     "this project shards by FSDP2 itself, and by FSDP1 only where torch has no FSDP2: this was false of its "
     "models, of which isinstance(..., FSDPModule) is true. See what depends on it, which never ran, and take "
@@ -59,6 +66,16 @@ _FALLS_BACK = (
 _WRAPPERS = (
     "this leaves out FSDP1's wrappers in a walk over modules, and FSDP2 has none: a layer that is a unit is "
     "FSDPModule itself, and would be left out in their place. Take the check away."
+)
+_OF_DTENSORS = frozenset(
+    {
+        "DTensor",
+        "distribute_tensor",
+        "full_tensor",
+        "get_model_state_dict",
+        "set_model_state_dict",
+        "to_local",
+    }
 )
 _CHECKS = frozenset({"check_fn", "lambda_fn"})
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
@@ -75,22 +92,34 @@ def find(source: Source) -> Iterator[Found]:
         if not _asks_for_the_class(source, node):
             yield from () if knows_fsdp2 else _of_type(source, node)
             continue
-        check = _check_of(source, node) if knows_fsdp2 else None
+        check = _check_of(source, node)
+        said = _said_of(source, node, check, knows_fsdp2=knows_fsdp2)
         if _is_never_fsdp1s(source, node):
             yield stays("FM305", node, (node,))
-        elif _is_about_fsdp1(source, node) and _check_of(source, node) is not None:
-            yield Found("FM420", node, _BY_NAME, "commented", covers=(node,))
-        elif _leaves_out_wrappers(source, node):
-            yield Found("FM305", node, _WRAPPERS, "commented", covers=(node,))
-        elif may_be_made_by_others(source.links, source.code) and _check_of(source, node) is not None:
-            yield Found("FM305", node, _OF_OTHERS, "commented", covers=(node,))
-        elif check is None and _falls_back(source) and _check_of(source, node) is not None:
-            yield Found("FM305", node, _FALLS_BACK, "commented", covers=(node,))
-        elif check is None:
+        elif said is not None:
+            yield Found(*said, covers=(node,))
+        elif check is None or not knows_fsdp2:
             new = source.local_name(MODULE)
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
             yield _beside_fsdp2(source, node, check)
+
+
+def _said_of(
+    source: Source, node: cst.BaseExpression, check: cst.Call | None, *, knows_fsdp2: bool
+) -> tuple[str, cst.BaseExpression, str, Action] | None:
+    """Return the comment of a check that no other class can be put into."""
+    if check is not None and _is_about_fsdp1(source, node):
+        return "FM420", node, _BY_NAME, "commented"
+    if _leaves_out_wrappers(source, node):
+        return "FM305", node, _WRAPPERS, "commented"
+    if check is not None and may_be_made_by_others(source.links, source.code):
+        return "FM305", node, _OF_OTHERS, "commented"
+    if check is not None and not knows_fsdp2 and _falls_back(source):
+        return "FM305", node, _FALLS_BACK, "commented"
+    if check is not None and not knows_fsdp2 and _is_beside_dtensors(source, check):
+        return "FM420", node, _ELSE, "commented"
+    return None
 
 
 def _is_never_fsdp1s(source: Source, node: cst.BaseExpression) -> bool:
@@ -105,6 +134,32 @@ def _is_never_fsdp1s(source: Source, node: cst.BaseExpression) -> bool:
 
 def _falls_back(source: Source) -> bool:
     return source.links.falls_back or source.models.never.has_fallback
+
+
+def _is_beside_dtensors(source: Source, check: cst.Call) -> bool:
+    """Tell whether the other branch of a check is FSDP2's, in a project that shards by FSDP2 as well."""
+    if not (source.links.has_fsdp2 or _shards_by_fsdp2(source)):
+        return False
+    above = source.index.parents[check]
+    while isinstance(above, cst.BooleanOperation) and isinstance(above.operator, cst.And):
+        above = source.index.parents[above]
+    if not isinstance(above, (cst.If, cst.IfExp)) or check not in set(walk(above.test)):
+        return False
+    others = [above.orelse] if above.orelse is not None else _after(source, above)
+    used = (part for other in others for kind in (cst.Name, cst.Attribute) for part in walk_for(other, kind))
+    return any((dotted(part) or "").rpartition(".")[2] in _OF_DTENSORS for part in used)
+
+
+def _after(source: Source, choice: cst.If | cst.IfExp) -> list[cst.CSTNode]:
+    """Return what follows a branch that leaves its block."""
+    block = source.index.parents[choice]
+    if not isinstance(choice, cst.If) or not isinstance(block, cst.IndentedBlock) or not leaves(choice.body):
+        return []
+    return list(block.body[block.body.index(choice) + 1 :])
+
+
+def _shards_by_fsdp2(source: Source) -> bool:
+    return any("fully_shard" in (dotted(call.func) or "").split(".") for call in source.calls)
 
 
 def _leaves_out_wrappers(source: Source, node: cst.BaseExpression) -> bool:

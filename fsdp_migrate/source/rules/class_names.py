@@ -116,7 +116,14 @@ def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:
 
 
 def _ends_in_name(node: cst.BaseExpression) -> bool:
-    return isinstance(node, cst.Attribute) and node.attr.value in {"__name__", "__qualname__"}
+    is_name = isinstance(node, cst.Attribute) and node.attr.value in {"__name__", "__qualname__"}
+    return is_name or _named_by_itself(node) is not None
+
+
+def _named_by_itself(node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the module that is asked for the name of its class: ``model._get_name()``."""
+    func = node.func if isinstance(node, cst.Call) and not node.args else None
+    return func.value if isinstance(func, cst.Attribute) and func.attr.value == "_get_name" else None
 
 
 def _decides_on_fsdp2(source: Source, test: cst.Comparison) -> bool:
@@ -141,7 +148,9 @@ def _is_class_of_a_module(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether an expression is the class, or its name, of a sharded model or of a module in one."""
     while isinstance(node, cst.Attribute) and _ends_in_name(node):
         node = node.value
-    if isinstance(node, cst.Call) and dotted(node.func) == "type" and len(node.args) == 1:
+    if (asked := _named_by_itself(node)) is not None:
+        module = asked
+    elif isinstance(node, cst.Call) and dotted(node.func) == "type" and len(node.args) == 1:
         module = node.args[0].value
     elif isinstance(node, cst.Attribute) and node.attr.value == "__class__":
         module = node.value

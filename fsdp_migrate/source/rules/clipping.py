@@ -6,6 +6,7 @@ under FSDP2, as a DTensor.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -19,6 +20,7 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     unbound,
 )
+from fsdp_migrate.source.parameter_values import ParameterValues, is_itself
 from fsdp_migrate.source.python.clipped_lists import clipped, values_of, whose_groups
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
@@ -70,6 +72,12 @@ _BY_ACCELERATE = (
     "DTensor; under FSDP1 Accelerate took that of one rank's shards of them, unless they were all of one "
     "model's. See that max_norm is meant so, and take .full_tensor() of what this gives."
 )
+_TIMMS = re.compile(r"^timm\.utils\.(\w+\.)*(adaptive_clip_grad|dispatch_clip_grad)$")
+_BY_TIMM = (
+    "timm takes the norm of whole gradients here now; under FSDP1 it took that of one rank's flat part. "
+    "Where that is of all together, take fsdp_migrate.runtime.clip_grad_norm_, and see that the limit is "
+    "meant so."
+)
 _WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
 
 
@@ -80,6 +88,7 @@ def find(source: Source) -> Iterator[Found]:
             yield _renamed(source, call, "FM311")
         elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "clip_grad_norm_":
             yield from _of_method(source, call, call.func.value)
+        yield from _of_timm(source, call)
         is_held = _is_held(source, call.func)
         if not (is_held or source.index.qualified(call.func) & _TORCHS) or _is_of_others(source, call):
             continue
@@ -93,6 +102,13 @@ def find(source: Source) -> Iterator[Found]:
         elif _may_be_given_one(source, call):
             said = _MAYBE_WHOLE.format(clips(source, _model_of(call)))
             yield Found("FM326", call, said, "commented")
+
+
+def _of_timm(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find timm's functions that clip gradients by norms, of all or of each parameter by itself."""
+    is_timms = any(map(_TIMMS.match, source.index.qualified(call.func)))
+    if is_timms and call.args and ParameterValues(source).is_many(call.args[0].value):
+        yield Found("FM326", call, _BY_TIMM, "commented")
 
 
 def _is_held(source: Source, func: cst.BaseExpression) -> bool:
@@ -191,7 +207,12 @@ def _are_of_a_model(source: Source, given: cst.BaseExpression) -> bool:
     if optimizer is not None:
         return _is_of_a_model(source, optimizer)
     models = (named_as_parameters(each, name) for name, each in values_of(source, given))
-    return any(source.models.certainty(each) is not None for each in models if each is not None)
+    if any(source.models.certainty(each) is not None for each in models if each is not None):
+        return True
+    if isinstance(given, cst.Call) and isinstance(given.func, cst.Attribute) and not given.args:
+        return False  # `net.parameters()`: of a model by its name
+    values = ParameterValues(source)
+    return values.is_many(given) or values.is_one(given)
 
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
@@ -217,6 +238,8 @@ def _may_be_given_one(source: Source, call: cst.Call) -> bool:
     if model is None:
         return False
     if source.models.certainty(model) is not None or source.models.is_asked(model):
+        return True
+    if is_itself(source, model):
         return True
     last = (dotted(model) or "").rpartition(".")
     return bool(last[1]) and last[2] in source.models.names_made and source.models.is_unknown(model)

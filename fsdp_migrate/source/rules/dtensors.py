@@ -15,6 +15,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
+from fsdp_migrate.source.local_numbers import is_local_number, within_local_numbers
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
@@ -99,6 +100,7 @@ _STATISTIC_OR_WHOLE = (
     "now: for what it was, take .to_local() of what it is made of, which NO_SHARD leaves whole; "
     ".full_tensor() of it, on every rank, is that of the whole, not to be summed over the ranks again."
 )
+_LOCAL = "stays: the number is taken at once, and is of this rank's part, as before"
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
@@ -204,8 +206,9 @@ def find(source: Source) -> Iterator[Found]:
     waits = waiting(values)
     for each in _find(values):
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
-        said = ALWAYS if is_always else f"{AT_TIMES} In others {each.becomes}"
-        yield each if node is None else replace(each, becomes=said)
+        others = "" if each.action == "kept" else f" In others {each.becomes}"
+        said = ALWAYS if is_always else f"{AT_TIMES}{others}"
+        yield each if node is None else replace(each, becomes=said, action="commented")
     for node, is_always in waits.values():
         yield Found("FM423", node, ALWAYS if is_always else AT_TIMES, "commented")
 
@@ -217,7 +220,12 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
             named.add(call)
-            yield Found("FM423", call, _on_one_rank(source, call, said), "commented")
+            is_local = said in {_STATISTIC, _STATISTIC_OR_WHOLE} and is_local_number(source, call)
+            yield (
+                Found("FM423", call, _LOCAL, "kept")
+                if is_local
+                else Found("FM423", call, _on_one_rank(source, call, said), "commented")
+            )
     for count in counts_about_ranks(values):
         yield Found("FM423", count, _COUNTED, "commented")
     for node, said in _of_statements(values):
@@ -407,7 +415,8 @@ def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
         value = above.value if isinstance(above, cst.AugAssign) else binding.value
         if value is None:
             continue
-        if any(each.attr.value == "grad" for each in walk_for(value, cst.Attribute)):
+        local = within_local_numbers(source, value)
+        if any(each.attr.value == "grad" and each not in local for each in walk_for(value, cst.Attribute)):
             return True
         names = (each for each in walk_for(value, cst.Name) if each.value != node.value)
         if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):

@@ -5,7 +5,6 @@ FSDP1 kept the gradients of such steps where they are clipped; FSDP2 keeps them 
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -33,12 +32,13 @@ _ACCUMULATED = (
 )
 _NOT_FINITE = (
     "where Fabric shards this model, this raises for a norm that is not finite, which it did not under "
-    "FSDPStrategy: with fp16 give it error_if_nonfinite=False, so that the scaler passes over such a step."
+    "FSDPStrategy: give it error_if_nonfinite=False, with which it goes on as it did, and fp16's scaler "
+    "passes over such a step."
 )
 _STEPS = "gradient_accumulation_steps"
-_PRECISION = "precision"
-_IS_WIDE = re.compile(r"^['\"]?(bf16|32|64|None)")
 _PLUGIN = "gradient_accumulation_plugin"
+_FABRICS = ("module", "optimizer", "clip_val", "max_norm", "norm_type", "error_if_nonfinite")
+"""The arguments of Fabric's ``clip_gradients`` in their order."""
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -53,11 +53,8 @@ def find(source: Source) -> Iterator[Found]:
             is_theirs = model is not None and _is_sharded_by(source, model, ("accelerate", "transformers"))
             if is_theirs and _is_accumulating(source, call) and may_accumulate(source):
                 yield Found("FM326", call, _ACCUMULATED, "commented")
-        elif func.attr.value == "clip_gradients" and _is_sharded_by(source, first, ("fabric",)):
-            given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
-            is_asked = "max_norm" in given and given.get("error_if_nonfinite", "True") == "True"
-            if is_asked and _may_overflow(source):
-                yield Found("FM326", call, _NOT_FINITE, "commented")
+        elif func.attr.value == "clip_gradients" and _is_fabrics_norm(source, call, first):
+            yield Found("FM326", call, _NOT_FINITE, "commented")
 
 
 def _is_sharded_by(source: Source, node: cst.BaseExpression, names: tuple[str, ...]) -> bool:
@@ -89,14 +86,17 @@ def may_accumulate(source: Source) -> bool:
     return not made
 
 
-def _may_overflow(source: Source) -> bool:
-    """Tell whether a Fabric may compute in fp16, whose gradients are infinite now and then."""
-    made = [call for call in source.calls if _name(call) == "Fabric"]
-    for call in made:
-        given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
-        if any(arg.star for arg in call.args) or _IS_WIDE.match(given.get(_PRECISION, "32")) is None:
-            return True
-    return not made
+def _is_fabrics_norm(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
+    """Tell whether Fabric is asked for a norm, or may be by ``**``, and not told to take each."""
+    if not _is_sharded_by(source, model, ("fabric",)):
+        return False
+    in_order = (arg for arg in call.args if arg.keyword is None and not arg.star)
+    placed = dict(zip(_FABRICS, in_order, strict=False))
+    named = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+    given = {name: text_of(arg.value) for name, arg in {**placed, **named}.items()}
+    if any(arg.star for arg in call.args):
+        return "clip_val" not in given and "error_if_nonfinite" not in given
+    return given.get("max_norm", "None") != "None" and given.get("error_if_nonfinite", "True") == "True"
 
 
 def _name(call: cst.Call) -> str:

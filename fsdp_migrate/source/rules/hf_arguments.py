@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
-from fsdp_migrate.config_texts import holds_fsdp2
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
@@ -85,6 +84,8 @@ _ON_META = (
 )
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
+_NUMBERS = ("max_grad_norm", "label_smoothing_factor")
+_TAKEN = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE, *_NUMBERS)
 _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 
 
@@ -132,7 +133,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     if reasons:
         text = _left(converted, values, reasons)
         yield Found("FM327", argument, text, "commented", is_of_its_own=True)
-        yield from _of_casts(values, converted, argument, maybe)
+        yield from _of_the_rest(values, converted, argument, maybe)
         return
     places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
     findings = [_where(each, maybe) for each in converted.findings]
@@ -142,10 +143,12 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     yield Found("FM428", call, becomes, "rewritten", edits)
 
 
-def _of_casts(values: Values, converted: Converted, place: cst.CSTNode, maybe: str = "") -> Iterator[Found]:
-    """Say what mixed precision does otherwise where the rest is left to a person, too."""
-    casts = [_where(each, maybe) for each in converted.findings if each.code == "FM354"]
-    yield from said_of(casts, values, lambda _: place)
+def _of_the_rest(
+    values: Values, converted: Converted, place: cst.CSTNode, maybe: str = ""
+) -> Iterator[Found]:
+    """Say what arguments beside FSDP's do otherwise where FSDP's own are left to a person."""
+    rest = [each for each in converted.findings if each.code == "FM354" or each.subject in _NUMBERS]
+    yield from said_of([_where(each, maybe) for each in rest], values, lambda _: place)
 
 
 def _of_meta(source: Source, place: cst.CSTNode, converted: Converted) -> Iterator[Found]:
@@ -169,9 +172,9 @@ def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
     document |= {name: True for name, value in flags.items() if value is True}
     unsure = [] if True in flags.values() else [name for name in flags if values.has_unread(flags[name])]
     document |= dict.fromkeys(unsure[:1], True)
-    for name, kind in (("optim", str), ("max_grad_norm", (int, float))):
+    for name in ("optim", *_NUMBERS):
         value = values.read(given[name]) if name in given else None
-        if isinstance(value, kind):
+        if isinstance(value, (int, float) if name in _NUMBERS else str):
             document[name] = value
     return {"fsdp": None, **document}, "".join(unsure[:1])
 
@@ -239,7 +242,11 @@ def _is_converted_elsewhere(source: Source, converted: Converted, values: Values
     file = before.get("fsdp_config")
     is_file = isinstance(file, str) and values.expression(file) is None
     stays = not converted.is_refused and after["fsdp"] == before["fsdp"]
-    return is_file and stays and holds_fsdp2(Path(source.path).parent, str(file))
+    if not (is_file and stays):
+        return False
+    from fsdp_migrate.config_texts import holds_fsdp2
+
+    return holds_fsdp2(Path(source.path).parent, str(file))
 
 
 def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str:
@@ -439,8 +446,7 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
         text = _ALREADY if is_fsdp2 else _AXOLOTL
         yield Found("FM327", place, text, "kept" if is_fsdp2 else "commented")
         return
-    names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
-    held = {name: values.read(given[name]) for name in names if name in given}
+    held = {name: values.read(given[name]) for name in _TAKEN if name in given}
     # SageMaker's hyperparameters have the quotes of a shell within those of Python.
     held = {name: value.strip("'\"") if isinstance(value, str) else value for name, value in held.items()}
     yield from _commented(held, values, place, _why(source, place))
@@ -456,7 +462,7 @@ def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:
             name, value = _default(small)
             # A class of another file may extend the arguments: then the words tell.
             is_theirs = is_theirs or (bool(bases) and name == "fsdp" and _is_said(source, value))
-            if name in {"fsdp", "fsdp_config", *_FORMER, *_BESIDE} and value is not None:
+            if name in _TAKEN and value is not None:
                 held[name] = values.read(value)
                 place = small if name == "fsdp" else place
     if is_theirs and place is not None and held.get("fsdp"):
@@ -482,8 +488,7 @@ def _default(small: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
 
 
 def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str) -> Iterator[Found]:
-    names = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE)
-    document = {name: held[name] for name in names if held.get(name) is not None}
+    document = {name: held[name] for name in _TAKEN if held.get(name) is not None}
     converted = convert_settings("hf", {"output_dir": ".", **document}, values)
     if converted.is_fsdp2:
         yield Found("FM327", node, _ALREADY, "kept")
@@ -491,4 +496,4 @@ def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str
     yield from _of_meta(values.source, node, converted)
     reasons = (_UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
     yield Found("FM327", node, _left(converted, values, reasons), "commented")
-    yield from _of_casts(values, converted, node)
+    yield from _of_the_rest(values, converted, node)

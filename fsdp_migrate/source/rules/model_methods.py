@@ -15,6 +15,7 @@ from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -154,6 +155,8 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM324", call, _of_checkpointing(source, first), "commented")
         for name in source.index.qualified(func) & set(_FUNCTIONS):
             known = first is not None and source.models.certainty(first) is not None
+            if first is not None and name in _AVERAGES:
+                known = whole_of(source, first) is not None
             if (
                 known
                 or name.endswith(".prepare_fsdp")

@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import sureness, was_asked_for
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.set_layers import set_layers
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -40,6 +41,11 @@ _SET = (
     "FSDP1's wrapper took this, and the model within kept its own: where its class reads self.{}, it "
     "reads what is set here now, and computes by it. If that is not meant, leave this line out."
 )
+_LAYER = (
+    "FSDP1's wrapper took this, and ran the model within, which kept its own. Now the model itself takes it: "
+    "where its forward reads that, it computes by this one, which is not sharded, and whose gradients are "
+    "of one rank alone. Put it into the model before that is sharded, or leave this line out."
+)
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
@@ -58,7 +64,22 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if dotted(call.func) in {"hasattr", "getattr"} and len(call.args) >= 2:
             yield from _of_question(source, call)
-    yield from _set_on_the_wrapper(source)
+    said = list(_set_on_the_wrapper(source))
+    yield from said
+    yield from _layers_of_the_wrapper(source, {each.node for each in said})
+
+
+def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[Found]:
+    """Yield where a sharded model itself, and no part of it, is given a layer."""
+    for node, model in set_layers(source):
+        is_inner = isinstance(model, cst.Attribute) and model.attr.value == "module"
+        if node in said or is_inner or dotted(model) == "self":
+            continue
+        sure = sureness(source, model)
+        if sure == "sure":
+            yield Found("FM315", node, _LAYER, "commented")
+        elif sure == "mixed":
+            yield Found("FM315", node, f"{mixed(source, model)}{_LAYER}", "commented")
 
 
 def _set_on_the_wrapper(source: Source) -> Iterator[Found]:

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
+from fsdp_migrate.source.given_with_model import optimizer_beside
 from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import (
@@ -24,11 +25,13 @@ from fsdp_migrate.source.kept_lists import (
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
-from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -64,6 +67,10 @@ _UNWRAPS = "stays: its step takes DTensors apart itself"
 _KEPT = (
     "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
     "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
+)
+_GIVEN = (
+    "`{}` may hold the parameters from before sharding, in whose place FSDP2 puts new ones, so that its step "
+    "is an error: where it does, give it to prepare_fully_shard as optimizers=."
 )
 _REFUSE = (
     "of a sharded model this raises, or steps otherwise, where its parameters are DTensors: {}. Take another "
@@ -124,6 +131,8 @@ def find(source: Source) -> Iterator[Found]:
             is_class = source.index.fsdp1(call.func) == catalog.FSDP
             before = dict.fromkeys(_kept(source, call, told=None if is_class else ()))
             yield from (Found("FM446", each, _KEPT, "commented") for each in before)
+            if (name := optimizer_beside(source, call)) is not None:
+                yield Found("FM446", source.index.statement(call), _GIVEN.format(name), "commented")
 
 
 def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
@@ -194,14 +203,16 @@ def is_given_parameters(source: Source, call: cst.Call) -> bool:
     for arg in call.args:
         # What another function, or file, gave: `def build(params): return Adam8bit(list(params))`.
         names = (each for each in walk_for(arg.value, cst.Name) if each in source.index.scopes)
-        if any(map(source.models.is_parameters, names)):
+        if any(map(source.models.is_parameters, (arg.value, *names))):
             return True
         model = model_of(source.index, arg.value) or _grouped(source, arg.value)
         if model is None:
             if _is_of_a_method(source, call, arg.value):
                 return True
             continue
-        if source.models.certainty(model) is not None or _is_wrapped_later(source, call, model):
+        if whole_of(source, model) is not None or _is_wrapped_later(source, call, model):
+            return True
+        if FLAT in source.models.kinds(model):  # a Trainer gives its optimizer the sharded parameters
             return True
     return is_prepared_with_its_model(source, call) or is_given_to_a_framework(source, call)
 
@@ -342,7 +353,18 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
 
 def _known(source: Source, call: cst.Call) -> set[str]:
     """Return what is called, as imports write it, by what other files show of it, too."""
-    return source.index.qualified(call.func) | _chosen(source, call)
+    return (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+
+
+def _of_others(source: Source, func: cst.BaseExpression) -> set[str]:
+    """Return what a name is only in branches that FSDP does not come to: ``cls = bnb.optim.AdamW``."""
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    if isinstance(func, cst.Name) and func in source.index.scopes:
+        for binding in source.index.bindings_of(func):
+            if isinstance(binding.value, (cst.Name, cst.Attribute)):
+                is_others = is_in_other_engines_branch(source, binding.value)
+                found[is_others] |= source.index.qualified(binding.value)
+    return found[True] - found[False]
 
 
 def _chosen(source: Source, call: cst.Call) -> set[str]:

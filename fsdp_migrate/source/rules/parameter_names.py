@@ -41,9 +41,16 @@ _NONE = (
     "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
     "has the old groups."
 )
+_PART = (
+    "FSDP1's names had `_fsdp_wrapped_module.` in them here, so that this was another part of the name, or "
+    "no match; FSDP2's are the model's, so this decides differently, without an error, or raises. Decide "
+    "which is meant; a checkpoint of FSDP1 has the old groups."
+)
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
 _MATCHES = frozenset({"findall", "fnmatch", "fnmatchcase", "fullmatch", "match", "search"})
+_FROM_START = frozenset({"fnmatch", "fnmatchcase", "fullmatch", "match"})
+_ANY_START = re.compile(r"\^?\(?(\?:)?(\.[*+]|\*)")
 _SAME_TEXT = frozenset({"casefold", "lower", "partition", "rpartition", "rsplit", "split", "strip", "upper"})
 _DEEPEST = 2
 _PUTS = frozenset({"add", "append", "insert"})
@@ -73,13 +80,26 @@ def find(source: Source) -> Iterator[Found]:
             continue
         # A part has names of the model's own, but for those of flat parameters.
         is_inner = model is not func.value or text_of(func.value).endswith(".module")
-        for test, is_start in _tests(source, loop, names):
-            if is_start and not is_inner:
-                yield Found("FM318", test, _START, "commented")
-            elif not is_inner and _is_of_wholes(source, test, names[0]):
-                yield Found("FM318", test, _NONE, "commented")
-            elif is_flat and by not in _KEEP_NAMES:
-                yield Found("FM318", test, _FLAT, "commented")
+        names_flat = is_flat and by not in _KEEP_NAMES
+        for node, said in _said(source, loop, names, is_inner=is_inner, is_flat=names_flat):
+            yield Found("FM318", node, said, "commented")
+
+
+def _said(
+    source: Source, loop: cst.CSTNode, names: tuple[str, str], *, is_inner: bool, is_flat: bool
+) -> Iterator[tuple[cst.BaseExpression, str]]:
+    """Yield what is asked of names in a loop, and what is said of it."""
+    for test, is_start in _tests(source, loop, names):
+        if is_start and not is_inner:
+            yield test, _START
+        elif not is_inner and _is_of_wholes(source, test, names[0]):
+            yield test, _NONE
+        elif is_flat:
+            yield test, _FLAT
+        elif not is_inner and _is_from_the_start(source, test):
+            yield test, _PART
+    parts = () if is_inner or is_flat else _counted_parts(loop, names[0])
+    yield from ((part, _PART) for part in parts)
 
 
 def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
@@ -93,6 +113,28 @@ def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
     held = sides[1]
     texts = [each.value for each in held.elements] if isinstance(held, (cst.List, cst.Set, cst.Tuple)) else []
     return bool(texts) and all(isinstance(each, cst.SimpleString) for each in texts)
+
+
+def _is_from_the_start(source: Source, test: cst.BaseExpression) -> bool:
+    """Tell whether a pattern begins where the name does: ``re.match(r"layers", n)``."""
+    if not isinstance(test, cst.Call):
+        return False
+    last = (dotted(test.func) or "").split(".")[-1]
+    texts = [_value(source, arg.value) for arg in test.args]
+    held = [str(each.evaluated_value) for each in texts if isinstance(each, cst.SimpleString)]
+    is_anchored = last in _FROM_START or any(each.startswith("^") for each in held)
+    return last in _MATCHES and is_anchored and any(not _ANY_START.match(each) for each in held)
+
+
+def _counted_parts(loop: cst.CSTNode, name: str) -> Iterator[cst.Subscript]:
+    """Yield the parts of a name that are counted from its beginning: ``int(n.split(".")[1])``."""
+    for node in walk_for(loop, cst.Subscript):
+        func = node.value.func if isinstance(node.value, cst.Call) else None
+        is_split = isinstance(func, cst.Attribute) and func.attr.value in {"split", "partition"}
+        inner = node.slice[0].slice if len(node.slice) == 1 else None
+        is_placed = isinstance(inner, cst.Index) and isinstance(inner.value, cst.Integer)
+        if is_split and is_placed and text_of(cst.ensure_type(func, cst.Attribute).value) == name:
+            yield node
 
 
 def _are_flat(source: Source) -> bool:

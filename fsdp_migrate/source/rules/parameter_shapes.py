@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import FLAT
+from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.strategies import keep_shapes
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -57,6 +59,7 @@ _OVER = frozenset({"enumerate", "iter", "list", "reversed", "tqdm", "zip"})
 _GENERATES = frozenset({"batch_decode", "decode", "forward", "generate", "sample"})
 _DEEPEST = 8
 _LISTS = frozenset({"named_parameters", "parameters"})
+_HELD = (cst.Attribute, cst.Name, cst.Subscript)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -64,10 +67,13 @@ def find(source: Source) -> Iterator[Found]:
     if keep_shapes(source.models):
         return
     functions = {function for call in source.calls for function in _going_through(source, call)}
+    values = ParameterValues(source)
     for kind in (cst.For, cst.CompFor):
         for loop in source.index.by_kind.get(kind, ()):
             assert isinstance(loop, (cst.For, cst.CompFor))
-            if isinstance(loop.iter, (cst.Name, cst.Attribute)) and source.models.is_parameters(loop.iter):
+            if isinstance(loop.iter, _HELD) and (
+                source.models.is_parameters(loop.iter) or values.is_many(loop.iter)
+            ):
                 functions.add(source.index.function(loop) or source.module)
     functions.update(_asked_elsewhere(source))
     given = {called for function in functions for called in _asked(source, function)}
@@ -97,8 +103,10 @@ def _of_timm(source: Source) -> Iterator[Found]:
 
 def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> bool:
     """Tell whether a test comes before sharding, also in an optimizer's constructor that runs then."""
-    if _is_before_wrapping(source, test) or not isinstance(owner, cst.ClassDef):
-        return _is_before_wrapping(source, test)
+    if _is_before_wrapping(source, test) or _is_called_above_sharding(source, test):
+        return True
+    if not isinstance(owner, cst.ClassDef):
+        return False
     methods = (each for each in source.index.ancestors(test) if isinstance(each, cst.FunctionDef))
     if not any(each.name.value == "__init__" and source.index.class_of(each) is owner for each in methods):
         return False
@@ -132,9 +140,10 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
     if not isinstance(call.func, cst.Attribute):
         return
     model = call.func.value
-    if source.models.certainty(model) is None and FLAT not in source.models.kinds(model):
-        return
     name = call.func.attr.value
+    is_known = whole_of(source, model) is not None or FLAT in source.models.kinds(model)
+    if not is_known and not (name in _LISTS and source.models.is_parameters(call)):
+        return
     if name in _LISTS:
         yield source.index.function(call) or source.module
         return
@@ -206,6 +215,31 @@ def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
                 model = call.func.value
                 return text_of(model) in below and source.models.certainty(model) is None
     return False
+
+
+def _is_called_above_sharding(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a method is called only above the calls that shard: ``self.optim = self.configure()``."""
+    function = source.index.function(test)
+    if function is None or source.index.class_of(function) is None:
+        return False
+    name = function.name.value
+    calls = source.index.calls_of_method(name)
+    is_elsewhere = name in source.links.methods | source.links.optimizer_methods
+    return bool(calls) and not is_elsewhere and all(_is_above_sharding(source, each) for each in calls)
+
+
+def _is_above_sharding(source: Source, call: cst.Call) -> bool:
+    index, order = source.index, source.index.order
+    home = index.function(call)
+    sharding = [
+        each
+        for each in source.calls
+        if index.function(each) is home
+        if source.models.is_constructor(each.func) or has_model(source.models.frameworks.of_call(each))
+    ]
+    # What a call is given is made before it runs: `prepare(self.model, self.configure())`.
+    given = {*index.ancestors(call)}
+    return bool(sharding) and all(order[each] > order[call] or each in given for each in sharding)
 
 
 def _is_of_a_state(loop: cst.For | cst.CompFor) -> bool:

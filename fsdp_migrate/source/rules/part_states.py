@@ -12,7 +12,10 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given
 from fsdp_migrate.source.method_calls import is_seen_plain
+from fsdp_migrate.source.python.edited_in_place import is_edited_in_place
+from fsdp_migrate.source.python.heirs import led_to
 from fsdp_migrate.source.python.keywords import is_given_by_name
+from fsdp_migrate.source.python.lightning_models import MODULE
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, short
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -72,6 +75,8 @@ def find(source: Source) -> Iterator[Found]:
             said = _OF_SELF[func.attr.value].format(short(func.value))
             yield Found("FM333", call, _IN_ITS_METHOD.format(said), "commented")
         elif func.attr.value in _STATES and _is_part(source, func.value):
+            if is_edited_in_place(source.index, call):
+                continue
             yield Found("FM333", call, _STATES[func.attr.value].format(short(func.value)), "commented")
         elif func.attr.value == "push_to_hub" and not is_given_by_name(source, call, "state_dict"):
             model = whole_of(source, func.value)
@@ -97,9 +102,18 @@ def _is_of_self(source: Source, call: cst.Call, func: cst.Attribute) -> bool:
     if not _is_asked_of_a_sharded_model(source, source.index.function(call)):
         return False
     is_given = func.attr.value == "save_pretrained" and is_given_by_name(source, call, "state_dict")
-    if is_given or _is_beside(source, func.value) or is_seen_plain(source, func.value):
+    if is_given or _is_beside(source, func.value):
+        return False
+    # Whatever makes a part of a LightningModule, the strategy shards all that the module has.
+    if is_seen_plain(source, func.value) and not _is_in_a_lightning_module(source, call):
         return False
     return whole_of(source, func.value) is None and not source.models.is_other_branch(func.value)
+
+
+def _is_in_a_lightning_module(source: Source, call: cst.Call) -> bool:
+    owner = source.index.class_of(call) if source.models.frameworks.trains_by_lightning else None
+    above = (name for base in (owner.bases if owner else ()) for name in led_to(source.index, base.value))
+    return any(map(MODULE.match, above))
 
 
 def _is_asked_of_a_sharded_model(source: Source, method: cst.FunctionDef | None) -> bool:

@@ -17,19 +17,21 @@ from fsdp_migrate.source.python.accelerate_models import (
     asks_for_fsdp,
     asks_for_plugin,
     fsdp_said,
+    has_optimizer,
     names_layers,
     only_infers,
     prepared,
-    speaks_of_training,
 )
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
+from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.starred import added_to, given_to
+from fsdp_migrate.source.python.trainer_models import TRAINER
 from fsdp_migrate.source.uses import Found
 
 
@@ -105,12 +107,14 @@ def find(source: Source) -> Iterator[Found]:
         words = ("this model is", "Give") if is_seen else ("this model may be", "Where it is, give")
         yield Found("FM303", call, _AGAIN.format(*words), "commented")
     if not _knows_of_fsdp(source):
-        return
+        # A Trainer's own Accelerator is asked for it by the Trainer's arguments.
+        kind_around = source.models.frameworks.trainers.kind_around
+        calls = [call for call in calls if kind_around(call) == TRAINER]
     for call in calls:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
         if meant == _MEANT and _is_trainers(source, call):
             meant = _BY_TRAINER
-        elif meant == _MEANT and not speaks_of_training(source.code):
+        elif meant == _MEANT and not has_optimizer(source.code):
             meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
             meant = _HOLDS_MORE.format(others=named(others))
@@ -224,10 +228,10 @@ def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
 
 
 def _is_trainers(source: Source, call: cst.Call) -> bool:
-    """Tell whether a Trainer, which makes the optimizer itself, is given the model below."""
+    """Tell whether Hugging Face's Trainer, which makes the optimizer itself, is given the model below."""
     models = set(_models(source, call))
     return any(
-        (dotted(each.func) or "").endswith("Trainer")
+        any(map(HUGGING_FACES.match, led_to(source.index, each.func)))
         and source.index.order[each] > source.index.order[call]
         and source.index.function(each) is source.index.function(call)
         and not models.isdisjoint([*_names(each)[:1], *_given_as(each, "model")])

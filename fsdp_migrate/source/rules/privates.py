@@ -148,7 +148,12 @@ def _without_imports(source: Source) -> Iterator[Found]:
         return
     for node in source.attributes:
         is_handles = node.attr.value == "flat_param" and (dotted(node.value) or "").endswith("._handle")
-        if (is_handles or node.attr.value in _NO_OTHERS) and dotted(node.value) not in {"self", "cls"}:
+        is_private = node.attr.value in _NAMES | _FSDP1S
+        if is_private | (node.attr.value in catalog.WRAPPER_ATTRIBUTES) and _is_asked_of_a_model(
+            source, node
+        ):
+            yield _of_attribute(source, node) if is_private else Found("FM317", node, _OWN, "commented")
+        elif (is_handles or node.attr.value in _NO_OTHERS) and dotted(node.value) not in {"self", "cls"}:
             yield _of_attribute(source, node)
 
 

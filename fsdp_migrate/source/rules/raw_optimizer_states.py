@@ -162,14 +162,16 @@ def _is_of_another_place(source: Source, optimizer: cst.BaseExpression) -> bool:
     Where FSDP1's functions take the states of optimizers, what is not given to them is of another branch.
     """
     root: cst.BaseExpression = optimizer
-    is_beside = _is_beside_a_model(source, optimizer)
+    is_prepared = _is_prepared_as(source, optimizer)
+    is_beside = is_prepared or _is_beside_a_model(source, optimizer)
     while isinstance(root, (cst.Attribute, cst.Subscript)):
         root = root.value
     scope = source.index.scopes.get(root)
     bindings = scope.lookup(root.value) if scope is not None and isinstance(root, cst.Name) else ()
     if not is_beside and not any(_is_from_elsewhere(source, each) for each in bindings):
         return False
-    if not _is_prepared(source, bindings) and not all(_are_given(source, optimizer)):
+    is_prepared = is_prepared or _is_prepared(source, bindings)
+    if not is_prepared and not all(_are_given(source, optimizer)):
         return False
     if any("fsdp" in text_of(test).lower() for test, _ in source.models.guards.facts(optimizer)):
         return False
@@ -192,6 +194,21 @@ def _is_prepared(source: Source, bindings: Iterable[Binding]) -> bool:
     """Tell whether it came back beside a sharded model: of ``accelerator.prepare(model, optimizer)``."""
     values = (each.value for each in bindings if each.index is not None)
     return any(isinstance(each, cst.Call) and has_model(source.models.kinds(each)) for each in values)
+
+
+def _is_prepared_as(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether an attribute is what came back so: ``self.model, self.optimizer = prepare(...)``."""
+    if not isinstance(node, cst.Attribute):
+        return False
+    text = text_of(node)
+    return any(
+        text_of(each.value) == text
+        for assign in source.assignments
+        if isinstance(assign.value, cst.Call)
+        for target in assign.targets
+        if isinstance(target.target, (cst.Tuple, cst.List)) and has_model(source.models.kinds(assign.value))
+        for each in target.target.elements
+    )
 
 
 def _is_beside_a_model(source: Source, node: cst.BaseExpression) -> bool:
@@ -286,8 +303,9 @@ def _is_adapter(source: Source, node: cst.BaseExpression) -> bool:
 
 
 def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
-    """Tell whether an optimizer is made here of a sharded model's parameters."""
-    return not all(_are_plain(source, optimizer))
+    """Tell whether an optimizer is made of a sharded model's parameters, here or by another file."""
+    plain = list(_are_plain(source, optimizer))
+    return not all(plain) if plain else _steps_a_model(source, optimizer)
 
 
 def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:

@@ -12,6 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_in_classes import kept_in_doubt
+from fsdp_migrate.source.local_numbers import is_local_number
 from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
@@ -194,7 +195,7 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
                 named = (each for each in models if is_model(last_word(each)))
                 yield from ((node.iter, model, _BESIDE) for model in named)
             elif any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
-                made = (each for each in walk_for(region, cst.Call) if _is_of_gradients(each))
+                made = (each for each in walk_for(region, cst.Call) if _is_of_gradients(source, each))
                 yield from ((each, models[0], _GRADIENTS) for each in made)
 
 
@@ -211,9 +212,11 @@ def _clipped_lists(source: Source) -> Iterator[cst.Call]:
             yield call
 
 
-def _is_of_gradients(call: cst.Call) -> bool:
+def _is_of_gradients(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes one number of gradients, or gives them to the other ranks."""
     name = _name(call)
+    if is_local_number(source, call):
+        return False  # of this rank's part, as under FSDP1
     return name in _OF_GRADIENTS or (name == "sum" and ".grad." in text_of(call.func))
 
 

@@ -24,7 +24,7 @@ OF_GROUPS = "for g in opt.param_groups:\n    for p in g['params']:\n        {}\n
 @pytest.mark.parametrize(
     ("use", "is_said"),
     [
-        (OF_GROUPS.format("x += p.grad.norm().item()"), True),
+        (OF_GROUPS.format("x += p.grad.norm() ** 2"), True),
         (OF_GROUPS.format("torch.distributed.all_reduce(p.grad)"), True),
         (OF_GROUPS.format("p.data = p.data.half()"), True),
         (OF_GROUPS.format("p.grad.mul_(0.5)"), False),
@@ -58,7 +58,7 @@ def test_groups_and_state_hold_dtensors(use: str, is_said: bool) -> None:
     ],
 )
 def test_what_the_optimizer_is_made_of(given: str, is_said: bool) -> None:
-    found = codes(MADE.format(given) + OF_GROUPS.format("x += p.grad.norm().item()"))
+    found = codes(MADE.format(given) + OF_GROUPS.format("x += p.grad.norm() ** 2"))
     assert (("FM423", "commented") in found) is is_said
 
 

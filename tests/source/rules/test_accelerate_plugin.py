@@ -102,6 +102,20 @@ def test_a_policy_that_fsdp2_of_accelerate_does_not_know_is_said() -> None:
     assert "FM343 with this policy" in comments(body, ACCELERATE)
 
 
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("p = Plugin(sharding_strategy=1)\n", True),
+        ("", True),
+        (f"p = Plugin({BY_CLASS})\n", False),
+        ("import os\nos.environ['FSDP_AUTO_WRAP_POLICY'] = 'TRANSFORMER_BASED_WRAP'\n", False),
+    ],
+)
+def test_without_such_a_policy_another_is_to_be_given(made: str, *, is_said: bool) -> None:
+    body = f"{made}accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)\n"
+    assert ("shards so without it, too" in comments(body, ACCELERATE)) is is_said
+
+
 def test_attributes_of_another_functions_plugin_do_not_count() -> None:
     body = "p = Plugin(sharding_strategy=1)\ndef f(x):\n    p = x.fsdp_plugin\n    p.cpu_offload = 1\n"
     assert "p = Plugin(fsdp_version=2, " in last(body, ACCELERATE)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import rewrite_source, scan_source
+from fsdp_migrate.source import rewrite_source, scan_paths, scan_source
+from tests.source.projects import FSDP
 from tests.source.samples import IMPORTS, MARK, assert_turned, codes, plain, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -367,3 +374,32 @@ def test_a_mark_of_fsdp2s_that_our_models_do_not_have() -> None:
     # What a config says, and what the class is, holds for all.
     for asked in (mark.format("config"), "model.use_fsdp2", "is_fsdp2(model)"):
         assert f"    {MARK}FM420" in turned(MARKED.format(asked))
+
+
+BESIDE = "def save(m):\n    if isinstance(m, FSDP){}:\n        {}\n"
+ONE = "x = one(m)"
+
+
+@pytest.mark.parametrize(
+    ("check", "is_left"),
+    [
+        (BESIDE.format("", ONE) + "    else:\n        x = [p.full_tensor() for p in m.parameters()]\n", True),
+        (BESIDE.format("", ONE) + "    elif isinstance(m.weight, DTensor):\n        x = two(m)\n", True),
+        (BESIDE.format(" and full", ONE) + "    else:\n        x = get_model_state_dict(m)\n", True),
+        (BESIDE.format("", "return one(m)") + "    return m.weight.full_tensor()\n", True),
+        ("def save(m):\n    return one(m) if isinstance(m, FSDP) else m.weight.full_tensor()\n", True),
+        (BESIDE.format("", ONE) + "    else:\n        x = m.state_dict()\n", False),
+        (BESIDE.format("", ONE) + "    return m.weight.full_tensor()\n", False),
+        (BESIDE.format("", "x = m.weight.full_tensor()"), False),
+    ],
+)
+@pytest.mark.parametrize("has_fsdp2", [True, False])
+def test_a_check_beside_a_branch_that_takes_dtensors(
+    tmp_path: Path, check: str, is_left: bool, has_fsdp2: bool
+) -> None:
+    """FSDP2's models of the project took that branch; they are none of FSDP1's."""
+    shards = "import torch.distributed.fsdp as f\nf.fully_shard(net)\n" if has_fsdp2 else "f(net)\n"
+    (tmp_path / "tool.py").write_text(f"{FSDP}{check}")
+    (tmp_path / "main.py").write_text(f"{FSDP}from tool import save\n{shards}save(FSDP(other))\n")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("tool.py")}
+    assert found >= ({"FM420"} if is_left and has_fsdp2 else {"FM305"})

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+from tests.source.projects import FSDP
 from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes, uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -127,6 +134,28 @@ def test_a_choice_that_is_not_about_the_model() -> None:
     assert [(use.code, use.line) for use in uses(body) if use.code == "FM326"] == [("FM326", 16)]
 
 
+@pytest.mark.parametrize(
+    ("wraps", "is_said"),
+    [
+        (
+            "from fairscale.nn import FullyShardedDataParallel as Base\nclass Wrapped(Base):\n    pass\n",
+            False,
+        ),
+        ("class FullyShardedDataParallel:\n    pass\nWrapped = FullyShardedDataParallel\n", False),
+        ("class Wrapped:\n    pass\n", True),
+        (f"from fairscale.nn import FullyShardedDataParallel as Base\n{FSDP}Wrapped = FSDP\n", True),
+    ],
+)
+def test_a_model_of_another_fsdp_in_another_file(tmp_path: Path, wraps: str, is_said: bool) -> None:
+    clip = (
+        "from wraps import Wrapped\ndef clip(fsdp_module: Wrapped):\n    fsdp_module.clip_grad_norm_(1.0)\n"
+    )
+    (tmp_path / "wraps.py").write_text(wraps)
+    (tmp_path / "clip.py").write_text(clip)
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("clip.py")}
+    assert ("FM311" in found) is is_said
+
+
 def test_clipping_by_the_model_of_a_trainer_is_said() -> None:
     body = "def clip(module):\n    module.trainer.model.clip_grad_norm_(1.0)\n"
     assert ("FM311", "commented") in codes(f"model = FSDP(net)\n{body}")
@@ -238,3 +267,10 @@ def test_the_norm_of_whole_parameters_is_what_it_was(made: str, is_said: bool) -
     found = [use for use in uses(body) if use.code == "FM326"]
     assert [use.action for use in found] == ["rewritten"]
     assert bool(found[0].note) is is_said
+
+
+@pytest.mark.parametrize("name", ["adaptive_clip_grad", "dispatch_clip_grad"])
+def test_timm_clips_by_norms_too(name: str) -> None:
+    body = f"from timm.utils import {name}\nm = FSDP(net)\n{name}({{}}.parameters(), 0.1)\n"
+    assert ("FM326", "commented") in codes(body.format("m"))
+    assert "FM326" not in dict(codes(body.format("other")))

@@ -59,7 +59,7 @@ def test_what_is_made_of_a_model_that_is_asked_for_its_class_may_be_one() -> Non
         "    inner = model.module if hasattr(model, 'module') else model\n"
         "    if is_sharded:\n        whole = model.module\n    else:\n        whole = model\n"
         "    def norms(module):\n"
-        "        return [torch.norm(p.grad).item() for p in module.parameters()]\n"
+        "        return [torch.norm(p.grad) for p in module.parameters()]\n"
         "    return norms(whole)\n"
     )
     assert ("FM423", "commented") in codes(body)
@@ -157,3 +157,28 @@ def test_one_rank_alone_is_told_not_to_gather(body: str, is_one: bool) -> None:
     said = [use.becomes for use in uses(MODEL + body, HEADER) if use.code == "FM423"]
     assert said
     assert all(("One rank alone" in each) is is_one for each in said)
+
+
+NORM = (
+    "def norm(grads):\n    {}\n    return torch.stack([g.norm() for g in grads])\n"
+    f"{MODEL}x = norm([p.grad for p in m.parameters()])\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("pass", True),
+        ("if isinstance(grads, torch.Tensor):\n        grads = [grads]", True),
+        ("if one:\n        grads = [grads]\n    else:\n        grads = list(grads)", True),
+        ("grads = grads if isinstance(grads, list) else [grads]", True),
+        ("grads = [g for g in grads if g is not None]", True),
+        ("grads = [g.detach() for g in grads]\n    grads = tuple(grads)", True),
+        ("if one:\n        grads = [g.full_tensor() for g in grads]", False),
+        ("if one:\n        grads = losses", False),
+        ("grads = [len(g) for g in grads]", False),
+    ],
+)
+def test_what_a_function_makes_a_list_of_first(made: str, *, is_said: bool) -> None:
+    found = codes(NORM.format(made), HEADER)
+    assert (("FM423", "commented") in found) is is_said

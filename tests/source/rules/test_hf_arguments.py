@@ -372,6 +372,31 @@ def test_offload_in_a_source_needs_gloo_as_well() -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        'def given():\n    return {{"fsdp": "full_shard {}", "output_dir": "o"{}}}\n',
+        'a = TrainingArguments("o", fsdp="full_shard {}"{}, **more)\n',
+    ],
+)
+def test_offload_is_said_where_the_settings_stay_as_they_are(body: str) -> None:
+    said = "FM343 `max_grad_norm`"
+    beside = ', "max_grad_norm": 0.0' if "return" in body else ", max_grad_norm=0.0"
+    assert f"{said}: `offload` in `fsdp`" in comments(body.format("offload auto_wrap", ""), HF)
+    assert said not in comments(body.format("offload auto_wrap", beside), HF)
+    assert said not in comments(body.format("auto_wrap", ""), HF)
+    sets = f'import os\nos.environ["FSDP_OFFLOAD_PARAMS"] = "1"\n{body.format("auto_wrap", "")}'
+    assert f"{said}: `FSDP_OFFLOAD_PARAMS=true`" in comments(sets, HF)
+
+
+@pytest.mark.parametrize("more", ["", ", **more"])
+def test_smoothed_labels_beside_fsdp(more: str) -> None:
+    body = 'a = TrainingArguments("o", fsdp="full_shard auto_wrap", label_smoothing_factor={}{})\n'
+    said = "FM343 `label_smoothing_factor`: 0.1: the Trainer shifts"
+    assert said in comments(body.format("0.1", more), HF)
+    assert "label_smoothing_factor`" not in comments(body.format("0.0", more), HF)
+
+
+@pytest.mark.parametrize(
     ("base", "default", "is_said"),
     [
         ("Base", "full_shard auto_wrap", True),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP
 from tests.source.samples import (
     assert_commented,
     assert_kept,
@@ -12,6 +16,10 @@ from tests.source.samples import (
     codes,
     turned,
 )
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -218,3 +226,48 @@ def test_a_try_that_does_the_same_without_it(caught: str, does: str, *, stays: b
     found = codes(f"{made}try:\n    model.module.freeze(x)\nexcept{caught}:\n    {does}\n")
     assert (("FM315", "kept") in found) is stays
     assert (("FM333", "commented") in found) is not stays
+
+
+HEAD = "class Head(torch.nn.Module):\n    pass\n"
+SHARDED = "net.fc = torch.nn.Linear(1, 2)\nmodel = FSDP(net)\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "model.fc = torch.nn.Linear(model.fc.in_features, 10)\n",
+        "model.fc = torch.nn.Linear(1, 10).to(device)\n",
+        "layer = torch.nn.Sequential(torch.nn.ReLU())\nmodel.fc = layer\n",
+        f"{HEAD}model.fc = Head()\n",
+        "model.scale = torch.nn.Parameter(torch.ones(1))\n",
+        "setattr(model, 'fc', torch.nn.Identity())\n",
+        "setattr(model, name, torch.nn.Identity())\n",
+        "model.add_module('fc', torch.nn.Identity())\n",
+        "def tune(m):\n    m.fc = torch.nn.Linear(1, 2)\ntune(model)\n",
+    ],
+)
+def test_a_layer_that_the_wrapper_took(body: str) -> None:
+    assert ("FM315", "commented") in codes(f"import torch\n{SHARDED}{body}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "model.fc = other\n",
+        "model.loss = torch.nn.CrossEntropyLoss()\n",
+        "model.tokenizer = Tokenizer()\n",
+        "model.encoder.fc = torch.nn.Linear(1, 2)\n",
+        "model.head = FSDP(torch.nn.Linear(1, 2))\n",
+        "other.fc = torch.nn.Linear(1, 2)\n",
+        "opt.model = torch.nn.Linear(1, 2)\n",
+    ],
+)
+def test_what_is_set_and_is_no_layer_of_the_wrapper(body: str) -> None:
+    assert ("FM315", "commented") not in codes(f"import torch\n{SHARDED}{body}")
+
+
+def test_a_layer_that_is_set_in_another_file(tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text("from torch import nn\ndef tune(m):\n    m.fc = nn.Linear(1, 2)\n")
+    (tmp_path / "main.py").write_text(f"{FSDP}from tune import tune\nmodel = FSDP(net)\ntune(model)\n")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("tune.py")}
+    assert found == {"FM315"}

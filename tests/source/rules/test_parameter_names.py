@@ -135,3 +135,27 @@ def test_names_of_a_part_of_the_model(before: str, part: str, test: str, *, is_s
 def test_names_of_a_part_that_keep_their_own_say_nothing() -> None:
     loop = "for n, p in model.body.named_parameters():\n    if n.startswith('a'):\n        xs.append(p)\n"
     assert ("FM318", "commented") not in codes(f"model = FSDP(net, use_orig_params=True)\n{loop}")
+
+
+PARTS = [
+    _LIST.format("re.match(r'layers', n)"),
+    _LIST.format("re.search('^head', n)"),
+    _LIST.format("fnmatch(n, 'layers.*')"),
+    _LIST.format("n.split('.')[0] == 'head'"),
+    "for n, p in model.named_parameters():\n    xs.append({'params': [p], 'lr': int(n.split('.')[2])})\n",
+]
+ANY_PART = [
+    _LIST.format("re.search('layers', n)"),
+    _LIST.format("re.match(r'.*bias', n)"),
+    _LIST.format("fnmatch(n, '*.bias')"),
+    _LIST.format("n.split('.')[-1] == 'bias'"),
+    "for n, p in model.named_parameters():\n    print(n.split('.')[0])\n",
+]
+
+
+@pytest.mark.parametrize("body", [*PARTS, *ANY_PART])
+def test_parts_of_names_that_are_counted_from_the_beginning(body: str) -> None:
+    own = "model = FSDP(net, use_orig_params=True)\n"
+    assert ("FM318" in dict(codes(own + body))) is (body in PARTS)
+    clean = body.replace("model.named", "net2.named")
+    assert "FM318" not in dict(codes(own + clean))

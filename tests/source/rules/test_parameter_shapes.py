@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import scan_source
 from tests.source.samples import assert_commented, assert_left_alone, codes
 
 
@@ -145,3 +146,37 @@ def test_before_the_wrapping_parameters_have_their_own_shapes() -> None:
 def test_parameters_that_kept_their_shapes(given: str, is_said: bool) -> None:
     body = f"model = FSDP(net, {given})\nx = [p for p in model.parameters() if p.ndim >= 2]\n"
     assert ("FM318" in dict(codes(body))) is is_said
+
+
+CONSTRUCTS = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+
+class Trainer:
+    def __init__(self, args):
+        self.accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        self.model = build(args)
+        {}
+
+    def configure(self):
+        params = {{n: p for n, p in self.model.named_parameters()}}
+        return [p for n, p in params.items() if p.dim() >= 2]
+"""
+PREPARES = "self.model, self.optim = self.accelerator.prepare(self.model, {})"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (f"self.optim = AdamW(self.configure())\n        {PREPARES.format('self.optim')}", False),
+        (PREPARES.format("AdamW(self.configure())"), False),
+        (f"{PREPARES.format('optim')}\n        self.kept = self.configure()", True),
+        (
+            f"self.a = self.configure()\n        {PREPARES.format('x')}\n        self.b = self.configure()",
+            True,
+        ),
+        (PREPARES.format("optim"), True),
+    ],
+)
+def test_a_method_that_is_called_above_the_sharding_alone(body: str, *, is_said: bool) -> None:
+    assert ("FM318" in {use.code for use in scan_source(CONSTRUCTS.format(body))}) is is_said

@@ -85,3 +85,30 @@ def test_another_part_of_what_holds_a_sharded_model_is_plain(part: str, found: l
         f"    def save(self):\n        torch.save(self.model.{part}.state_dict(), 'x.pt')\n"
     )
     assert [code for code, _ in codes(code) if code == "FM333"] == found
+
+
+EDITS = """\
+def prune(net, masks):
+    model = FSDP(net)
+    for name, layer in model.named_modules():
+        state_dict = layer.state_dict()
+        {}
+        layer.load_state_dict(state_dict)
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "is_said"),
+    [
+        ('state_dict["weight"] *= masks[name]', False),
+        ('state_dict["weight"] = state_dict["weight"] * 0.5 + state_dict["other"]', False),
+        ('state_dict["weight"].mul_(masks[name])', False),
+        ('state_dict["weight"] = torch.load(name)', True),
+        ('state_dict["weight"] *= state_dict["weight"].norm()', True),
+        ("torch.save(state_dict, name)", True),
+        ("state_dict = torch.load(name)", True),
+        ("other.load_state_dict(state_dict)", True),
+    ],
+)
+def test_a_state_that_goes_back_after_arithmetic(edit: str, *, is_said: bool) -> None:
+    assert bool(said(EDITS.format(edit))) is is_said

@@ -86,7 +86,7 @@ def test_what_is_seen_to_be_no_optimizer_does_not_stand_for_one(
 
 
 def test_a_model_that_a_trainer_is_given_below_is_left_to_it() -> None:
-    call = "model, tok = accelerator.prepare(model, tok)\n"
+    call = "from trl import SFTTrainer\nmodel, tok = accelerator.prepare(model, tok)\n"
     given = "trainer = SFTTrainer({}, args=a)\n"
     assert "give the Trainer the model as it is" in comments(call + given.format("model=model"), PLUGIN)
     assert "give the Trainer the model as it is" in comments(call + given.format("model"), PLUGIN)
@@ -142,7 +142,7 @@ def test_a_program_without_an_optimizer_is_told_to_leave_the_model_out() -> None
     unused = "from torch import optim\n# the Trainer's optimizer\naccelerator.load_state(path)\n"
     assert "there is none here" in comments(unused + call, PLUGIN)
     assert "Make the optimizer first" in comments(call + "optimizer = AdamW(model.parameters())\n", PLUGIN)
-    assert "Make the optimizer first" in comments(call + "model.eval()\nloss.backward()\n", PLUGIN)
+    assert "Where the model is trained" in comments(call + "model.eval()\nloss.backward()\n", PLUGIN)
 
 
 @pytest.mark.parametrize("mode", ["True", "evaluates"])
@@ -283,6 +283,7 @@ def test_checkpointing_of_what_accelerate_shards_names_its_plugin() -> None:
     ("around", "said"),
     [
         ("print({})\n", "Where the model is trained, write"),
+        ("{}(x).backward()\n", "Where the model is trained, write"),
         ("{}.eval()\n", "there is none here"),
         ("optimizer = AdamW({}.parameters())\n", "Make the optimizer first"),
     ],
@@ -321,6 +322,23 @@ def test_a_model_beside_what_is_no_optimizer(beside: str, is_said: bool) -> None
 )
 def test_an_accelerator_and_its_methods_by_other_names(body: str, *, is_said: bool) -> None:
     assert ("FM449" in comments(body, PLUGIN)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("made", "is_its"),
+    [
+        ("import transformers\nclass Trainer(transformers.Trainer): ...\n", True),
+        ("from transformers import Trainer\n", True),
+        # The project's own loop prepares nothing: each rank would train by itself.
+        ("import transformers\nclass Trainer:\n    def __init__(self, model): ...\n", False),
+        ("from mine import Trainer\n", False),
+    ],
+)
+def test_whose_trainer_a_model_is_given_to(made: str, *, is_its: bool) -> None:
+    body = "model = accelerator.prepare(model)\ntrainer = Trainer(model=model)\noptimizer = trainer.optim\n"
+    said = comments(f"{made}{body}", PLUGIN)
+    assert ("give the Trainer the model as it is" in said) is is_its
+    assert ("Make the optimizer first" in said) is not is_its
 
 
 THINGS = "things = [model, opt, loader]\n"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+from tests.source.projects import FSDP
 from tests.source.samples import MODEL, assert_commented, codes, found_comments, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -234,3 +241,13 @@ def test_an_attribute_that_a_test_gives_a_mock() -> None:
     body = "fake = {}\nfake._fsdp_wrapped_module = fake\n"
     assert "FM317" not in dict(codes(MODEL + body.format("mock.MagicMock()")))
     assert "FM317" in dict(codes(MODEL + body.format("Net()")))
+
+
+def test_a_file_that_is_given_a_model_asks_it_for_what_is_private(tmp_path: Path) -> None:
+    main = f"{FSDP}from lib import show\nshow({{}})\n"
+    (tmp_path / "lib.py").write_text("import torch\ndef show(model):\n    print(model._handle)\n")
+    (tmp_path / "main.py").write_text(main.format("FSDP(net)"))
+    found = {use.code for file in scan_paths([tmp_path]).files for use in file.uses}
+    assert "FM317" in found
+    (tmp_path / "main.py").write_text(main.format("net") + "other = FSDP(net.other)\n")
+    assert "FM317" not in {use.code for file in scan_paths([tmp_path]).files for use in file.uses}

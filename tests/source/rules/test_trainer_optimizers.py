@@ -24,6 +24,9 @@ CLASS = (
 )
 
 
+SMOOTHED = "label_smoothing_factor: float"
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -31,6 +34,11 @@ CLASS = (
         ("args = TrainingArguments(optim='adamw_torch' if x else 'paged_adamw_8bit')\n", "adamw_torch_8bit"),
         (CLASS, "bitsandbytes"),
         ("args = parse()\nargs.optim = 'lion_8bit'\n", "bitsandbytes"),
+        ("args = TrainingArguments(output_dir='o', label_smoothing_factor=0.1)\n", "compute_loss_func"),
+        ("args = parse()\nargs.label_smoothing_factor = 0.1\n", "compute_loss_func"),
+        (CLASS.replace("optim: str", SMOOTHED).replace("'paged_adamw_32bit'", "0.1"), "compute_loss_func"),
+        ("args = TrainingArguments(output_dir='o', label_smoothing_factor=0.0)\n", ""),
+        ("args = TrainingArguments(output_dir='o', label_smoothing_factor=x)\n", ""),
         ("args = TrainingArguments(output_dir='o', optim='adamw_torch')\n", ""),
         ("args = TrainingArguments(output_dir='o', optim=x)\n", ""),
         ("x = Settings(optim='adafactor')\n", ""),

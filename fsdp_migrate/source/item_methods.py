@@ -1,0 +1,100 @@
+"""Methods of what lists and parameters hold of which nothing shows the class: ``callback.on_step(self)``."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.held import has_model
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsdp_migrate.source.project import Definition, Place, Project
+
+
+# Lists, dicts, files and loggers have methods of these names as well.
+_COMMON: Final = frozenset(
+    {
+        *("add", "append", "clear", "close", "copy", "debug", "error", "extend", "format", "get", "index"),
+        *("info", "insert", "items", "join", "keys", "log", "pop", "print", "put", "read", "remove", "run"),
+        *("send", "setdefault", "split", "submit", "update", "values", "warning", "write"),
+    }
+)
+_LOOPS: Final = (ast.For, ast.AsyncFor, ast.comprehension)
+_MOST: Final = 24
+
+
+@dataclass(eq=False)
+class ItemMethods:
+    """Answers for a project. Reads only."""
+
+    project: Project
+    _known: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
+
+    def called(
+        self, call: ast.Call, place: Place, kinds: Callable[[ast.expr], set[str]]
+    ) -> Iterator[Definition]:
+        """Yield the methods that a call may call, of the project's classes that have one of that name."""
+        func = call.func
+        if not isinstance(func, ast.Attribute) or func.attr in _COMMON | catalog.OF_MODULES:
+            return
+        if func.attr.startswith("__") or not isinstance(func.value, ast.Name) or kinds(func.value):
+            return
+        if self._is_item(func.value.id, place):
+            for each in self._methods(func.attr):
+                yield from (each,) if _takes(each, call) else ()
+
+    def instantiated(self, call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Iterator[Definition]:
+        """Yield the classes of which hydra may make an object: those that take what it is given by name."""
+        named = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        given = {name for name in named if not name.startswith("_")}
+        is_hydras = (dotted(call.func) or "").rpartition(".")[2] == "instantiate" and len(given) > 1
+        if not is_hydras or not any(has_model(kinds(each)) for each in named.values()):
+            return
+        for path in self.project.holding(["__init__"]):
+            module = self.project.module(path)
+            for each in module.definitions.values() if module is not None else ():
+                node = each.node
+                if each.name.endswith(".__init__") and isinstance(node, ast.FunctionDef):
+                    taken = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+                    yield from (each,) if given <= taken else ()
+
+    def _is_item(self, name: str, place: Place) -> bool:
+        """Tell whether a name is what a loop goes through, or what a function is given."""
+        node = self.project.node(place.module, place.scope)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or name in {"self", "cls"}:
+            return False
+        if any(arg.arg == name for arg in (*node.args.args, *node.args.kwonlyargs)):
+            return True
+        loops = (each.target for each in ast.walk(node) if isinstance(each, _LOOPS))
+        names = (part for target in loops for part in ast.walk(target) if isinstance(part, ast.Name))
+        return any(part.id == name for part in names)
+
+    def _methods(self, name: str) -> list[Definition]:
+        if name not in self._known:
+            ending, found = f".{name}", []
+            for path in self.project.holding([name]):
+                module = self.project.module(path) if f"def {name}(" in self.project.texts[path] else None
+                made = module.definitions.values() if module is not None else ()
+                found += [each for each in made if each.name.endswith(ending) and each.owner is not None]
+            self._known[name] = found if len(found) <= _MOST else []
+        return self._known[name]
+
+
+def _takes(method: Definition, call: ast.Call) -> bool:
+    """Tell whether a method can be called so, by the number of what it takes."""
+    node = method.node
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    most = len(node.args.args) - 1
+    named = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+    is_starred = any(isinstance(each, ast.Starred) for each in call.args)
+    is_many = is_starred or node.args.vararg is not None or len(call.args) <= most
+    return is_many and all(
+        each.arg is None or each.arg in named or node.args.kwarg is not None for each in call.keywords
+    )

@@ -1,0 +1,86 @@
+"""Where a number is taken at once of a norm, a sum or a maximum: it is of one rank's part, as under FSDP1.
+
+Each rank's part of a DTensor gives one that is still to be put together, of which ``.item()`` takes what this
+rank has. What is computed with it first (``p.norm() ** 2``, a stack of several) is that of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, walk_for
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_PARTIAL: Final = frozenset(
+    {
+        *(
+            "all",
+            "amax",
+            "amin",
+            "any",
+            "count_nonzero",
+            "max",
+            "mean",
+            "min",
+            "nansum",
+            "norm",
+            "prod",
+            "sum",
+        ),
+        "vector_norm",
+    }
+)
+_BY_VALUE: Final = frozenset({"isfinite", "isinf", "isnan"})
+_KEEPS: Final = frozenset({"cpu", "cuda", "detach", "float"})
+_NUMBERS: Final = frozenset({"bool", "float", "int"})
+
+
+def is_local_number(source: Source, call: cst.Call) -> bool:
+    """Tell whether a number is taken at once of what a call gives: ``p.grad.norm().item()``."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
+    above = source.index.parents[call]
+    asked = source.index.parents[above] if name in _BY_VALUE and isinstance(above, cst.Attribute) else None
+    if isinstance(asked, cst.Call) and asked.func is above:
+        return is_local_number(source, asked)  # `torch.isnan(p.grad).any()`
+    return name in _PARTIAL and _is_number(source, call)
+
+
+def within_local_numbers(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:
+    """Return the attributes within such calls of an expression."""
+    return set(_within(source, node))
+
+
+def _within(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    for call in walk_for(node, cst.Call):
+        yield from walk_for(call, cst.Attribute) if is_local_number(source, call) else ()
+
+
+def _is_number(source: Source, node: cst.BaseExpression, *, is_named: bool = False) -> bool:
+    """Tell whether an expression is taken as a number, and for nothing else."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Attribute):
+        asked = source.index.parents[above]
+        if not isinstance(asked, cst.Call) or asked.func is not above:
+            return False
+        is_kept = above.attr.value in _KEEPS and _is_number(source, asked, is_named=is_named)
+        return above.attr.value == "item" or is_kept
+    if isinstance(above, cst.Arg):
+        function = source.index.parents[above]
+        return isinstance(function, cst.Call) and dotted(function.func) in _NUMBERS
+    if isinstance(above, (cst.Assert, cst.If, cst.IfExp, cst.While)):
+        return above.test is node
+    if isinstance(above, cst.UnaryOperation):
+        return isinstance(above.operator, cst.Not)
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    if is_named or not isinstance(target, cst.Name):
+        return False
+    readers = [each for each in source.readers(target) if each is not target]
+    return bool(readers) and all(_is_number(source, each, is_named=True) for each in readers)

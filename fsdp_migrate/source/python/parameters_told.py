@@ -1,0 +1,50 @@
+"""What functions give of a sharded model's parameters, as the project's files tell it of each call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.held import put
+from fsdp_migrate.source.python.links import OBJECT
+from fsdp_migrate.source.python.nodes import argument_of, dotted
+from fsdp_migrate.source.python.written_names import written_names
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
+
+
+_ALL = -1
+
+
+def told_model(models: ModelKinds, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model whose parameters a call gives: ``trainable(model)``, ``model.trainable_weights()``."""
+    is_told = isinstance(node, cst.Call) and bool(models.links.gives_parameters)
+    told = _told(models, cst.ensure_type(node, cst.Call)) if is_told else ()
+    return next((model for part, model in told if part == _ALL), None)
+
+
+def given_apart(models: ModelKinds, call: cst.Call) -> set[str]:
+    """Return what a call gives that gives parameters in parts: ``decay, rest = split(model)``."""
+    found: set[str] = set()
+    for part, model in _told(models, call) if models.links.gives_parameters else ():
+        is_sharded = part != _ALL and "fsdp" in models.kinds(model)
+        found |= put(str(part), {"params"}) if is_sharded else set()
+    return found
+
+
+def _told(models: ModelKinds, call: cst.Call) -> Iterator[tuple[int, cst.BaseExpression]]:
+    """Yield which part of what a call gives holds parameters, and the model whose they are."""
+    names = written_names(models.index, call.func) | {dotted(call.func) or ""}
+    for name in names:
+        for part, _, number, argument in models.links.gives_parameters.get(name, ()):
+            if number == OBJECT:
+                model = call.func.value if isinstance(call.func, cst.Attribute) else None
+            else:
+                model = argument_of(call, number, {argument}) if number >= 0 else None
+            if model is not None:
+                yield part, model

@@ -1,0 +1,62 @@
+"""Optimizers that a function is given with the model that it shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import IMPORTS, uses
+
+
+pytestmark = pytest.mark.any_torch
+
+SETUP = "def setup({given}):\n    {wraps}\n    {uses}\n"
+WRAPS = "model = FSDP(model, use_orig_params=True)"
+
+
+def said(given: str, uses_it: str, wraps: str = WRAPS) -> list[str]:
+    body = SETUP.format(given=given, wraps=wraps, uses=uses_it)
+    return [use.becomes.split("`")[1] for use in uses(f"{IMPORTS}{body}") if "may hold the" in use.becomes]
+
+
+@pytest.mark.parametrize(
+    ("given", "uses_it", "name"),
+    [
+        ("model, optimizer", "return model, optimizer", "optimizer"),
+        ("model, optimizers=()", "return model, list(optimizers)", "optimizers"),
+        ("model, *, optim: torch.optim.Optimizer", "optim.step()", "optim"),
+        ("model, main_optimizer=None", "train(model, main_optimizer)", "main_optimizer"),
+        ("model, opt", "opt.zero_grad()", "opt"),
+        ("self, model, optimizer", "self.optimizer = optimizer", "optimizer"),
+        # Options, a name, a class, a config, one that is made anew, and one that is not used any more.
+        ("model, opt", "print(opt.lr)", ""),
+        ("model, opt", "return model, opt", ""),
+        ("model, optimizer: str", "return model, make(optimizer)", ""),
+        ("model, optimizer='adam'", "return model, make(optimizer)", ""),
+        ("model, optimizer", "return optimizer(model.parameters())", ""),
+        ("model, optimizer", "return model, optimizer.lr", ""),
+        ("model, optimizer", "optimizer = torch.optim.AdamW(model.parameters())\n    return optimizer", ""),
+        ("model, optimizer", "return model", ""),
+        ("self, model, optimizer", "self.optimizer.step()", ""),
+        ("optimizer", "return model, optimizer", ""),
+    ],
+)
+def test_what_a_function_is_given_with_its_model(given: str, uses_it: str, name: str) -> None:
+    assert said(given, uses_it) == ([name] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("wraps", "name"),
+    [
+        ("model = shard(model)", "optimizer"),
+        ("model, optimizer = shard_both(model, optimizer)", ""),
+        ("model = FSDP(model, optimizer)", ""),
+        ("model = compile(model)", ""),
+    ],
+)
+def test_by_a_function_that_shards(wraps: str, name: str) -> None:
+    functions = (
+        "def shard(net):\n    return FSDP(net)\n\n\ndef shard_both(net, a):\n    return FSDP(net), a\n"
+    )
+    body = SETUP.format(given="model, optimizer", wraps=wraps, uses="return model, optimizer")
+    found = [use.becomes for use in uses(f"{IMPORTS}{functions}{body}") if "may hold the" in use.becomes]
+    assert len(found) == bool(name)

@@ -1,0 +1,220 @@
+"""Methods that a Trainer calls on what it is given: callbacks, hooks, and what hydra makes of a config."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+CALLBACK = """\
+import torch
+
+class Watch:
+    def on_step(self, trainer):
+        print(trainer.model.head.weight.cpu().numpy())
+"""
+KEPT = """\
+import torch
+
+class Watch:
+    def attach(self, trainer):
+        self.trainer = trainer
+
+    def after(self):
+        print(self.trainer.model.head.weight.cpu().numpy())
+"""
+TRAINER = """\
+from watch import Watch
+
+class Trainer:
+    def __init__(self, net, callbacks):
+        self.model = {}
+        self.callbacks = []
+        for each in callbacks:
+            self.register(each)
+
+    def register(self, callback):
+        callback.attach(self)
+        self.callbacks.append(callback)
+
+    def run(self):
+        for callback in self.callbacks:
+            callback.on_step(self)
+
+Trainer(net, [Watch()]).run()
+"""
+
+
+@pytest.mark.parametrize("watch", [CALLBACK, KEPT])
+def test_a_callback_is_given_its_trainer(tmp_path: Path, watch: str) -> None:
+    assert _codes(tmp_path, {"watch.py": watch, "main.py": FSDP + TRAINER.format("FSDP(net)")}, "watch.py")
+
+
+@pytest.mark.parametrize("watch", [CALLBACK, KEPT])
+def test_a_callback_of_a_trainer_of_a_plain_model_is_given_that(tmp_path: Path, watch: str) -> None:
+    main = FSDP + TRAINER.format("net") + "\nother = FSDP(net)\n"
+    assert not _codes(tmp_path, {"watch.py": watch, "main.py": main}, "watch.py")
+
+
+def test_names_that_lists_have_too_tell_nothing(tmp_path: Path) -> None:
+    watch = CALLBACK.replace("on_step", "append")
+    main = f"{FSDP}def keep(models, net):\n    model = FSDP(net)\n    models.append(model)\n"
+    assert not _codes(tmp_path, {"watch.py": watch.replace("trainer.model", "trainer"), "main.py": main})
+
+
+def test_hydra_makes_what_takes_all_that_it_is_given(tmp_path: Path) -> None:
+    made = (
+        "import torch\n\nclass Loop:\n    def __init__(self, model, optimizer):\n"
+        "        self.model = model\n\n"
+        "    def save(self):\n        print(self.model.head.weight.cpu().numpy())\n"
+    )
+    main = (
+        f"{FSDP}from hydra.utils import instantiate\n\ndef main(cfg, net, optimizer):\n"
+        "    model = {}\n    instantiate(cfg.loop, model=model, optimizer=optimizer).save()\n"
+    )
+    assert _codes(tmp_path / "a", {"loop.py": made, "main.py": main.format("FSDP(net)")}, "loop.py")
+    plain = main.format("net\n    other = FSDP(net.other)")
+    assert not _codes(tmp_path / "b", {"loop.py": made, "main.py": plain}, "loop.py")
+    other = made.replace("optimizer", "data")
+    assert not _codes(tmp_path / "c", {"loop.py": other, "main.py": main.format("FSDP(net)")}, "loop.py")
+
+
+SHARD = f"{FSDP}def shard(trainer):\n    net = trainer.model\n    trainer.model = FSDP(net)\n"
+TRAINED = """\
+import torch
+from shard import shard
+
+class Trainer:
+    def __init__(self, net):
+        self.model = net
+        {}
+
+    def show(self):
+        print(self.model.head.weight.cpu().numpy())
+"""
+
+
+def test_a_function_makes_an_attribute_of_what_it_is_given_a_model(tmp_path: Path) -> None:
+    files = {"shard.py": SHARD, "main.py": TRAINED.format("shard(self)")}
+    assert _codes(tmp_path / "a", files, "main.py")
+    files = {"shard.py": SHARD, "main.py": TRAINED.format("shard")}
+    assert not _codes(tmp_path / "b", files, "main.py")
+
+
+REACHED = [
+    # The object of another file's top level.
+    (
+        "class Saver:\n    def show(self, model):\n        {}\n\nsaver = Saver()\n",
+        "from lib import saver",
+        "saver.show(model)",
+    ),
+    # One of two imports of a name.
+    (
+        "def show(model):\n    {}\n",
+        "try:\n    from lib import show\nexcept ImportError:\n    from slow import show",
+        "show(model)",
+    ),
+    (
+        "def show(model):\n    {}\n",
+        "try:\n    from slow import show\nexcept ImportError:\n    from lib import show",
+        "show(model)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lib", "imports", "call"), REACHED)
+def test_functions_are_reached_by_objects_and_by_either_import(
+    tmp_path: Path, lib: str, imports: str, call: str
+) -> None:
+    files = {
+        "lib.py": "import torch\n\n" + lib.format("print(model.head.weight.cpu().numpy())"),
+        "slow.py": "def show(model):\n    pass\n",
+        "main.py": f"{FSDP}{imports}\n\ndef main(net):\n    model = FSDP(net)\n    {call}\n",
+    }
+    assert _codes(tmp_path / "a", files, "lib.py")
+    files["main.py"] = files["main.py"].replace("FSDP(net)", "net\n    other = FSDP(net.other)")
+    assert not _codes(tmp_path / "b", files, "lib.py")
+
+
+HELD = (
+    f"{FSDP}class Policy:\n    def __init__(self, net):\n        self.model = FSDP(net)\n\n"
+    "class Agent:\n    def __init__(self, net):\n        self.policy = Policy(net)\n\n"
+    "def make(net):\n    return Policy(net)\n"
+)
+
+
+def test_objects_are_asked_for_what_their_parts_hold(tmp_path: Path) -> None:
+    use = "print({}.head.weight.cpu().numpy())"
+    runner = (
+        "import torch\nfrom held import Agent\n\nclass Runner:\n    def __init__(self, net):\n"
+        "        self.agent = Agent(net)\n\n    def show(self):\n"
+        f"        {use.format('self.agent.policy.model')}\n"
+    )
+    assert _codes(tmp_path / "a", {"held.py": HELD, "main.py": runner}, "main.py")
+    made = (
+        "import torch\nfrom held import make\n\ndef main(net):\n    model = make(net).model\n"
+        f"    {use.format('model')}\n"
+    )
+    assert _codes(tmp_path / "b", {"held.py": HELD, "main.py": made}, "main.py")
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["shard = lambda part: FSDP(part)\n    model = shard(net)", "model, _ = map(shard, (net, net.other))"],
+)
+def test_what_shards_may_have_no_name_or_be_given_to_map(tmp_path: Path, shard: str) -> None:
+    main = (
+        f"{FSDP}def shard(part):\n    return FSDP(part)\n\ndef main(net):\n    {shard}\n"
+        "    model.head.weight.numpy()\n"
+    )
+    assert "FM423" in _codes(tmp_path, {"main.py": main})
+
+
+SHELL = f"""\
+{FSDP}import torch
+
+class Shell(torch.nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = {{}}
+
+    def forward(self, x):
+        return self.net(x)
+"""
+USE = "import copy\nfrom shell import Shell\n\ndef main(net):\n    shell = Shell(net)\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "n = [p.grad.norm() for p in shell.parameters()]",
+        "own = [p for p in shell.parameters() if p.ndim > 1]",
+        "other = copy.deepcopy(shell)",
+    ],
+)
+def test_a_module_with_a_sharded_one_in_it_has_its_parameters(tmp_path: Path, use: str) -> None:
+    main = USE.format(use)
+    assert _codes(tmp_path / "a", {"shell.py": SHELL.format("FSDP(net)"), "main.py": main}, "main.py")
+    plain = SHELL.format("net") + "\ndef wrap(net):\n    return FSDP(net)\n"
+    assert not _codes(tmp_path / "b", {"shell.py": plain, "main.py": main}, "main.py")
+    whole = SHELL.format("FSDP(net)") + main.replace("from shell import Shell\n", "")
+    assert _codes(tmp_path / "c", {"main.py": whole}) & {"FM318", "FM321", "FM322", "FM323", "FM423"}
+
+
+def _codes(folder: Path, files: dict[str, str], wanted: str = "main.py") -> set[str]:
+    """Return the codes of what is said of a file, imports and the wrapping left out."""
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    found = (file for file in scan_paths([folder]).files if file.path == str(folder / wanted))
+    return {use.code for file in found for use in file.uses} - {"FM301", "FM303", "FM329"}
