@@ -101,6 +101,7 @@ HOUSE: House = (
             ],
             [
                 "source.copied_parameters",
+                "source.counts_of_models",
                 "source.framework_words",
                 "source.kept_in_classes",
                 "source.plain_models",

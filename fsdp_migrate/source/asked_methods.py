@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.counting_methods import counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.state_hooks import adds_keys
@@ -32,11 +33,17 @@ def of_the_whole(project: Project) -> Links:
         clips_itself=clips_itself(project),
         own_groups=has_own_groups(project),
         no_shard=has_no_shard(project),
+        counting_methods=counting_methods(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         falls_back=has_fallback(project),
         has_fsdp2=has_fsdp2(project),
     )
+
+
+def _counting(project: Project) -> Iterator[ast.Module]:
+    modules = (project.module(path) for path, text in project.texts.items() if may_count(text))
+    yield from (each.tree for each in modules if each is not None)
 
 
 def called_summoned(project: Project) -> set[str]:

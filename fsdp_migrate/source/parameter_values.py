@@ -303,6 +303,8 @@ class ParameterValues:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
+        if self.source.models.is_before_wrapping(node):
+            return False
         if any(each.kind == "param" for each in self.source.index.scopes[node].lookup(node.value)):
             return False  # of a hook, in which what it is given may be whole
         for loop in loops_around(self.source.index, node):
@@ -402,6 +404,8 @@ def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:
 def _is_part(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is a sharded model, or a part of one: ``model.decoder``."""
     part: cst.BaseExpression | None = model
+    if isinstance(model, cst.Name) and source.models.is_before_wrapping(model):
+        return False  # one of a loop that shards each: `module = FSDP(module)` stands below
     while part is not None and not source.models.is_other_branch(part):
         if source.models.certainty(part) is not None:
             return True
@@ -411,6 +415,8 @@ def _is_part(source: Source, model: cst.BaseExpression) -> bool:
 
 def _is_wrapped_above(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is the name that a model had before the same function wrapped it: ``m = FSDP(net)``."""
+    if source.models.is_before_wrapping(model):
+        return False
     text, place = text_of(model), source.index.order.get(model, 0)
     for call in source.calls:
         if source.index.order[call] >= place or source.index.excludes(call, model):

@@ -820,3 +820,12 @@ def test_no_line_of_the_work_is_longer_than_the_screen(
     assert "\nConfigs\n" in out
     assert "\nelsewhere: distributed checkpoint (DCP), " in out
     assert len(texts) > 5
+
+
+def test_a_switch_of_the_project_that_is_off_is_said_to_be_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(CODE)
+    (tmp_path / "a.yml").write_text("common:\n  use_fsdp: 0\n")
+    main(["scan", str(tmp_path)])
+    assert "a.yml: stays: FSDP is off here" in " ".join(capsys.readouterr().out.split())

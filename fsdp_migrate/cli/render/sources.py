@@ -39,6 +39,7 @@ _STATES = {
     "unclear": "[yellow]not known[/]",
     "broken": "[red]cannot be read[/]",
 }
+_OFF = "stays: FSDP is off here"
 _ARGUMENTS = (
     "FSDP1's arguments: stay where a rewritten source, `plan` or `parity` reads them; for code that calls "
     "fully_shard itself `config` converts them"
@@ -169,7 +170,10 @@ def _show_configs(
     for place, each in rows:
         holds = each.state == "changes" and isinstance(each, ConfigFound) and each.holds_arguments
         state = _ARGUMENTS if holds else _STATES[each.state]
+        # The frameworks say why they read nothing; of a switch of the project's own it is seen.
+        is_off = (each.framework, each.state) == ("none", "unused")
         said = f"{each.framework}: {state}" if each.framework else state
+        said = _OFF if is_off else said
         if each.state == "elsewhere" and each.message:
             said = f"{each.framework}: stays:"
         if each.state == "unclear":

@@ -192,11 +192,12 @@ def asks_of_one_object(test: cst.BooleanOperation) -> bool:
     """Tell whether a test asks if an object is there, and one thing of it: ``c is None or c.x != "y"``."""
     parts = [part.expression if isinstance(part, cst.UnaryOperation) else part for part in _parts(test)]
     *first, last = parts
-    asked = last.left if isinstance(last, cst.Comparison) else None
+    asked = last.left if isinstance(last, cst.Comparison) else last
     if not isinstance(asked, cst.Attribute):
         return False
     owner = text_of(asked.value)
     names = {owner, f"{owner}isNone", f"{owner}isnotNone", f"{owner}.enabled", f"{owner}.is_enabled"}
+    names |= {f"hasattr({owner},{quote}{asked.attr.value}{quote})" for quote in "'\""}
     return all(text_of(part) in names for part in first)
 
 

@@ -21,22 +21,61 @@ _RANKS = re.compile(
     r"world_size|element_size\(|local_\w*(?:shard|param|num)|shard\w*_\w*(?:num|param)|per_rank|num_shards"
     r"|per(?:fsdp)?(?:gpu|rank|shard)"  # in a text: "per FSDP shard"
 )
+_KEEP = frozenset({"dict", "print", "str"})
 _NUMBER = re.compile(
     r"world_?size|num_(?:ranks|processes|shards|gpus|devices|nodes)|n_(?:gpus?|devices)|device_count\(\)"
     r"|(?:^|[._])(?:devices|gpus|nodes)$"
 )
 
 
-def is_about_ranks(index: Index, call: cst.Call) -> bool:
-    """Tell whether a count is said to be one rank's, is of bytes, or is multiplied by the number of ranks."""
+def is_about_ranks(index: Index, call: cst.BaseExpression) -> bool:
+    """Tell whether a count is said to be one rank's, is of bytes, or meets the number of ranks."""
     line = index.statement(call)
     if _is_a_factor(index, call):
         return True
     is_said = _RANKS.search(text_of_statement(line).lower()) is not None
-    return is_said or _is_summed_over_ranks(index, line) or _is_multiplied_by_ranks(index, line)
+    is_made = _is_summed_over_ranks(index, line) or _is_multiplied_by_ranks(index, line)
+    return is_said or is_made or _is_given_with_ranks(index, line)
 
 
-def _is_a_factor(index: Index, call: cst.Call) -> bool:
+def _is_given_with_ranks(index: Index, line: cst.CSTNode) -> bool:
+    """Tell whether a call makes something of both: ``Meter(6 * count, peak, world_size)``.
+
+    A call of which nothing is kept, such as one that prints, makes none.
+    """
+    made = _made_of(index, line)
+    function = index.function(line)
+    for node in index.by_kind.get(cst.Call, ()) if made else ():
+        call = cst.ensure_type(node, cst.Call)
+        if index.function(call) is not function or isinstance(index.parents[call], cst.Expr):
+            continue
+        given = [arg.value for arg in call.args if not isinstance(arg.value, cst.Call)]
+        counted = [each for each in given if _is_made_of(each, made)]
+        ranks = [each for each in given if each not in counted and _is_number_of_ranks(each)]
+        if counted and ranks and dotted(call.func) not in _KEEP:
+            return True
+    return False
+
+
+def _made_of(index: Index, line: cst.CSTNode) -> set[str]:
+    """Return the names and attributes that hold a line's count, or what its function makes of it below."""
+    made = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
+    function = index.function(line)
+    for node in index.by_kind.get(cst.Assign, ()) if made else ():
+        assign = cst.ensure_type(node, cst.Assign)
+        if index.function(assign) is not function or index.order[assign] <= index.order[line]:
+            continue
+        if _is_made_of(assign.value, made):
+            made.update(text_of(each.target) for each in assign.targets)
+    return made
+
+
+def _is_made_of(node: cst.BaseExpression, made: set[str]) -> bool:
+    kinds = (cst.Name, cst.Attribute)
+    return any(text_of(each) in made for kind in kinds for each in walk_for(node, kind))
+
+
+def _is_a_factor(index: Index, call: cst.BaseExpression) -> bool:
     """Tell whether a count is multiplied where it is made: ``sum(p.numel() for p in ps) * devices``."""
     below: cst.CSTNode = call
     for above in index.ancestors(call):

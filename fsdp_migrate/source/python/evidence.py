@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP
 
@@ -23,6 +24,7 @@ CLIP = "clip_grad_norm_"
 _MODELS = re.compile(r"model|module|fsdp|(^|_)net(work)?$")
 # Objects of other packages that have a method of this name, and what is given parameters.
 _OTHERS = re.compile(r"accelerat|booster|engine|fabric|optim|scaler|strategy|trainer|utils")
+_ASKS_WHAT_IT_IS = frozenset({"hasattr", "isinstance", "issubclass", "type"})
 _ASKS = ("isinstance(", "type(", "__class__", f'"{CLIP}"', f"'{CLIP}'")
 
 
@@ -31,12 +33,12 @@ def given_as_models(index: Index, guards: Guards) -> Iterator[tuple[cst.BaseExpr
 
     What stands below a check or a switch of FSDP's says so of its branch alone.
     """
-    yield from ((model, call) for model, call in _given(index) if not _is_below_a_check(guards, call))
+    yield from ((model, call) for model, call in _given(index) if not _is_below_a_check(guards, model, call))
 
 
 def given_below_checks(index: Index, guards: Guards) -> Iterator[tuple[cst.BaseExpression, cst.Call]]:
     """Yield what :func:`given_as_models` leaves out: it is sharded where the same checks lead."""
-    yield from ((model, call) for model, call in _given(index) if _is_below_a_check(guards, call))
+    yield from ((model, call) for model, call in _given(index) if _is_below_a_check(guards, model, call))
 
 
 def _given(index: Index) -> Iterator[tuple[cst.BaseExpression, cst.Call]]:
@@ -50,8 +52,21 @@ def _given(index: Index) -> Iterator[tuple[cst.BaseExpression, cst.Call]]:
             yield model, node
 
 
-def _is_below_a_check(guards: Guards, call: cst.Call) -> bool:
-    return any("fsdp" in text_of(test).lower() for test, _ in guards.facts(call))
+def _is_below_a_check(guards: Guards, model: cst.BaseExpression, call: cst.Call) -> bool:
+    facts = guards.facts(call)
+    return any("fsdp" in text_of(test).lower() or _is_a_choice(guards, test, model) for test, _ in facts)
+
+
+def _is_a_choice(guards: Guards, test: cst.BaseExpression, model: cst.BaseExpression) -> bool:
+    """Tell whether a test asks what a model is, and another branch has another answer for it.
+
+    ``if hasattr(net, "module"): ... elif hasattr(net, "_orig_mod"): ... else: net.state_dict()``
+    """
+    choice = guards.index.parents[test]
+    if not isinstance(choice, cst.If) or (choice.orelse is None and not leaves(choice.body)):
+        return False
+    asked = (call for call in walk_for(test, cst.Call) if dotted(call.func) in _ASKS_WHAT_IT_IS and call.args)
+    return any(text_of(call.args[0].value) == text_of(model) for call in asked)
 
 
 def clipped_as_models(

@@ -135,6 +135,8 @@ class Links:
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    counting_methods: frozenset[str] = frozenset()
+    """Methods and properties by which modules of the project count their own parameters."""
     state_hooks: bool = False
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False

@@ -174,3 +174,11 @@ def _takes(function: cst.Lambda, node: cst.CSTNode) -> bool:
 def binds(loop: cst.For | cst.CompFor, name: str) -> bool:
     """Tell whether a name is a loop's target, or a part of it."""
     return any(each.value == name for each in walk_for(loop.target, cst.Name))
+
+
+def of_one_object(index: Index, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield what stands around a place, up to a loop that gives its name another object in each round."""
+    for above in index.ancestors(node):
+        if isinstance(above, cst.For) and isinstance(node, cst.Name) and binds(above, node.value):
+            return
+        yield above

@@ -41,7 +41,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
 from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, targets_of
+from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
 from fsdp_migrate.source.python.makers import (
     chosen,
     given_here,
@@ -158,7 +158,7 @@ class ModelKinds:
                 return False
             # What stands above the wrapping in the same loop comes after it in the next round.
             loops = {a for a in self.index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
-            if any(above in loops for above in self.index.ancestors(node)):
+            if any(above in loops for above in of_one_object(self.index, node)):
                 return False
         return True
 
@@ -167,7 +167,7 @@ class ModelKinds:
         function, order, text = self.index.function(node), self.index.order, text_of(node)
         for call, model in self._wrappings:
             if model == text and order[call] > order[node] and self.index.function(call) is function:
-                above = set(self.index.ancestors(node))
+                above = set(of_one_object(self.index, node))
                 known = {test for test, _ in self.guards.facts(node)}
                 if not any(test not in known for test, _ in self.guards.facts(call)):
                     loops = (a for a in self.index.ancestors(call) if isinstance(a, (cst.For, cst.While)))

@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.by_name import (
 )
 from fsdp_migrate.source.python.containers import added_to, pairs, public_owner, rooted
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
+from fsdp_migrate.source.python.given_itself import gives_itself
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
     BY_ANY,
@@ -158,6 +159,9 @@ class Models(ModelKinds):
         if isinstance(node, cst.Assign):
             for target, value in ((p, v) for each in node.targets for p, v in pairs(each.target, node.value)):
                 kinds = self.kinds(value) or self._kinds_of_kept(target, value)
+                if gives_itself(self.index, target, value):
+                    self._add(self.key_of(target), kinds)  # it makes no model of it, wherever it stands
+                    continue
                 self._assign(target, kinds)
                 whole, part = replaced_part(target, value)
                 if whole is not None and has_model(kinds) and not self._is_whole_one(whole):

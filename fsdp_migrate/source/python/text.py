@@ -14,7 +14,7 @@ from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.models import Models
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.python.parsing import parse_module
 from fsdp_migrate.source.python.positions import Positions
 from fsdp_migrate.source.python.scopes import Index
@@ -134,9 +134,10 @@ class Source:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in catalog.CLASS_FUNCTIONS:
             return ""
-        is_given = any(text_of(arg.value) == text_of(func.value) for arg in call.args)
+        owner = _asked_for_class(func.value)
+        is_given = any(text_of(arg.value) == text_of(owner) for arg in call.args)
         # `model.summon_full_params(model)` is nobody else's, whatever is known of the model.
-        is_model = self.models.certainty(func.value) is not None or self.models.is_guarded(func.value)
+        is_model = self.models.certainty(owner) is not None or self.models.is_guarded(owner)
         is_certain = is_model or self.uses_fsdp1 or func.attr.value == "summon_full_params"
         return func.attr.value if is_given and is_certain else ""
 
@@ -168,3 +169,10 @@ class Source:
     def same(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether two expressions are written alike."""
         return text_of(one) == text_of(other)
+
+
+def _asked_for_class(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return ``model`` of ``type(model)`` and ``model.__class__``, or what was given."""
+    if isinstance(node, cst.Call) and dotted(node.func) == "type" and len(node.args) == 1:
+        return node.args[0].value
+    return node.value if isinstance(node, cst.Attribute) and node.attr.value == "__class__" else node

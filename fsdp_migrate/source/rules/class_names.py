@@ -104,7 +104,8 @@ def _asks_for_own_class(source: Source, test: cst.Comparison) -> bool:
     others = (
         each.comparator
         for each in test.comparisons
-        if not isinstance(each.operator, (cst.In, cst.NotIn)) or not _ends_in_name(each.comparator)
+        if not isinstance(each.operator, (cst.In, cst.NotIn))
+        or not _ends_in_name(_value(source, each.comparator) or each.comparator)
     )
     sides = [test.left, *others]
     if any(_OTHER_WRAPPERS.search(text_of(each)) or each in source.references for each in sides):

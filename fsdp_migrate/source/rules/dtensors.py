@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import is_local_number, within_local_numbers
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
@@ -104,6 +105,10 @@ _LOCAL = "stays: the number is taken at once, and is of this rank's part, as bef
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
+)
+_COUNTED = (
+    "the model counts its whole parameters now, on each rank, where under FSDP1 it counted this rank's part: "
+    "leave the number of ranks out of what is made of this count."
 )
 _SHAPED = (
     "this was one rank's part of a flat parameter, and is the whole in its own shape now, as a DTensor: take "
@@ -223,6 +228,8 @@ def _find(values: ParameterValues) -> Iterator[Found]:
                 if is_local
                 else Found(code, call, _on_one_rank(source, call, said), "commented")
             )
+    for count in counts_about_ranks(values):
+        yield Found("FM423", count, _COUNTED, "commented")
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if named.isdisjoint(inside) and not source.contexts.is_summoned(node):

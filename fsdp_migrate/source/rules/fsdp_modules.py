@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.method_calls import unbound
 from fsdp_migrate.source.rules.class_checks import MODULE
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -26,7 +25,7 @@ _ROOTS = "take [m for m in model.modules() if isinstance(m, FSDPModule)]; the ro
 def find(source: Source) -> Iterator[Found]:
     """Find every call."""
     for call in source.calls:
-        if not unbound(source, call, "fsdp_modules"):
+        if source.class_function(call) != "fsdp_modules":
             continue
         if len(call.args) != 1 or call.args[0].star:
             yield Found("FM305", call, _ROOTS, "commented", covers=(call.func,))

@@ -49,6 +49,16 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
             last = name.rpartition(".")[2]
             said = _OURS.format(last) if last in _IN_RUNTIME else _PATCH if last == "__init__" else _STATIC
             yield Found("FM303", node, said, "commented", covers=(node,))
+    yield from _on_models(source, covered)
+
+
+def _on_models(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
+    """Find functions of the class that are called on a model and that no rule turns."""
+    for call in source.calls:
+        if call.func in source.references or call.func in covered:
+            continue
+        if source.class_function(call) == "get_state_dict_type":
+            yield Found("FM303", call.func, _STATIC, "commented", covers=(call.func,))
 
 
 def _is_alias(source: Source, node: cst.CSTNode) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_in_classes import kept_in_doubt
 from fsdp_migrate.source.local_numbers import is_local_number
 from fsdp_migrate.source.method_calls import is_seen_plain
@@ -139,6 +140,7 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         return
     said = {source.index.statement(each.node) for _, each in found}
     commented = {line for line, *_ in find_left(source.code)}
+    is_fsdp2_file = _shards_by_fsdp2_alone(source)
     is_foreach_said = any(each.code == "FM447" and each.action == "commented" for _, each in found)
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
@@ -152,14 +154,30 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         statement = source.index.statement(node)
         is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))
         is_known = is_known or (model is not None and is_annotated_plain(source.index, model))
-        is_whole = meant in {_PRETRAINED, _STATE} and source.contexts.is_summoned(node)
+        is_whole = meant in {_BESIDE, _PRETRAINED, _STATE} and source.contexts.is_summoned(node)
         if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
             continue
-        if is_before_sharding(source.index, node):
+        if is_fsdp2_file and not _is_called_here(source, node):
+            continue
+        if is_before_sharding(source.index, node) or source.models.guards.is_without_fsdp(node):
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)
             yield Found("FM450", node, meant, "unclear")
+
+
+def _shards_by_fsdp2_alone(source: Source) -> bool:
+    """Tell whether a file shards models itself, by FSDP2, and names nothing of FSDP1's."""
+    if source.uses_fsdp1 or catalog.FSDP in source.code or "fully_shard" not in source.code:
+        return False
+    made = (name for call in source.calls for name in source.index.qualified(call.func))
+    return any(name.startswith("torch.") and name.endswith(".fully_shard") for name in made)
+
+
+def _is_called_here(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether the file itself shows what is given to a place's function, or runs it at once."""
+    function = source.index.function(node)
+    return function is None or any(_name(call) == function.name.value for call in source.calls)
 
 
 def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression, str]]:

@@ -92,3 +92,20 @@ def test_what_is_taken_out_of_a_projects_own_class_is_sharded() -> None:
     after = turned(f"{HOLDER}{body}")
     wanted = "load_model_state_dict(m.module, x)\nm = m.module\nload_model_state_dict(m, x)\n"
     assert after.endswith(wanted)
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    ["torch.compile(self.net)", "self.net.to(0)", "self.net.eval().half()", "torch.compile(self.net.cuda())"],
+)
+@pytest.mark.parametrize(("place", "expected"), [("above", False), ("below", True)])
+def test_a_name_that_keeps_its_model_in_another_method_is_not_made_there(
+    keeps: str, place: str, *, expected: bool
+) -> None:
+    ask = "        x = type(next(self.net.modules())) is Block\n        self.net.load_state_dict(s)\n"
+    wrap = "        self.net = FSDP(self.net)\n"
+    body = (
+        f"class A:\n    def make(self):\n        self.net = Net()\n        self.net = {keeps}\n"
+        f"    def shard(self):\n{ask + wrap if place == 'above' else wrap + ask}"
+    )
+    assert ("FM308" in dict(codes(body))) is expected

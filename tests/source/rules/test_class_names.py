@@ -112,3 +112,10 @@ def test_a_class_that_is_required_is_not_said(body: str) -> None:
 def test_a_class_is_asked_before_wrapping() -> None:
     body = "if isinstance(model, PeftModel):\n    x = 1\nmodel = FSDP(model)\n"
     assert "FM316" not in dict(codes(body))
+
+
+def test_a_part_of_the_name_is_in_fsdp2s_name_too_by_way_of_a_name() -> None:
+    body = "model = FSDP(net)\nkind = type(model).__name__\nif {}:\n    print(1)\n"
+    for test, expected in (("'Norm' in kind", False), ("kind == 'Norm'", True), ("kind in NAMES", True)):
+        body_of = body.format(test)
+        assert (("FM316", "commented") in codes(body_of)) is expected, test

@@ -43,6 +43,8 @@ OF_DICT = "    for n, p in {}.items():\n        dist.broadcast(p, src=0)\n"
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ndist.all_reduce(g)\n",
         "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0).float()\ndist.all_reduce(g)\n",
         "x = world_size * sum(p.numel() for p in net.parameters())\n",
+        "n = sum(p.numel() for p in m.parameters())\nx = 6 * n\nmeter = Meter(x, peak, world_size)\n",
+        "self.n = sum(p.numel() for p in m.parameters())\nmeter = Meter(self.n, world_size)\n",
         "n = sum(p.numel() for p in m.parameters())\nif r == 0:\n    print(n * world_size)\n",
         "n = sum(p.numel() for p in m.parameters())\nprint(6 * n / seconds * dist.get_world_size())\n",
         "n = sum(p.numel() for p in m.parameters()) / 1e6\nif world_size > 1:\n    n *= world_size\n",
@@ -175,6 +177,8 @@ def test_copies_of_many_at_once() -> None:
         "x = sum(p.numel() for p in m.parameters())\n",
         "x = 2 * sum(p.numel() for p in m.parameters()) * seq\n",
         "x = sum(p.numel() for p in m.parameters()) / devices\n",
+        "self.n = sum(p.numel() for p in m.parameters())\nmeter = Meter(self.peak, world_size)\n",
+        "n = sum(p.numel() for p in m.parameters())\nprint(n, world_size)\n",
         "# if world_size > 1:\nx = sum(p.numel() for p in m.parameters())\n",
         "# if world_size > 1:\n#     print(1)\nx = sum(p.numel() for p in m.parameters())\n",
         "x = sum(p.numel() for p in m.parameters())\ny = batch * world_size\nz = x * 4\nx += world_size\n",
@@ -410,3 +414,38 @@ def test_a_part_beside_those_that_are_wrapped_is_plain() -> None:
     assert said == {"oracle": {"FM303"}, "student": {"FM303", "FM333", "FM423"}}
     whole = PARTS.replace("self", "model").format(asked="oracle", last="model = FSDP(model)")
     assert "FM423" in dict(codes(whole))
+
+
+EACH = """\
+class W:
+    def shard(self, nets):
+        for {over}:
+            {above}for p in module.parameters():
+                p.data = p.data.cuda()
+            {below}{end}
+"""
+OVER = [
+    ("name, module in self.net._modules.items()", "self.net._modules[name] = module"),
+    ("i, module in enumerate(self.net.layers)", "self.net.layers[i] = module"),
+    ("module in nets", "self.nets.append(module)"),
+]
+SHARDS = "module = FSDP(module)\n            "
+
+
+@pytest.mark.parametrize(("over", "end"), OVER)
+def test_what_a_loop_shards_is_plain_above_that(over: str, end: str) -> None:
+    above = EACH.format(over=over, above="", below=SHARDS, end=end)
+    below = EACH.format(over=over, above=SHARDS, below="", end=end)
+    assert "FM423" not in dict(codes(above, HEADER))
+    assert ("FM423", "commented") in codes(below, HEADER)
+
+
+def test_another_branch_that_shards_is_of_another_object() -> None:
+    first = "if skip:\n                module = FSDP(module)\n                continue\n            "
+    body = EACH.format(over=OVER[0][0], above=first, below=SHARDS, end=OVER[0][1])
+    assert "FM423" not in dict(codes(body, HEADER))
+
+
+def test_what_a_loop_shards_again_and_again_is_said() -> None:
+    body = EACH.format(over="_ in range(2)", above="", below=SHARDS, end="pass")
+    assert ("FM423", "commented") in codes(body, HEADER)

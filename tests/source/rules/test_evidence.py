@@ -221,3 +221,28 @@ def test_a_class_of_the_source_may_have_such_a_method() -> None:
     own = "class Net(nn.Module):\n    def clip_grad_norm_(self, most): pass\n"
     body = "def f(model):\n    model.clip_grad_norm_(1.0)\n    model.state_dict()\n"
     assert codes(own + body) == [("FM311", "commented")]
+
+
+CHOICE = """\
+model = FSDP(net)
+def save(part):
+    if hasattr(part, "module"):
+        return part.module.state_dict()
+    {}if hasattr(part, "_orig_mod"):
+        with FSDP.state_dict_type(part, StateDictType.FULL_STATE_DICT):
+            return part.state_dict()
+    return part.state_dict()
+save(torch.nn.parallel.DistributedDataParallel(Head()))
+"""
+
+
+@pytest.mark.parametrize("word", ["el", ""])
+def test_a_branch_that_asks_what_a_model_is_shows_nothing_of_the_others(word: str) -> None:
+    found = uses(CHOICE.format(word))
+    assert not [use for use in found if use.code == "FM333"]
+    assert [use.line - IMPORTS.count("\n") for use in found if use.code == "FM308"] == [7]
+
+
+def test_a_question_without_another_branch_shows_it_everywhere() -> None:
+    body = "def save(part):\n    if hasattr(part, 'a'):\n        x = FSDP.optim_state_dict(part, o)\n"
+    assert ("FM308", "rewritten") in codes(f"{body}    part.load_state_dict(state)\n")

@@ -39,3 +39,12 @@ def test_what_fsdp_modules_gives_are_fsdp1_modules() -> None:
     )
     assert ("FM317", 1) in found_comments("x = FSDP.fsdp_modules(net)[0]._use_orig_params\n")
     assert ("FM317", 1) in found_comments("x = [part._handle for part in FSDP.fsdp_modules(net)]\n")
+
+
+@pytest.mark.parametrize("owner", ["model", "type(model)", "model.__class__"])
+def test_it_is_found_on_the_model_and_its_class(owner: str) -> None:
+    assert_turned(
+        f"for unit in {owner}.fsdp_modules(model):\n    pass\n",
+        "for unit in [m for m in model.modules() if isinstance(m, FSDPModule)]:\n    pass\n",
+    )
+    assert_commented(f"roots = {owner}.fsdp_modules(model, root_only=True)\n", "FM305")

@@ -37,3 +37,10 @@ def test_a_patch_of_the_class_is_told_to_go() -> None:
     said = [use.becomes for use in uses("FSDP.__init__ = patch(FSDP.__init__)\n") if use.code == "FM303"]
     assert said
     assert all("take the patch out" in each for each in said)
+
+
+def test_a_function_without_equivalent_is_found_on_the_model() -> None:
+    for owner in ("model", "type(model)", "model.__class__"):
+        body = f"model = FSDP(net)\nkind = {owner}.get_state_dict_type(model)\n"
+        assert ("FM303", "commented") in codes(body), owner
+    assert ("FM303", "commented") not in codes("kind = config.get_state_dict_type(name)\n")

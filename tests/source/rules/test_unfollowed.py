@@ -368,3 +368,28 @@ def test_an_optimizer_that_loads_its_own_state_by_a_name(tmp_path: Path, again: 
     )
     is_said = any("load_state_dict" in text for text in found(tmp_path, tools))
     assert is_said is ("torch.load" in again)
+
+
+@pytest.mark.parametrize("first", ["hasattr(self.cfg, 'use_fsdp')", "self.cfg is not None", "self.cfg"])
+def test_below_a_switch_that_is_off_nothing_is_named(tmp_path: Path, first: str) -> None:
+    does = "class Saver:\n    def save(self, model):\n        if {} and self.cfg.{}:\n            pass\n"
+    does += "        else:\n            torch.save(model.state_dict(), 'x')\n"
+    assert found(tmp_path, f"import torch\n{does.format(first, 'use_fsdp')}") == {}
+    assert len(found(tmp_path, f"import torch\n{does.format(first, 'use_ema')}")) == 1
+
+
+def test_a_file_of_fsdp2s_own_models_is_not_named(tmp_path: Path) -> None:
+    does = "def wrap(net):\n    fully_shard(net)\n\ndef load(model, x):\n    model.load_state_dict(x)\n"
+    own = "from torch.distributed.fsdp import {}fully_shard\n"
+    assert found(tmp_path, own.format("") + does) == {}
+    assert len(found(tmp_path, own.format("FullyShardedDataParallel, ") + does)) == 1
+
+
+def test_a_loop_of_two_models_in_a_context_of_whole_parameters(tmp_path: Path) -> None:
+    does = (
+        "import torch\nfrom fsdp_migrate.runtime import summon_full_params\ndef update(model, ema):\n"
+        "    with {}(model):\n        for p, e in zip(model.parameters(), ema.parameters()):\n"
+        "            e.add_(p)\n"
+    )
+    assert found(tmp_path, does.format("summon_full_params")) == {}
+    assert len(found(tmp_path, does.format("torch.no_grad"))) == 1

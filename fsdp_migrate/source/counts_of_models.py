@@ -1,0 +1,53 @@
+"""Counts that a sharded model is asked for by a method or property of its class: ``model.num_params``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.newer_syntax import parse_any
+from fsdp_migrate.source.python.counted import is_about_ranks
+from fsdp_migrate.source.python.counting_methods import OF_TRANSFORMERS, counting_methods, may_count
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.parameter_values import ParameterValues
+
+
+_MOST = 3
+"""The arguments of ``getattr(model, name, default)``."""
+
+
+def counts_about_ranks(values: ParameterValues) -> Iterator[cst.BaseExpression]:
+    """Yield where a sharded model is asked for such a count, and it goes into something about ranks.
+
+    ``numel()`` stands in the class, which says nothing of ranks: it is named where it is asked for.
+    """
+    source = values.source
+    own = counting_methods([parse_any(source.code)]) if may_count(source.code) else frozenset()
+    names = OF_TRANSFORMERS | source.links.counting_methods | own
+    if not any(name in source.code for name in names):
+        return
+    nodes: list[cst.Attribute | cst.Call] = [*source.attributes, *source.calls]
+    for node in nodes:
+        asked = _asked(node)
+        if asked is None or asked[1] not in names or not values.is_sharded(asked[0]):
+            continue
+        if is_about_ranks(source.index, node):
+            yield node
+
+
+def _asked(node: cst.Attribute | cst.Call) -> tuple[cst.BaseExpression, str] | None:
+    """Return whom an expression asks, and for what: ``model.name``, ``getattr(model, "name", 0)``."""
+    if isinstance(node, cst.Attribute):
+        return node.value, node.attr.value
+    if dotted(node.func) != "getattr" or len(node.args) not in {2, _MOST}:
+        return None
+    name = node.args[1].value
+    if not isinstance(name, cst.SimpleString):
+        return None
+    return node.args[0].value, str(name.evaluated_value)
