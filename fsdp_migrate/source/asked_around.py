@@ -154,16 +154,8 @@ def _text_of(path: Path) -> str | None:
 def _may_ask(path: Path) -> bool:
     if path.suffix in _PAGES:
         return not _OF_THE_PAST.match(path.name) and path.is_file()
-    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE or _is_script(path)
+    is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
-
-
-def _is_script(path: Path) -> bool:
-    """Tell whether a file without a suffix is a shell's script, by its first line."""
-    if path.suffix or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return re.match(rb"#!.*\b(?:ba|da|z)?sh\b", file.read(80)) is not None
 
 
 def asks_by_key(names: Iterable[str]) -> re.Pattern[str]:

@@ -63,7 +63,7 @@ NO_SYNC = b"from fsdp_migrate.runtime import no_sync\n"
 def test_two_faults_of_one_code_in_a_statement_are_said_in_one_comment() -> None:
     before = f"import torch.distributed as dist\n{BEFORE}"
     loop = "for p in model.parameters():\n    "
-    both = rewrite_source(f"{before}{loop}y = p.grad.norm().item(), dist.broadcast(p.data, src=0)\n")
+    both = rewrite_source(f"{before}{loop}y = p.grad.norm() ** 2, dist.broadcast(p.data, src=0)\n")
     (comment,) = [line for line in both.splitlines() if "fsdp-migrate: FM423" in line]
     first, also, second = comment.partition(" Also: ")
     assert also
@@ -72,6 +72,6 @@ def test_two_faults_of_one_code_in_a_statement_are_said_in_one_comment() -> None
     assert comment.count("See `fsdp-migrate explain FM423`.") == 1
     assert rewrite_source(both) == both
     # The same fault twice is said once.
-    again = rewrite_source(f"{before}{loop}y = p.grad.norm().item() + p.data.norm().item()\n")
+    again = rewrite_source(f"{before}{loop}y = p.grad.norm() ** 2 + p.data.norm() ** 2\n")
     assert "this was of one rank's part" in again
     assert "Also:" not in again

@@ -56,17 +56,17 @@ MAIN = (
     "def main(net, cfg, kept):\n    model = {}\n    {}\n    {}  # here\n"
 )
 TAKEN = [
-    ("pass", "for p in listed(model): n = p.grad.norm().item()"),
-    ("pass", "for p in one_by_one(model): n = p.grad.norm().item()"),
-    ("held = named(model)", "for p in held.values(): n = p.grad.norm().item()"),
-    ("decay, rest = split(model)", "for p in rest: n = p.grad.norm().item()"),
-    ("keeper = Keeper(model)", "for p in keeper.get(): n = p.grad.norm().item()"),
-    ("pass", "for p in model.trainable(): n = p.grad.norm().item()"),
+    ("pass", "for p in listed(model): n = p.grad.norm() ** 2"),
+    ("pass", "for p in one_by_one(model): n = p.grad.norm() ** 2"),
+    ("held = named(model)", "for p in held.values(): n = p.grad.norm() ** 2"),
+    ("decay, rest = split(model)", "for p in rest: n = p.grad.norm() ** 2"),
+    ("keeper = Keeper(model)", "for p in keeper.get(): n = p.grad.norm() ** 2"),
+    ("pass", "for p in model.trainable(): n = p.grad.norm() ** 2"),
     ("own = list(model.a.parameters()) + list(model.b.parameters())", "n = [p.grad.norm() for p in own]"),
     ("own = [*model.a.parameters(), *model.b.parameters()]", "n = [p.grad.norm() for p in own]"),
-    ("pass", "for p in [model.a.weight, model.b.weight]: n = p.grad.norm().item()"),
+    ("pass", "for p in [model.a.weight, model.b.weight]: n = p.grad.norm() ** 2"),
     ("pass", "torch.nn.utils.clip_grad_norm_([model.a.weight], 1.0)"),
-    ("pass", "n = list(map(lambda p: p.grad.norm().item(), model.parameters()))"),
+    ("pass", "n = list(map(lambda p: p.grad.norm() ** 2, model.parameters()))"),
     ("pass", "p = max(model.parameters(), key=lambda p: p.grad.norm())"),
     ("own = next(model.parameters())", "torch.nn.utils.clip_grad_norm_(own, 1.0)"),
 ]
@@ -108,7 +108,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(
     "use",
     [
-        "n = opt.state[kept]['exp_avg'].norm().item()",
+        "n = opt.state[kept]['exp_avg'].norm() ** 2",
         "n = [p.grad.norm() for group in opt.param_groups for p in group['params']]",
     ],
 )
