@@ -290,7 +290,9 @@ class ParameterValues:
         Of ``self`` others speak, and of a model by what it is at that place.
         """
         is_other = dotted(model) == "self" or whole(self.source.models.kinds(model)) & {"fsdp", "ddp"}
-        return not is_other and self.source.models.is_parameters(call)
+        if is_other or self.source.models.is_before_wrapping(model):
+            return False
+        return self.source.models.is_parameters(call)
 
     def is_sharded(self, model: cst.BaseExpression) -> bool:
         """Tell whether a model is sharded, or a part of one that is, as far as this source shows."""

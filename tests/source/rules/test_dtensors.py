@@ -426,6 +426,7 @@ class W:
 """
 OVER = [
     ("name, module in self.net._modules.items()", "self.net._modules[name] = module"),
+    ("name, module in self.net.named_children()", "setattr(self.net, name, module)"),
     ("i, module in enumerate(self.net.layers)", "self.net.layers[i] = module"),
     ("module in nets", "self.nets.append(module)"),
 ]
