@@ -78,6 +78,7 @@ _OF_DTENSORS = frozenset(
     }
 )
 _CHECKS = frozenset({"check_fn", "lambda_fn"})
+_TYPES = frozenset({"NewType", "TypeVar"})
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _FSDP1 = re.compile(r"fsdp_?v?1(?!\d)")
 _BESIDE = "stays: FSDP2's class is asked for beside it"
@@ -404,7 +405,7 @@ def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:
             is_test = (name or "").endswith((".assertIsInstance", ".assertNotIsInstance")) and len(args) > 1
             checks = (is_test or (name == "isinstance" and len(args) == 2)) and below is args[1]
             casts = name in {"cast", "typing.cast"} and len(args) == 2 and below is args[0]
-            return checks or casts
+            return checks or casts or (name or "").split(".")[-1] in _TYPES
         if not isinstance(above, _PARTS):
             return False
         below = above

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import sureness, was_asked_for
+from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.set_layers import set_layers
@@ -74,13 +75,25 @@ def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[F
     """Yield where a sharded model itself, and no part of it, is given a layer."""
     for node, model in set_layers(source):
         is_inner = isinstance(model, cst.Attribute) and model.attr.value == "module"
-        if node in said or is_inner or dotted(model) == "self":
+        if node in said or is_inner or dotted(model) == "self" or _is_made_above(source, node, model):
             continue
         sure = sureness(source, model)
         if sure == "sure":
             yield Found("FM315", node, _LAYER, "commented")
         elif sure == "mixed":
             yield Found("FM315", node, f"{mixed(source, model)}{_LAYER}", "commented")
+
+
+def _is_made_above(source: Source, node: cst.CSTNode, model: cst.BaseExpression) -> bool:
+    """Tell whether the same function just made a model that is not sharded yet: ``self.net = Net()``."""
+    order, home = source.index.order, source.index.function(node)
+    made = [
+        each.value
+        for each in source.assignments
+        if source.index.function(each) is home
+        if order[each] < order[node] and any(text_of(to.target) == text_of(model) for to in each.targets)
+    ]
+    return bool(made) and isinstance(made[-1], cst.Call) and not has_model(source.models.kinds(made[-1]))
 
 
 def _set_on_the_wrapper(source: Source) -> Iterator[Found]:

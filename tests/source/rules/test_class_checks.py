@@ -276,6 +276,12 @@ def test_another_name_of_the_class_with_its_kind_written_beside_it() -> None:
     assert "fsdp-migrate" not in after
 
 
+def test_a_type_that_the_class_bounds() -> None:
+    after = turned('import typing\nT = typing.TypeVar("T", bound=FSDP)\n')
+    assert 'typing.TypeVar("T", bound=FSDPModule)' in after
+    assert "fsdp-migrate" not in after
+
+
 @pytest.mark.parametrize(
     "check",
     [

@@ -246,6 +246,7 @@ SHARDED = "net.fc = torch.nn.Linear(1, 2)\nmodel = FSDP(net)\n"
         "setattr(model, name, torch.nn.Identity())\n",
         "model.add_module('fc', torch.nn.Identity())\n",
         "def tune(m):\n    m.fc = torch.nn.Linear(1, 2)\ntune(model)\n",
+        "class T:\n  def build(self):\n    self.net = FSDP(make())\n    self.net.fc = torch.nn.Linear(1, 2)\n",
     ],
 )
 def test_a_layer_that_the_wrapper_took(body: str) -> None:
@@ -262,6 +263,8 @@ def test_a_layer_that_the_wrapper_took(body: str) -> None:
         "model.head = FSDP(torch.nn.Linear(1, 2))\n",
         "other.fc = torch.nn.Linear(1, 2)\n",
         "opt.model = torch.nn.Linear(1, 2)\n",
+        "class T:\n  def build(self):\n    self.net = make()\n    self.net.fc = torch.nn.Linear(1, 2)\n"
+        "  def shard(self):\n    self.net = FSDP(self.net)\n",
     ],
 )
 def test_what_is_set_and_is_no_layer_of_the_wrapper(body: str) -> None:
