@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -16,6 +17,8 @@ _COMMAND: Final = re.compile(
 )
 _SCRIPT: Final = re.compile(r"(?<![\w/.-])(?:\./)?(?P<path>[\w./-]+\.py)\b|[ ]-m[ ]+(?P<module>[\w.]+)")
 _FENCED: Final = re.compile(r"^[ \t]*```[ \t]*ya?ml[ \t]*\n(?P<text>.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_FENCE: Final = re.compile(r"^[ \t>]*(?:```|~~~)")
+_SET_AS_CODE: Final = re.compile(r"^(?:[ ]{2}|\t|[$>]|`[^`]*`\s*$)")
 _MOST_ABOVE: Final = 3
 
 
@@ -30,10 +33,20 @@ def shown_commands(page: Path, text: str) -> str:
         ''
     """
     joined = re.sub(r"\\[ \t]*\n[ \t]*", " ", text)
-    commands = [line for line in joined.splitlines() if _COMMAND.match(line)]
+    commands = [line for line in _code(joined) if _COMMAND.match(line)]
     own = [each for each in commands if _starts_one_beside(page, each)]
     configs = [each["text"] for each in _FENCED.finditer(text)] if own else []
     return "\n".join([*own, *configs])
+
+
+def _code(text: str) -> Iterator[str]:
+    """Yield the lines of a page that are set as code: fenced, indented, after a prompt, or between backticks."""
+    is_fenced = False
+    for line in text.splitlines():
+        if _FENCE.match(line):
+            is_fenced = not is_fenced
+        elif is_fenced or _SET_AS_CODE.match(line):
+            yield line
 
 
 def _starts_one_beside(page: Path, command: str) -> bool:
