@@ -24,6 +24,7 @@ from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
+from fsdp_migrate.source.own_trainers import own_trainers
 from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
@@ -215,9 +216,12 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     has_units = bool(lightning_files) and wraps(texts, around)
     lightning = LightningProject(project, lightning_files, has_units=has_units)
     lightning = replace(lightning, files=lightning_files.union(lightning.mixins))
+    running = _running_trainers(texts, around)
+    for path, names in own_trainers(project).items() if running else ():
+        classes[path] = {**dict.fromkeys(names, frozenset()), **classes.get(path, {})}
     return FrameworkModels(
         users,
-        with_heirs(project, _running_trainers(texts, around), classes),
+        with_heirs(project, running, classes),
         lightning,
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
