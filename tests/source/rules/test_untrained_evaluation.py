@@ -117,6 +117,13 @@ def main(net, args):
     trainer.train()
 """
 ASKS = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+OF_MODULES = "import torch\nclass Base(torch.nn.Module):\n    pass\nclass Trainer(Base):\n    pass\n"
+HOLDS_ONE = """\
+import transformers
+class Trainer:
+    def __init__(self, net, args):
+        self.its = transformers.Trainer(net, args=args)
+"""
 
 
 @pytest.mark.parametrize(
@@ -124,17 +131,10 @@ ASKS = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHA
     [
         ("class Trainer:\n    pass\n", False),
         ("class Trainer(object):\n    pass\n", False),
-        (
-            "import torch\n\n\nclass Base(torch.nn.Module):\n    pass\n\n\nclass Trainer(Base):\n    pass\n",
-            False,
-        ),
-        ("from unseen import Base\n\n\nclass Trainer(Base):\n    pass\n", True),
-        ("import transformers\n\n\nclass Trainer(transformers.Trainer):\n    pass\n", True),
-        (
-            "import transformers\n\n\nclass Trainer:\n    def __init__(self, net, args):\n"
-            "        self.its = transformers.Trainer(net, args=args)\n",
-            True,
-        ),
+        (OF_MODULES, False),
+        ("from unseen import Base\nclass Trainer(Base):\n    pass\n", True),
+        ("import transformers\nclass Trainer(transformers.Trainer):\n    pass\n", True),
+        (HOLDS_ONE, True),
     ],
 )
 @pytest.mark.parametrize(
