@@ -283,11 +283,14 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
-    is_asked = any(asks(text, ASKS_HF) for text in own) or any(
-        _asks_otherwise(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
+    is_asked = any(asks(text, ASKS_HF) for text in own) or any(map(_asks_otherwise, texts.values()))
+    is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
+    # A question holds for FSDP2 too: where that alone is run, it tells nothing.
+    is_question = not is_asked and any(
+        _asks_any(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
         for path, text in texts.items()
     )
-    is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
+    is_asked = is_asked or (is_question and not fsdp2_around(around))
     return found if is_asked else set()
 
 
@@ -300,12 +303,17 @@ def _is_unsloths(text: str) -> bool:
 
 
 def _asks_otherwise(text: str) -> bool:
-    """Tell whether a source has the words for FSDP of the Trainer in a dict, or asks one for it."""
+    """Tell whether a source has the words for FSDP of the Trainer in a dict, or launches with it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
     is_switched = (SWITCH in text or (_LAUNCHES in text and _FLAG.search(text))) and asks(
         text, ASKS_ACCELERATE
     )
-    return is_said or is_switched or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
+    return is_said or is_switched
+
+
+def _asks_any(text: str) -> bool:
+    """Tell whether a source asks a Trainer whether it is sharded: ``trainer.is_fsdp_enabled``."""
+    return "is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER)
 
 
 def _asks_itself(text: str) -> bool:

@@ -361,3 +361,21 @@ def test_a_source_that_asks_the_trainers_arguments(tmp_path: Path, asks: str, *,
     (tmp_path / "train.py").write_text(source)
     found = {use.code for use in scan_paths([tmp_path]).uses}
     assert found == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize(("version", "is_asked"), [("  fsdp_version: 2\n", False), ("", True), (None, True)])
+@pytest.mark.parametrize(
+    "asks", ["if trainer.is_fsdp_enabled:\n    print(1)\n", "if args.fsdp:\n    print(1)\n"]
+)
+def test_a_question_says_nothing_where_fsdp2_alone_is_run(
+    tmp_path: Path, asks: str, version: str | None, *, is_asked: bool
+) -> None:
+    source = (
+        "from transformers import Trainer, TrainingArguments\n"
+        f"trainer = Trainer(model=model, args=args)\n{asks}trainer.predict(data)\n"
+    )
+    (tmp_path / "train.py").write_text(source)
+    if version is not None:
+        config = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n{version}"
+        (tmp_path / "fsdp.yaml").write_text(config)
+    assert ("FM449" in {use.code for use in scan_paths([tmp_path]).uses}) is is_asked
