@@ -404,8 +404,8 @@ def test_a_loop_of_two_models_in_a_context_of_whole_parameters(tmp_path: Path) -
     ],
 )
 def test_a_file_of_torch_xlas_models_is_not_named(tmp_path: Path, imports: str, *, is_named: bool) -> None:
-    does = "    model.load_state_dict(x)\n    opt.load_state_dict(x)\n    model.no_sync()\n"
+    does = "    model.load_state_dict(x)\n    opt.load_state_dict(x)\n"
     tools = f"def run(model, opt, x):\n    {imports}\n{does}"
-    assert len(found(tmp_path, tools)) == (3 if is_named else 0)
+    assert len(found(tmp_path, tools)) == (2 if is_named else 0)
     torchs = "from torch.distributed.fsdp import FullyShardedDataParallel\n"
-    assert len(found(tmp_path, f"{torchs}{tools}")) == 3
+    assert len(found(tmp_path, f"{torchs}{tools}")) == 2
