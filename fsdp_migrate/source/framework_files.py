@@ -21,6 +21,7 @@ from fsdp_migrate.source.composer_project import ComposerProject, run_by_compose
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs, of_others, with_makers
 from fsdp_migrate.source.hf_trainers import with_heirs
+from fsdp_migrate.source.launched_otherwise import launched_otherwise
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
@@ -284,7 +285,9 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
     is_asked = any(asks(text, ASKS_HF) for text in own) or any(map(_asks_otherwise, texts.values()))
-    is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
+    is_asked = is_asked or _name_its_files(texts, around)
+    if not is_asked and asked_around(around, ASKS_HF):
+        return found - launched_otherwise(found, texts, around)
     # A question holds for FSDP2 too: where that alone is run, it tells nothing.
     is_question = not is_asked and any(
         _asks_any(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
