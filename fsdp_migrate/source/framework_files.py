@@ -308,10 +308,8 @@ def _is_unsloths(text: str) -> bool:
 def _asks_otherwise(text: str) -> bool:
     """Tell whether a source has the words for FSDP of the Trainer in a dict, or launches with it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
-    is_switched = (SWITCH in text or (_LAUNCHES in text and _FLAG.search(text))) and asks(
-        text, ASKS_ACCELERATE
-    )
-    return is_said or is_switched
+    is_launched = _LAUNCHES in text and _FLAG.search(text) is not None
+    return is_said or ((SWITCH in text or is_launched) and asks(text, ASKS_ACCELERATE))
 
 
 def _asks_any(text: str) -> bool:
