@@ -133,8 +133,16 @@ def _counted_parts(loop: cst.CSTNode, name: str) -> Iterator[cst.Subscript]:
         is_split = isinstance(func, cst.Attribute) and func.attr.value in {"split", "partition"}
         inner = node.slice[0].slice if len(node.slice) == 1 else None
         is_placed = isinstance(inner, cst.Index) and isinstance(inner.value, cst.Integer)
-        if is_split and is_placed and text_of(cst.ensure_type(func, cst.Attribute).value) == name:
+        is_names = is_split and is_placed and text_of(cst.ensure_type(func, cst.Attribute).value) == name
+        if is_names and not _is_behind_a_word(cst.ensure_type(node.value, cst.Call), node):
             yield node
+
+
+def _is_behind_a_word(call: cst.Call, part: cst.Subscript) -> bool:
+    """Tell whether a part stands behind a word, wherever that is: ``n.split("layers.")[1]``."""
+    mark = call.args[0].value if call.args else None
+    is_word = isinstance(mark, cst.SimpleString) and any(map(str.isalnum, str(mark.evaluated_value)))
+    return is_word and text_of(part.slice[0]) != "0"
 
 
 def _are_flat(source: Source) -> bool:

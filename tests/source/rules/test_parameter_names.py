@@ -142,6 +142,7 @@ PARTS = [
     _LIST.format("re.search('^head', n)"),
     _LIST.format("fnmatch(n, 'layers.*')"),
     _LIST.format("n.split('.')[0] == 'head'"),
+    _LIST.format("n.split('layers.')[0] == ''"),
     "for n, p in model.named_parameters():\n    xs.append({'params': [p], 'lr': int(n.split('.')[2])})\n",
 ]
 ANY_PART = [
@@ -150,6 +151,8 @@ ANY_PART = [
     _LIST.format("fnmatch(n, '*.bias')"),
     _LIST.format("n.split('.')[-1] == 'bias'"),
     "for n, p in model.named_parameters():\n    print(n.split('.')[0])\n",
+    _LIST.format("int(n.split('layers.')[1].split('.')[0]) > 3"),
+    _LIST.format("n.partition('layers.')[2].startswith('0')"),
 ]
 
 
