@@ -81,7 +81,8 @@ _NAMES_FSDP2: Final = re.compile(r"(?i)fsdp[_-]?v?2(?!\d*[_-]?(?:gpu|node|proc))
 _BY_LAUNCH: Final = frozenset({ASKS_HF, ASKS_ACCELERATE})
 _ACCELERATES: Final = re.compile(rb"^distributed_type\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 _FABRIC: Final = re.compile(r"\b_target_['\"]?\s*:\s*['\"]?(?:\w+\.)*Fabric\b")
-_COMMENT: Final = re.compile(r"^[ \t]*(?:#|//).*$", re.MULTILINE)
+COMMENT: Final = re.compile(r"^[ \t]*(?:#|//).*$", re.MULTILINE)
+"""What configs and scripts say to readers alone."""
 _IS_NEW: Final = re.compile(
     r"\b(?i:fsdp_version)['\"]?\]?\s*(?:[:=, ]|value\s*:)\s*['\"]?2"
     r"|['\"]version['\"]\s*:\s*2|^[ \t]+version\s*:\s*2"
@@ -99,7 +100,7 @@ def asks(text: str, pattern: re.Pattern[str]) -> bool:
     """
     if pattern.search(text) is None:
         return False
-    told = _COMMENT.sub("", text)
+    told = COMMENT.sub("", text)
     return pattern.search(told) is not None and _IS_NEW.search(told) is None
 
 
@@ -107,12 +108,12 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
     """Tell whether a config, a shell script or a command shown in a page asks a framework for FSDP1."""
     named: set[str] = set()
     is_new, every = False, list(paths)
-    for path, text in _settings(every):
+    for path, text in settings_around(every):
         # `strategy: fsdp` in a folder of hydra's from which it makes a Fabric is none of a Trainer's.
         if asks(text, pattern) and not (pattern is ASKS_LIGHTNING and _is_fabrics(path)):
             return True
         if pattern in _BY_LAUNCH and "config" in text:
-            told = _COMMENT.sub("", text)
+            told = COMMENT.sub("", text)
             named.update(each["name"] for each in _NAMED.finditer(told))
             is_new = is_new or _IS_NEW.search(told) is not None
     return bool(named) and not is_new and _is_elsewhere(every, named)
@@ -127,10 +128,10 @@ def _is_elsewhere(paths: Iterable[str | os.PathLike[str]], named: Iterable[str])
 
 def fsdp2_around(paths: Iterable[str | os.PathLike[str]]) -> bool:
     """Tell whether a config or a shell script at or below paths asks a framework for FSDP2."""
-    return any(_IS_NEW.search(_COMMENT.sub("", text)) is not None for _, text in _settings(paths))
+    return any(_IS_NEW.search(COMMENT.sub("", text)) is not None for _, text in settings_around(paths))
 
 
-def _settings(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
+def settings_around(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
     """Yield the configs and shell scripts at and below paths, and what the cells of notebooks say."""
     for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE) if paths else ():
         text = _text_of(path)

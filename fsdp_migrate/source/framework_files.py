@@ -21,9 +21,11 @@ from fsdp_migrate.source.composer_project import ComposerProject, run_by_compose
 from fsdp_migrate.source.framework_models import FrameworkModels
 from fsdp_migrate.source.heirs import heirs, of_others, with_makers
 from fsdp_migrate.source.hf_trainers import with_heirs
+from fsdp_migrate.source.launched_otherwise import launched_otherwise
 from fsdp_migrate.source.lightning_files import homes_of_modules
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
+from fsdp_migrate.source.own_trainers import own_trainers
 from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
@@ -215,9 +217,12 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     has_units = bool(lightning_files) and wraps(texts, around)
     lightning = LightningProject(project, lightning_files, has_units=has_units)
     lightning = replace(lightning, files=lightning_files.union(lightning.mixins))
+    running = _running_trainers(texts, around)
+    for path, names in own_trainers(project).items() if running else ():
+        classes[path] = {**dict.fromkeys(names, frozenset()), **classes.get(path, {})}
     return FrameworkModels(
         users,
-        with_heirs(project, _running_trainers(texts, around), classes),
+        with_heirs(project, running, classes),
         lightning,
         ComposerProject(project, frozenset(run_by_composer(project, around))),
         objects,
@@ -279,11 +284,16 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
-    is_asked = any(asks(text, ASKS_HF) for text in own) or any(
-        _asks_otherwise(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
+    is_asked = any(asks(text, ASKS_HF) for text in own) or any(map(_asks_otherwise, texts.values()))
+    is_asked = is_asked or _name_its_files(texts, around)
+    if not is_asked and asked_around(around, ASKS_HF):
+        return found - launched_otherwise(found, texts, around)
+    # A question holds for FSDP2 too: where that alone is run, it tells nothing.
+    is_question = not is_asked and any(
+        _asks_any(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
         for path, text in texts.items()
     )
-    is_asked = is_asked or asked_around(around, ASKS_HF) or _name_its_files(texts, around)
+    is_asked = is_asked or (is_question and not fsdp2_around(around))
     return found if is_asked else set()
 
 
@@ -296,12 +306,15 @@ def _is_unsloths(text: str) -> bool:
 
 
 def _asks_otherwise(text: str) -> bool:
-    """Tell whether a source has the words for FSDP of the Trainer in a dict, or asks one for it."""
+    """Tell whether a source has the words for FSDP of the Trainer in a dict, or launches with it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
-    is_switched = (SWITCH in text or (_LAUNCHES in text and _FLAG.search(text))) and asks(
-        text, ASKS_ACCELERATE
-    )
-    return is_said or is_switched or ("is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER))
+    is_launched = _LAUNCHES in text and _FLAG.search(text) is not None
+    return is_said or ((SWITCH in text or is_launched) and asks(text, ASKS_ACCELERATE))
+
+
+def _asks_any(text: str) -> bool:
+    """Tell whether a source asks a Trainer whether it is sharded: ``trainer.is_fsdp_enabled``."""
+    return "is_fsdp_enabled" in text and asks(text, _ASKS_A_TRAINER)
 
 
 def _asks_itself(text: str) -> bool:

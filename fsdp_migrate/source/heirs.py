@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Heirs = dict[str, frozenset[str]]
-"""By the names that imports write the classes of frameworks that those lead to."""
+"""By the names that imports write the classes of frameworks that those lead to; of own Trainers none."""
 _OF_FRAMEWORKS: Final = (ACCELERATES, COMPOSERS, FABRICS, HUGGING_FACES, LIGHTNINGS)
 _PACKAGES: Final = ("transformers", "trl", "sentence_transformers", "lightning", "composer", "accelerate")
 _TRAINERS: Final = (HUGGING_FACES, LIGHTNINGS)

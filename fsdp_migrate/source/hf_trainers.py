@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.own_methods import run_in_hooks
+from fsdp_migrate.source.own_trainers import is_of_its_own
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.heirs import HUGGING_FACES
 from fsdp_migrate.source.python.held import FLAT, item, put
@@ -180,7 +181,11 @@ class HFProject:
         trainer = dotted(func.value) if isinstance(func, ast.Attribute) and func.attr == "train" else None
         maker = made.get(trainer) if trainer is not None else None
         is_trainer = maker is not None and _is_trainer(maker, self._heirs(place.module))
-        return (trainer, maker) if is_trainer else (None, None)
+        if not is_trainer or maker is None:
+            return None, None
+        owner = self.project.named(dotted(maker.func) or "?", place)
+        is_own = owner is not None and is_of_its_own(self.project, owner)
+        return (None, None) if is_own else (trainer, maker)
 
     def _heirs(self, module: Module) -> set[str]:
         """Return what a file calls the project's own Trainers, its own and those that it imports."""

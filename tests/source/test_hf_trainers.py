@@ -361,3 +361,52 @@ def test_a_source_that_asks_the_trainers_arguments(tmp_path: Path, asks: str, *,
     (tmp_path / "train.py").write_text(source)
     found = {use.code for use in scan_paths([tmp_path]).uses}
     assert found == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize(("version", "is_asked"), [("  fsdp_version: 2\n", False), ("", True), (None, True)])
+@pytest.mark.parametrize(
+    "asks", ["if trainer.is_fsdp_enabled:\n    print(1)\n", "if args.fsdp:\n    print(1)\n"]
+)
+def test_a_question_says_nothing_where_fsdp2_alone_is_run(
+    tmp_path: Path, asks: str, version: str | None, *, is_asked: bool
+) -> None:
+    source = (
+        "from transformers import Trainer, TrainingArguments\n"
+        f"trainer = Trainer(model=model, args=args)\n{asks}trainer.predict(data)\n"
+    )
+    (tmp_path / "train.py").write_text(source)
+    if version is not None:
+        config = f"distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: false\n{version}"
+        (tmp_path / "fsdp.yaml").write_text(config)
+    assert ("FM449" in {use.code for use in scan_paths([tmp_path]).uses}) is is_asked
+
+
+PREDICTS = "from transformers import Trainer\nt = Trainer(model=model, args=args)\nt.predict(data)\n"
+WITH_FSDP = "torchrun train.py --fsdp 'full_shard auto_wrap'\n"
+PLAIN = "# on one card\npython infer.py \\\n  --model m\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "is_said"),
+    [
+        ({"run.sh": WITH_FSDP, "infer.sh": PLAIN}, False),
+        ({"run.sh": WITH_FSDP, "infer.sh": "deepspeed infer.py --deepspeed=ds.json\n"}, False),
+        ({"README.md": f"```\n{WITH_FSDP}```\n", "infer.sh": PLAIN}, False),
+        ({"run.sh": WITH_FSDP}, True),
+        ({"run.sh": WITH_FSDP + PLAIN.replace("m\n", "m --fsdp full_shard\n")}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": PLAIN.replace("m\n", "m $MORE\n")}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": PLAIN.replace("m\n", "m a.yaml\n")}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": "accelerate launch infer.py\n"}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": PLAIN, "f.yaml": "distributed_type: FSDP\n"}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": PLAIN, "job.yaml": "entry_point: infer.py\n"}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": PLAIN, "all.py": "from infer import t\n"}, True),
+        ({"run.sh": WITH_FSDP, "infer.sh": f"export ACCELERATE_USE_FSDP=true\n{PLAIN}"}, True),
+    ],
+)
+def test_a_script_that_commands_start_without_fsdp(
+    tmp_path: Path, files: dict[str, str], *, is_said: bool
+) -> None:
+    for name, text in {"train.py": PREDICTS, "infer.py": PREDICTS, **files}.items():
+        (tmp_path / name).write_text(text)
+    found = {u.path.rpartition("/")[2] for u in scan_paths([tmp_path]).uses if u.code == "FM449"}
+    assert found == ({"infer.py", "train.py"} if is_said else {"train.py"})

@@ -26,7 +26,8 @@ ACCELERATES: Final = re.compile(r"^accelerate\b.*\bAccelerator$")
 OF_KINDS: Final = {"Accelerator": ACCELERATES, "Fabric": FABRICS}
 """By the names of :class:`~fsdp_migrate.source.python.named_objects.NamedObjects`."""
 _CONSTRUCTORS: Final = frozenset({"__init__", "__new__"})
-_NO_FRAMEWORKS: Final = frozenset({"abc", "torch", "typing", "typing_extensions"})
+NO_FRAMEWORKS: Final = frozenset({"abc", "torch", "typing", "typing_extensions"})
+"""Packages whose classes are no Trainers."""
 _DEEPEST: Final = 4
 _OF_TYPE: Final = 3
 """The arguments of ``type`` that makes a class."""
@@ -66,7 +67,7 @@ def hands_on(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
     """Tell whether a class takes what the framework's does, as far as is seen: it has no constructor."""
     owners = [each.node for each in _bindings(index, node) if isinstance(each.node, cst.ClassDef)]
     if not owners or depth == _DEEPEST:
-        return not any(name in index.heirs for name in index.qualified(node)) and depth < _DEEPEST
+        return not any(map(index.heirs.get, index.qualified(node))) and depth < _DEEPEST
     methods = (item for owner in owners for item in owner.body.body if isinstance(item, cst.FunctionDef))
     return not any(each.name.value in _CONSTRUCTORS for each in methods) and all(
         hands_on(index, base.value, depth + 1) for owner in owners for base in owner.bases
@@ -74,8 +75,11 @@ def hands_on(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
 
 
 def is_of_its_own(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
-    """Tell whether it is a class of this source that derives from no framework's, as all its bases show."""
+    """Tell whether it is a class of the project that derives from no framework's, as all its bases show."""
     bound = _bindings(index, node)
+    names = index.qualified(node) if isinstance(node, (cst.Attribute, cst.Name)) else set()
+    if names and all(index.heirs.get(name) == frozenset() for name in names):
+        return not any(isinstance(each.node, cst.ClassDef) for each in bound)
     owners = [each.node for each in bound if isinstance(each.node, cst.ClassDef)]
     if not owners or len(owners) < len(bound) or depth == _DEEPEST:
         return False
@@ -88,7 +92,7 @@ def _is_no_trainers(index: Index, base: cst.BaseExpression, depth: int) -> bool:
     if isinstance(base, cst.Name) and base.value == "object":
         return True
     roots = {name.split(".")[0] for name in index.qualified(base)}
-    return (bool(roots) and roots <= _NO_FRAMEWORKS) or is_of_its_own(index, base, depth)
+    return (bool(roots) and roots <= NO_FRAMEWORKS) or is_of_its_own(index, base, depth)
 
 
 def is_made_by(index: Index, node: cst.BaseExpression, made: re.Pattern[str], depth: int = 0) -> bool:

@@ -28,6 +28,7 @@ from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.parameter_lists import named_as_parameters, shares
 from fsdp_migrate.source.python.strategies import are_whole
+from fsdp_migrate.source.python.xlas import imports_xlas
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -140,6 +141,8 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
 
         becomes = f"{new}({short(receiver, 30)}, ...)"
         yield Found("FM311", call, becomes, "rewritten", (Replace(call, build),), (CLIP,))
+    elif not source.uses_fsdp1 and imports_xlas(source.index):
+        return  # torch_xla's models have such a method, too
     elif sure == "unknown" or _is_a_trainers(source, receiver) or is_likely_made_elsewhere(source, receiver):
         yield Found("FM311", call, _UNSURE, "commented")
 

@@ -30,6 +30,7 @@ from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.unknown_foreach import of_foreach
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
+from fsdp_migrate.source.python.xlas import imports_xlas
 from fsdp_migrate.source.uses import Found
 
 
@@ -136,7 +137,7 @@ _KEPT = (
 
 def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     """Find what the other rules have said nothing of, in files that a sharded model may come to."""
-    if not source.links.is_near:
+    if not source.links.is_near or (not source.uses_fsdp1 and imports_xlas(source.index)):
         return
     said = {source.index.statement(each.node) for _, each in found}
     commented = {line for line, *_ in find_left(source.code)}

@@ -274,3 +274,16 @@ def test_timm_clips_by_norms_too(name: str) -> None:
     body = f"from timm.utils import {name}\nm = FSDP(net)\n{name}({{}}.parameters(), 0.1)\n"
     assert ("FM326", "commented") in codes(body.format("m"))
     assert "FM326" not in dict(codes(body.format("other")))
+
+
+@pytest.mark.parametrize("home", ["torch_xla.distributed.fsdp", "other.fsdp"])
+def test_torch_xlas_models_clip_by_themselves(tmp_path: Path, home: str) -> None:
+    clips = (
+        "class Strategy:\n    def wrap(self, module):\n"
+        f"        from {home} import XlaFullyShardedDataParallel as XLAFSDP\n        return XLAFSDP(module)\n"
+        "    def clip(self, module, norm):\n        return module.clip_grad_norm_(max_norm=norm)\n"
+    )
+    (tmp_path / "wrap.py").write_text(f"{FSDP}def wrap(net):\n    return FSDP(net)\n")
+    (tmp_path / "clips.py").write_text(clips)
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("clips.py")}
+    assert ("FM311" in found) is (home == "other.fsdp")

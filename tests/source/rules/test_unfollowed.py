@@ -393,3 +393,19 @@ def test_a_loop_of_two_models_in_a_context_of_whole_parameters(tmp_path: Path) -
     )
     assert found(tmp_path, does.format("summon_full_params")) == {}
     assert len(found(tmp_path, does.format("torch.no_grad"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("imports", "is_named"),
+    [
+        ("from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel as XLAFSDP", False),
+        ("from torch_xla.distributed.fsdp import checkpoint_module", True),
+        ("import torch_xla.core.xla_model as xm", True),
+    ],
+)
+def test_a_file_of_torch_xlas_models_is_not_named(tmp_path: Path, imports: str, *, is_named: bool) -> None:
+    does = "    model.load_state_dict(x)\n    opt.load_state_dict(x)\n"
+    tools = f"def run(model, opt, x):\n    {imports}\n{does}"
+    assert len(found(tmp_path, tools)) == (2 if is_named else 0)
+    torchs = "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+    assert len(found(tmp_path, f"{torchs}{tools}")) == 2

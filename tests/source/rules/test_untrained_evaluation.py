@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -99,3 +105,51 @@ def test_a_trainer_of_the_sources_own(bases: str, *, is_said: bool) -> None:
     assert bool(said(code)) is is_said
     other = code.replace("\nargs =", "\nif x:\n    from other import MyTrainer\n\nargs =")
     assert said(other)
+
+
+OTHERS_RUN = """\
+{brought}
+
+
+def main(net, args):
+    trainer = {made}(net, args=args)
+    trainer.evaluate()
+    trainer.train()
+"""
+ASKS = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+OF_MODULES = "import torch\nclass Base(torch.nn.Module):\n    pass\nclass Trainer(Base):\n    pass\n"
+HOLDS_ONE = """\
+import transformers
+class Trainer:
+    def __init__(self, net, args):
+        self.its = transformers.Trainer(net, args=args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_said"),
+    [
+        ("class Trainer:\n    pass\n", False),
+        ("class Trainer(object):\n    pass\n", False),
+        (OF_MODULES, False),
+        ("from unseen import Base\nclass Trainer(Base):\n    pass\n", True),
+        ("import transformers\nclass Trainer(transformers.Trainer):\n    pass\n", True),
+        (HOLDS_ONE, True),
+    ],
+)
+@pytest.mark.parametrize(
+    ("brought", "made"),
+    [
+        ("import transformers\nfrom loop import Trainer", "Trainer"),
+        ("import transformers\nfrom loop import Trainer as MyTrainer", "MyTrainer"),
+        ("import transformers\nimport loop", "loop.Trainer"),
+    ],
+)
+def test_a_trainer_of_another_file(
+    tmp_path: Path, loop: str, brought: str, made: str, *, is_said: bool
+) -> None:
+    (tmp_path / "loop.py").write_text(loop)
+    (tmp_path / "train.py").write_text(OTHERS_RUN.format(brought=brought, made=made))
+    (tmp_path / "fsdp.yaml").write_text(ASKS)
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "untrained-evaluation"]
+    assert bool(found) is is_said

@@ -1,0 +1,73 @@
+"""Classes of a project that are called Trainer and derive from no framework's, as all their bases show."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.heirs import HUGGING_FACES, NO_FRAMEWORKS
+from fsdp_migrate.source.python.walked import walked
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Definition, Module, Project
+
+
+_CLASS: Final = re.compile(r"^class (\w*Trainer)\b", re.MULTILINE)
+_DEEPEST: Final = 5
+
+
+def own_trainers(project: Project) -> dict[Path, set[str]]:
+    """Return by file what it imports of these from others, by the names that imports write.
+
+    Example:
+        >>> own_trainers(Project.read([]))
+        {}
+    """
+    texts = (text for text in project.texts.values() if "Trainer" in text)
+    names = {name for text in texts for name in _CLASS.findall(text)}
+    found: dict[Path, set[str]] = {}
+    for path in project.holding(names) if names else ():
+        module = project.module(path)
+        told = set(_imported(project, module, names)) if module is not None else set()
+        found |= {path: told} if told else {}
+    return found
+
+
+def _imported(project: Project, module: Module, names: set[str]) -> Iterator[str]:
+    place = Place(module, "")
+    for name, written in module.imports.items():
+        if written.rpartition(".")[2] in names:
+            texts = [name]
+        else:
+            texts = [f"{name}.{each}" for each in sorted(names)] if project.paths(module, written) else []
+        for text in texts:
+            owner = project.named(text, place)
+            if owner is not None and owner.module is not module and is_of_its_own(project, owner):
+                yield project.qualified(text, place)
+
+
+def is_of_its_own(project: Project, owner: Definition, depth: int = 0) -> bool:
+    """Tell whether a class has no framework's above it, and makes no Trainer of Hugging Face's itself."""
+    if not isinstance(owner.node, ast.ClassDef) or depth == _DEEPEST:
+        return False
+    place = Place(owner.module, "")
+    return all(_is_no_trainers(project, base, place, depth + 1) for base in owner.node.bases) and not any(
+        isinstance(node, ast.Call) and HUGGING_FACES.match(project.qualified(dotted(node.func) or "?", place))
+        for node in walked(owner.node)
+    )
+
+
+def _is_no_trainers(project: Project, base: ast.expr, place: Place, depth: int) -> bool:
+    text = dotted(base.value if isinstance(base, ast.Subscript) else base)  # Generic[T]
+    if text is None:
+        return False
+    owner = project.named(text, place)
+    if owner is not None:
+        return is_of_its_own(project, owner, depth)
+    return text == "object" or project.qualified(text, place).split(".")[0] in NO_FRAMEWORKS
