@@ -41,6 +41,7 @@ _PARTIAL: Final = frozenset(
 _BY_VALUE: Final = frozenset({"isfinite", "isinf", "isnan"})
 _KEEPS: Final = frozenset({"cpu", "cuda", "detach", "float"})
 _NUMBERS: Final = frozenset({"bool", "float", "int"})
+_ASK_EACH: Final = frozenset({"all", "any"})
 
 
 def is_local_number(source: Source, call: cst.Call) -> bool:
@@ -75,7 +76,12 @@ def _is_number(source: Source, node: cst.BaseExpression, *, is_named: bool = Fal
     if isinstance(above, cst.Arg):
         function = source.index.parents[above]
         return isinstance(function, cst.Call) and dotted(function.func) in _NUMBERS
-    if isinstance(above, (cst.Assert, cst.If, cst.IfExp, cst.While)):
+    if isinstance(above, cst.GeneratorExp):
+        call = source.index.parents[source.index.parents[above]]
+        return isinstance(call, cst.Call) and dotted(call.func) in _ASK_EACH
+    if isinstance(above, cst.BooleanOperation):
+        return _is_number(source, above, is_named=is_named)
+    if isinstance(above, (cst.Assert, cst.CompIf, cst.If, cst.IfExp, cst.While)):
         return above.test is node
     if isinstance(above, cst.UnaryOperation):
         return isinstance(above.operator, cst.Not)

@@ -24,6 +24,8 @@ _NUMBERS = frozenset(
 _SAME = frozenset(
     {"cpu", "detach", "float", "format", "item", "max", "mean", "min", "norm", "sqrt", "std", "sum"}
 )
+# `math.log` and `torch.log` show nothing.
+_COMPUTE = frozenset({"cmath", "jax", "math", "np", "numpy", "torch"})
 _RECORDS = re.compile(r"(?:^|_)(?:logs?|metrics?|records?|stats?)$")
 _DEEPEST = 3
 
@@ -45,7 +47,8 @@ def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -
         return True
     if isinstance(above, cst.Call) and below is not above.func:
         name = dotted(above.func) or ""
-        return True if _SHOWS.match(name.split(".")[-1]) else None if name in _NUMBERS else False
+        is_for_people = _SHOWS.match(name.split(".")[-1]) is not None and not _computes(source, above.func)
+        return True if is_for_people else None if name in _NUMBERS else False
     if isinstance(above, cst.Attribute):
         call = source.index.parents[above]
         is_same = above.attr.value in _SAME and isinstance(call, cst.Call) and call.func is above
@@ -54,8 +57,13 @@ def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -
         return all(_is_shown(source, each.target, depth) for each in above.targets)
     if isinstance(above, cst.AugAssign):
         return _is_shown(source, above.target, depth)
-    others = (cst.BaseStatement, cst.BaseSmallStatement, cst.Comparison, cst.Lambda)
+    others = (cst.BaseStatement, cst.BaseSmallStatement, cst.Comparison, cst.Lambda, cst.NamedExpr, cst.Yield)
     return False if isinstance(above, others) else None
+
+
+def _computes(source: Source, func: cst.BaseExpression) -> bool:
+    names = {*source.index.qualified(func), dotted(func) or ""}
+    return any(each.split(".")[0] in _COMPUTE for each in names)
 
 
 def _is_shown(source: Source, target: cst.BaseExpression, depth: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from tests.source.samples import codes
 
 
-MODEL = "import torch.distributed as dist\ndef step(m: FSDP, log, logger, writer, metrics, x):\n"
+MODEL = "import math\nimport torch.distributed as dist\ndef step(m: FSDP, log, logger, writer, metrics, x):\n"
 PRINTED = [
     "print(p.grad.norm())",
     "print(f'{(p.grad.norm() ** 2).item():.2f}')",
@@ -28,6 +28,10 @@ USED = [
     "y = p.grad.norm()\n        print(y)\n        scale(y)",
     "x['norm'] = p.grad.norm()",
     "y = p.grad.norm()",
+    "yield p.grad.norm()",
+    "x = x + torch.log(p.grad.norm())",
+    "y = math.log(p.grad.norm())\n        scale(y)",
+    "print(y := p.grad.norm())\n        scale(y)",
     "if dist.get_rank() == 0:\n            print((p.grad.norm() ** 2).item())",
 ]
 
