@@ -255,6 +255,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "What holds of FSDP1's wrapper alone is asked, set or unwrapped: FSDP2 goes on without it.",
         ),
+        "FM336": FindingCode(
+            "changed",
+            "A `DTensor` where torch takes a plain tensor alone: the run ends there, with an error.",
+        ),
         # FM34x to FM36x: configs in files
         "FM340": FindingCode("exact", "A config key keeps its name and its meaning."),
         "FM341": FindingCode("equivalent", "A config key got the name or the value that FSDP2 has for it."),

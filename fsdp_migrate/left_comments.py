@@ -22,8 +22,8 @@ _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 # What other programs than ours do at their start, or refuse themselves.
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # Left as it is, this goes on without an error, and does something else: what FSDP1's wrapper alone was or had
-# does not happen any more, and a number or a step is another one.
-_SILENT = frozenset({"FM335", "FM423"})
+# does not happen any more, a number or a step is another one, or parameters come into other groups.
+_SILENT = frozenset({"FM318", "FM335", "FM423"})
 # Codes that stand above a use only where it is left as it was.
 _LEFT = frozenset({"FM308", "FM309"})
 # Whoever settles one of these writes a call of `prepare_fully_shard`.
@@ -53,7 +53,7 @@ def stops_runs(code: str) -> bool:
     """Tell whether a comment with this code stops a run, when its model is sharded, until it is deleted.
 
     Example:
-        >>> stops_runs("FM307"), stops_runs("FM423"), stops_runs("FM318")
+        >>> stops_runs("FM307"), stops_runs("FM423"), stops_runs("FM336")
         (True, True, False)
     """
     known = FINDING_CODES.get(code)
@@ -83,8 +83,8 @@ def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
             Where a framework shards with its own FSDP2, nothing does.
 
     Example:
-        >>> what_they_stop(["FM318", "FM322", "FM318"])
-        'FM318, FM322 stop no run: look at them before you train.'
+        >>> what_they_stop(["FM336", "FM322", "FM336"])
+        'FM322, FM336 stop no run: look at them before you train.'
         >>> what_they_stop(["FM307"])
         'FM307 stops a run until it is settled and its comment deleted.'
         >>> what_they_stop(["FM332"], is_checked=False).partition(":")[0]

@@ -74,10 +74,12 @@ HOUSE: House = (
             "source.python",
             "source.answers",
             [
+                "source.as_before",
                 "source.called_methods",
                 "source.check_functions",
                 "source.compiled_names",
                 "source.early_optimizers",
+                "source.fails_at_once",
                 "source.fsdp2_models",
                 "source.given_with_model",
                 "source.ignored_states",

@@ -42,7 +42,7 @@ class Explanation:
         """Whether a comment with this code in a source stops a run; empty where there is nothing to settle.
 
         Example:
-            >>> explain_code("FM318").comment
+            >>> explain_code("FM336").comment
             'A comment with this code in a source stops no run: look at it before you train.'
         """
         if self.code not in sources.EXPLANATIONS:

@@ -186,6 +186,11 @@ EXPLANATIONS = {
         " step fails, or does not end, when it is reached, which may be at the first save.",
         "See what depends on it. Ask `isinstance(model, FSDPModule)`, let FSDP2's branch do what was done here, and take out what unwraps.",
     ),
+    "FM336": (
+        "FSDP1 showed plain tensors. FSDP2 shows `DTensor`, which collectives, `.numpy()`, assignments to items and operations with"
+        " a plain tensor refuse. It goes on here as a `DTensor`, or the run ends in its first step, with an error.",
+        "Take `x.full_tensor()`, on every rank, for the whole, or `x.to_local()` for this rank's part, and put back what is a `DTensor`.",
+    ),
     "FM420": (
         "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
         "When you no longer need FSDP1, delete the branch.",

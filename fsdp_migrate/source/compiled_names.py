@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
@@ -32,8 +33,24 @@ def had_prefix(source: Source, model: cst.BaseExpression) -> bool:
     """
     if "compile" not in source.code or (_PREFIX in source.code and _takes_it_out(source)):
         return False
-    names = {text_of(model), text_of(model).removesuffix(".module"), *_wrapped_as(source, model)}
-    return not names.isdisjoint(_compiled(source))
+    names = {text_of(model), text_of(model).removesuffix(".module"), *_wrapped_as(source, text_of(model))}
+    return not names.isdisjoint(_compiled(source)) or _was_compiled_in(source, model)
+
+
+def _was_compiled_in(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether a class here compiles what is asked of an object of it: ``trainer.model.state_dict()``."""
+    if not isinstance(model, cst.Attribute) or not isinstance(model.value, cst.Name):
+        return False
+    made = last_value(source.index, model.value) if model.value in source.index.scopes else None
+    named = dotted(made.func) if isinstance(made, cst.Call) else None
+    own = f"self.{model.attr.value}"
+    for node in source.index.by_kind.get(cst.ClassDef, ()):
+        owner = cst.ensure_type(node, cst.ClassDef)
+        if owner.name.value == named:
+            names = {own, *_wrapped_as(source, own, owner)}
+            if not names.isdisjoint(_compiled(source, owner)):
+                return True
+    return False
 
 
 def _takes_it_out(source: Source) -> bool:
@@ -63,10 +80,10 @@ def _is_taken_out(source: Source, node: cst.CSTNode) -> bool:
     return False
 
 
-def _compiled(source: Source) -> Iterator[str]:
-    """Yield what a compiled model is called: ``model = torch.compile(net)``."""
+def _compiled(source: Source, owner: cst.ClassDef | None = None) -> Iterator[str]:
+    """Yield what a compiled model is called, in a class if one is given: ``model = torch.compile(net)``."""
     for call in source.calls:
-        if "torch.compile" in source.index.qualified(call.func):
+        if _is_in(source, call, owner) and "torch.compile" in source.index.qualified(call.func):
             above = source.index.parents[call]
             targets = above.targets if isinstance(above, cst.Assign) else ()
             yield from (text_of(each.target) for each in targets)
@@ -75,11 +92,20 @@ def _compiled(source: Source) -> Iterator[str]:
                 yield text_of(call)
 
 
-def _wrapped_as(source: Source, model: cst.BaseExpression) -> Iterator[str]:
+def _is_in(source: Source, node: cst.CSTNode, owner: cst.ClassDef | None) -> bool:
+    return owner is None or source.index.class_of(node) is owner
+
+
+def _wrapped_as(source: Source, model: str, owner: cst.ClassDef | None = None) -> Iterator[str]:
     """Yield what FSDP1's class was given to make the model: ``net`` of ``model = FSDP(net)``."""
     for call in source.calls:
         above = source.index.parents[call]
         targets = above.targets if isinstance(above, cst.Assign) else ()
-        is_its = any(text_of(each.target) == text_of(model) for each in targets)
-        if is_its and call.args and source.index.fsdp1(call.func) == catalog.FSDP:
+        is_its = any(text_of(each.target) == model for each in targets)
+        if (
+            is_its
+            and _is_in(source, call, owner)
+            and call.args
+            and source.index.fsdp1(call.func) == catalog.FSDP
+        ):
             yield text_of(call.args[0].value)

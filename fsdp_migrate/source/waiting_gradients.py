@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.source.fails_at_once import is_backward
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -87,17 +88,12 @@ def _no_sync(source: Source, value: cst.BaseExpression) -> bool | None:
 
 def _has_backward(source: Source, body: cst.CSTNode) -> bool:
     for call in walk_for(body, cst.Call):
-        if _is_backward(call):
+        if is_backward(call):
             return True
         inner = source.models.guards.functions(call.func)
-        if any(_is_backward(each) for function in inner for each in walk_for(function.body, cst.Call)):
+        if any(is_backward(each) for function in inner for each in walk_for(function.body, cst.Call)):
             return True
     return False
-
-
-def _is_backward(call: cst.Call) -> bool:
-    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
-    return name in {"backward", "manual_backward"}
 
 
 def _asking(values: ParameterValues) -> Iterator[cst.CSTNode]:
@@ -136,7 +132,7 @@ def _is_in(source: Source, window: Window, node: cst.CSTNode) -> bool | None:
         return None
     above = [window.node, *index.ancestors(window.node)]
     if window.node in set(index.ancestors(node)):
-        backwards = [each for each in walk_for(window.node.body, cst.Call) if _is_backward(each)]
+        backwards = [each for each in walk_for(window.node.body, cst.Call) if is_backward(each)]
         is_below = not backwards or order[backwards[0]] < order[node]
         return window.is_always if is_below else None
     if order[node] < order[window.node]:
@@ -169,7 +165,7 @@ def _is_reduced_between(source: Source, window: cst.With, node: cst.CSTNode) -> 
             continue
         if index.function(call) is not index.function(node) or index.excludes(call, node):
             continue
-        if _is_backward(call) and not index.excludes(call, window):
+        if is_backward(call) and not index.excludes(call, window):
             return True
         is_method = isinstance(call.func, cst.Attribute) and call.func.attr.value in _ENDS
         if is_method and _STEPPED.search(text_of(cst.ensure_type(call.func, cst.Attribute).value).lower()):

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.any_torch
 LEFT = (
     "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
     "decayed = [p for p in model.parameters() if p.ndim >= 2]\nFSDP.rekey_optim_state_dict(a, b, model)\n"
+    "model.apply(init)\n"
 )
 TURNED = "from fsdp_migrate import prepare_fully_shard\nmodel = prepare_fully_shard(net)\n"
 
@@ -56,13 +57,13 @@ def test_what_is_said_to_stop_a_run_is_what_stops_it(
     """The screen of ``rewrite``, the steps of ``scan`` and ``explain`` say it; the run's check does it."""
     script = tmp_path / "train.py"
     script.write_text(LEFT)
-    said = "FM309 stops a run until it is settled and its comment deleted. FM318 stops no run: look at it"
+    said = "FM309, FM318 stop a run until they are settled and the comments deleted. FM322 stops no run: look"
     for command in (["rewrite", str(script), "--write"], ["scan", str(script)]):
         assert main(command) == 0
         assert said in " ".join(capsys.readouterr().out.split())
-    assert {code for _, code in unsettled_in(script)} == {"FM309"}
+    assert {code for _, code in unsettled_in(script)} == {"FM309", "FM318"}
     marked = script.read_text()
-    for code, stops in (("FM309", True), ("FM318", False)):
+    for code, stops in (("FM309", True), ("FM318", True), ("FM322", False)):
         assert main(["explain", code]) == 0
         explained = " ".join(capsys.readouterr().out.split())
         assert ("in a source stops a run" in explained, "in a source stops no run" in explained) == (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source import rewrite_source
 from tests.source.samples import turned
 
 
@@ -58,3 +59,28 @@ def test_where_the_prefix_is_taken_out_nothing_is_lost(takes_out: str) -> None:
 def test_what_only_speaks_of_the_prefix_takes_nothing_out(says: str) -> None:
     made = "net = torch.compile(net)\nmodel = FSDP(net)\n"
     assert LOST in turned(f"{made}{SAVES.format('model')}{says}")
+
+
+OBJECT = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+class T:
+    def __init__(self, net):
+        {compiles}
+        self.model = FSDP(net, use_orig_params=True)
+
+class Other:
+    def __init__(self, net):
+        net = torch.compile(net)
+        self.model = net
+
+def main(net):
+    trainer = T(net)
+    state = trainer.model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(("compiles", "is_said"), [("net = torch.compile(net)", True), ("pass", False)])
+def test_the_state_is_asked_of_what_an_object_holds(compiles: str, is_said: bool) -> None:
+    assert (LOST in rewrite_source(OBJECT.format(compiles=compiles))) is is_said

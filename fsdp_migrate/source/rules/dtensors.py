@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.as_before import goes_on
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
+from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import is_local_number, within_local_numbers
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 NAME = "dtensor"
-CODES = ("FM334", "FM423")
+CODES = ("FM334", "FM336", "FM423")
 
 _COLLECTIVES = frozenset(
     {
@@ -157,8 +159,8 @@ _PUT_IN = (
 _SHARED = "on a CPU this ends the process: the memory of DTensors cannot be shared. On a GPU it does nothing."
 _IN_BACKWARD = re.compile(r"^torch\.distributed\.optim\.(\w+\.)*_?apply_optimizer_in_backward$")
 _REPLACED = (
-    "FSDP2 goes on with the parameter that it has, and raises at its next all-gather: give a module another "
-    "weight, or one that it shares, before it is sharded, or copy into the one that it has."
+    "FSDP2 goes on with the parameter that it has, without an error, or raises at its next all-gather: give "
+    "a module another weight, or one that it shares, before it is sharded, or copy into the one it has."
 )
 _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
@@ -193,8 +195,13 @@ _CLIPPED = (
     "the norm is that of the whole gradient now, the same on each rank: do not sum it over the ranks that "
     "share the gradient."
 )
-
-
+_REFUSES = {
+    _COLLECTIVE,
+    _COPIED,
+    _GRAD_NORM,
+    _ONE,
+    *(_NO_MEMORY.format(each) for each in _MEMORY | {"array", "asarray"}),
+}
 _WHOLE = (
     "this was a plain tensor, the same on each rank, and is a DTensor now, which collectives do not take, "
     "and of which this rank may hold a part: take .full_tensor() of it, on every rank, before it is used."
@@ -209,7 +216,7 @@ def find(source: Source) -> Iterator[Found]:
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
         others = "" if each.action == "kept" else f" In others {each.becomes}"
         said = ALWAYS if is_always else f"{AT_TIMES}{others}"
-        yield each if node is None else replace(each, becomes=said, action="commented")
+        yield each if node is None else replace(each, code="FM423", becomes=said, action="commented")
     for node, is_always in waits.values():
         yield Found("FM423", node, ALWAYS if is_always else AT_TIMES, "commented")
 
@@ -234,19 +241,33 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if named.isdisjoint(inside) and not source.contexts.is_summoned(node):
             named.add(node)
-            yield Found("FM423", node, said, "commented")
+            code = "FM423" if said == _REPLACED else refused(source, node)
+            yield Found(code, node, said, "commented")
+    yield from _of_attributes(values, named)
+
+
+def _of_attributes(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator[Found]:
+    source = values.source
     for node in source.attributes:
         above = source.index.parents[node]
         if node.attr.value == "data" and isinstance(above, cst.AssignTarget):
             is_its = values.is_one(node.value) or values.is_own(node.value)
             if is_its and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
-        elif named.isdisjoint(source.index.ancestors(node)) and _is_one_parameters(source, node):
-            yield Found("FM423", node, _on_one_rank(source, node, _ONE), "commented")
+        elif not named.isdisjoint(source.index.ancestors(node)) or not _is_one_parameters(source, node):
+            continue
+        elif not goes_on(source, node):
+            # An item is another one, without an error; the rest goes on as a DTensor, or is refused.
+            code = "FM423" if isinstance(above, cst.Subscript) else "FM336"
+            yield Found(code, node, _on_one_rank(source, node, _ONE), "commented")
 
 
 def _code_of(source: Source, call: cst.Call, said: str) -> str:
     """Return the code of a use: where nothing is computed by what it gives, one that stops no run."""
+    if said in _REFUSES:
+        return refused(source, call)
+    if said == _SHARED:
+        return "FM336"
     if said not in {_COUNT, _STATISTIC, _STATISTIC_OR_WHOLE} or not is_shown_alone(source, call):
         return "FM423"
     # A norm's `.item()` is a collective, for which one rank alone waits for ever.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import (
     is_accelerates_norm,
     is_an_accelerators_collective,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 NAME = "framework-collectives"
-CODES = ("FM423",)
+CODES = ("FM336", "FM423")
 
 _MEANT = (
     "this is a DTensor now, which collectives do not take: give them .to_local(), or take .full_tensor(), "
@@ -67,9 +68,9 @@ def find(source: Source) -> Iterator[Found]:
         is_collective = is_an_accelerators_collective(source, func) or is_fabrics_collective(source, func)
         if is_collective and first is not None and values.is_one(first):
             if not (source.contexts.is_summoned(call) or _is_weights(first)):
-                yield Found("FM423", call, _MEANT, "commented")
+                yield Found(refused(source, call), call, _MEANT, "commented")
         elif isinstance(func, cst.Attribute) and func.attr.value in _ARRAYS and _is_norm(source, func.value):
-            yield Found("FM423", call, _NORM.format(func.attr.value), "commented")
+            yield Found(refused(source, call), call, _NORM.format(func.attr.value), "commented")
     yield from _of_texts(source)
     yield from _of_plain(source)
 
@@ -78,11 +79,11 @@ def _of_texts(source: Source) -> Iterator[Found]:
     """Find norms that are formatted, or put into a tensor."""
     for call in source.calls:
         if any(_is_norm(source, each) for each in _put_into_text(call)):
-            yield Found("FM423", call, _TEXT, "commented")
+            yield Found(refused(source, call), call, _TEXT, "commented")
     for node in source.index.by_kind.get(cst.FormattedStringExpression, ()):
         part = cst.ensure_type(node, cst.FormattedStringExpression)
         if part.format_spec and part.conversion is None and _is_norm(source, part.expression):
-            yield Found("FM423", part, _TEXT, "commented")
+            yield Found(refused(source, part), part, _TEXT, "commented")
 
 
 def _of_plain(source: Source) -> Iterator[Found]:
@@ -97,11 +98,11 @@ def _of_plain(source: Source) -> Iterator[Found]:
         is_alone = isinstance(func, cst.Attribute) and not _is_norm(source, func.value)
         is_listed = is_numpys and NORM in taken(EACH, source.models.kinds(first))
         if is_alone and (_is_norm(source, first) or is_listed):
-            yield Found("FM423", call, _TAKEN_IN, "commented")
+            yield Found(refused(source, call), call, _TAKEN_IN, "commented")
     for node in source.index.by_kind.get(cst.AugAssign, ()):
         added = cst.ensure_type(node, cst.AugAssign)
         if _is_norm(source, added.value) and _is_plain_tensor(source, added.target):
-            yield Found("FM423", added, _TAKEN_IN, "commented")
+            yield Found(refused(source, added), added, _TAKEN_IN, "commented")
 
 
 def _is_plain_tensor(source: Source, node: cst.BaseExpression) -> bool:

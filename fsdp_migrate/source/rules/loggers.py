@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.nodes import dotted, text_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 NAME = "loggers"
-CODES = ("FM423",)
+CODES = ("FM336", "FM423")
 
 _MEANT = (
     "wandb looks at every parameter in a hook of the forward, and they are DTensors now where the model is "
@@ -57,7 +58,7 @@ def find(source: Source) -> Iterator[Found]:
             and not source.contexts.is_summoned(call)
             and any(values.is_one(arg.value) for arg in call.args if not arg.star)
         ):
-            yield Found("FM423", call, _HISTOGRAM, "commented")
+            yield Found(refused(source, call), call, _HISTOGRAM, "commented")
     if _VARIABLE in source.code and source.models.frameworks.trainers.trainings:
         yield from _of_variable(source)
 

@@ -1,0 +1,128 @@
+"""What is asked of a weight's values or gradient that DTensors do as plain tensors did: ``w.data.zero_()``.
+
+Tried with torch 2.13, two ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import last_value, values_set
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.text import Source
+
+
+# DTensors do each element's own: what moves or joins elements they refuse.
+_EACH_ELEMENTS = frozenset(
+    {
+        "abs_",
+        "add_",
+        "bernoulli_",
+        "cauchy_",
+        "ceil_",
+        "clamp_",
+        "clamp_max_",
+        "clamp_min_",
+        "clip_",
+        "copysign_",
+        "detach_",
+        "div_",
+        "erfinv_",
+        "exp_",
+        "exponential_",
+        "fill_",
+        "floor_",
+        "geometric_",
+        "log_",
+        "log_normal_",
+        "mul_",
+        "nan_to_num_",
+        "neg_",
+        "normal_",
+        "pow_",
+        "reciprocal_",
+        "relu_",
+        "remainder_",
+        "requires_grad_",
+        "round_",
+        "rsqrt_",
+        "sigmoid_",
+        "sign_",
+        "sqrt_",
+        "square_",
+        "sub_",
+        "tanh_",
+        "trunc_",
+        "uniform_",
+        "zero_",
+    }
+)
+_FILLS = frozenset({"constant_", "normal_", "ones_", "trunc_normal_", "uniform_", "zeros_"})
+_SAME = frozenset({"device", "dtype", "is_cuda", "is_leaf", "layout", "requires_grad"})
+_NUMBERS = frozenset({"bool", "float", "int"})
+_DEEPEST = 4
+
+
+def goes_on(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether nothing is done with a weight's values or gradient here but what goes on as before."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Arg):
+        return _is_filled(source, above)
+    if not isinstance(above, cst.Attribute):
+        return False
+    if above.attr.value in _SAME:
+        return True
+    call = source.index.parents[above]
+    if not isinstance(call, cst.Call) or call.func is not above or above.attr.value not in _EACH_ELEMENTS:
+        return False
+    is_alone = isinstance(source.index.parents[call], cst.Expr)
+    return is_alone and all(not arg.star and _is_number(source.index, arg.value) for arg in call.args)
+
+
+def _is_filled(source: Source, arg: cst.Arg) -> bool:
+    """Tell whether torch fills it: ``nn.init.normal_(layer.weight.data, std=0.02)``."""
+    call = source.index.parents[arg]
+    if not isinstance(call, cst.Call) or not isinstance(source.index.parents[call], cst.Expr):
+        return False
+    known = (each.rpartition(".") for each in source.index.qualified(call.func))
+    return any(module == "torch.nn.init" and name in _FILLS for module, _, name in known)
+
+
+def _is_number(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether an expression is a number, and no tensor, as far as this source shows it."""
+    if isinstance(node, (cst.Float, cst.Integer)) or dotted(node) in {"False", "None", "True"}:
+        return True
+    if depth > _DEEPEST:
+        return False
+    if isinstance(node, cst.UnaryOperation):
+        return _is_number(index, node.expression, depth + 1)
+    if isinstance(node, cst.BinaryOperation):
+        return all(_is_number(index, each, depth + 1) for each in (node.left, node.right))
+    if isinstance(node, cst.Call):
+        known = index.qualified(node.func)
+        return dotted(node.func) in _NUMBERS or any(each.startswith("math.") for each in known)
+    if isinstance(node, cst.Attribute):
+        values = values_set(index, node)
+        return bool(values) and all(_is_number(index, each, depth + 1) for each in values)
+    if not isinstance(node, cst.Name) or node not in index.scopes:
+        return False
+    held = last_value(index, node)
+    return _is_number(index, held, depth + 1) if held is not None else _is_numbers_argument(index, node)
+
+
+def _is_numbers_argument(index: Index, name: cst.Name) -> bool:
+    """Tell whether a name is a function's argument that is a number: ``rate: float``, ``std=0.02``."""
+    function = index.function(name)
+    if function is None or any(each.kind != "param" for each in index.scopes[name].lookup(name.value)):
+        return False
+    for each in (*function.params.params, *function.params.kwonly_params):
+        if each.name.value == name.value:
+            said = dotted(each.annotation.annotation) if each.annotation is not None else None
+            return said in _NUMBERS or isinstance(each.default, (cst.Float, cst.Integer))
+    return False

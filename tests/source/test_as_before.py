@@ -1,0 +1,38 @@
+"""What a DTensor does as a plain tensor did is not said."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.source.samples import IMPORTS, codes
+
+
+pytestmark = pytest.mark.any_torch
+
+
+HEADER = f"{IMPORTS}import torch.distributed as dist\n\n"
+MODEL = "m = FSDP(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("w.data.zero_()", False),
+        ("w.data.fill_(1.0)", False),
+        ("w.data.normal_(mean=0.0, std=0.02)", False),
+        ("w.data.mul_(1 - 0.5)", False),
+        ("rate = 0.5\nw.data.mul_(rate)", False),
+        ("w.grad.clamp_(-1, 1)", False),
+        ("torch.nn.init.normal_(w.data, std=0.02)", False),
+        ("x = w.data.dtype", False),
+        ("w.data.mul_(mask)", True),
+        ("w.data.copy_(old)", True),
+        ("w.data.tril_()", True),
+        ("torch.nn.init.sparse_(w.data, 0.5)", True),
+        ("x = w.data.zero_()", True),
+    ],
+)
+def test_what_a_dtensor_does_as_a_plain_tensor_did(use: str, is_said: bool) -> None:
+    """Tried with torch 2.13 on two ranks."""
+    found = codes(MODEL + use.replace("w.", "m.head.weight.") + "\n", HEADER)
+    assert bool(dict(found).keys() & {"FM336", "FM423"}) is is_said
