@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 _OPTIMIZER: Final = re.compile(r"(?:\w+_)?(?:opt|optim|optimizer)s?\Z")
-# What names one, or makes one, and is none.
 _SHORT: Final = frozenset({"opt", "opts"})
 """What options are called as well: what is asked of them tells."""
 _ASKED: Final = frozenset(
@@ -24,6 +23,7 @@ _ASKED: Final = frozenset(
         "zero_grad",
     }
 )
+# What names one, or makes one, and is none.
 _NONE: Final = re.compile(r"\b(?:bool|Callable|Config|DictConfig|dict|Namespace|str|type|Type)\b")
 
 

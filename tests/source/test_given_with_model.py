@@ -60,3 +60,12 @@ def test_by_a_function_that_shards(wraps: str, name: str) -> None:
     body = SETUP.format(given="model, optimizer", wraps=wraps, uses="return model, optimizer")
     found = [use.becomes for use in uses(f"{IMPORTS}{functions}{body}") if "may hold the" in use.becomes]
     assert len(found) == bool(name)
+
+
+def test_a_method_of_the_model_that_gives_it_back_shards_nothing() -> None:
+    body = (
+        "def get(model, device):\n    return FSDP(model, device_id=device)\n\n\n"
+        "def load(model, device, optimizer=None, on=False):\n    if on:\n        model = FSDP(net, device_id=device)\n"
+        "    model = model.to(device)\n    optimizer.step()\n"
+    )
+    assert not [use for use in uses(f"{IMPORTS}{body}") if "may hold the" in use.becomes]

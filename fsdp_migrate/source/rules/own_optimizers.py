@@ -445,6 +445,8 @@ def _is_wrapping(source: Source, call: cst.Call) -> bool:
     """Tell whether a call of a function, of this file or of another, gives back sharded what it is given."""
     if prepared(source.index, call) or source.models.sharded_by(call):
         return False  # a framework's, of which more is known
+    if isinstance(call.func, cst.Attribute) and source.models.certainty(call.func.value) is not None:
+        return False  # the model's own, which it gives back: `model.to(device)`
     first = call.args[0].value if call.args and not call.args[0].star else None
     if not isinstance(first, (cst.Name, cst.Attribute)) or "fsdp" not in source.models.kinds(call):
         return False
