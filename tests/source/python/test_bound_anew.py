@@ -204,4 +204,4 @@ def test_above_its_wrapping_an_attribute_is_plain_in_what_wraps_it() -> None:
 )
 def test_a_part_that_is_put_onto_a_sharded_model(put: str, is_sharded: bool) -> None:
     body = f"m = FSDP(net)\n{put}\nm.head.weight.data.copy_(x)\n"
-    assert (("FM423", "commented") in codes(body)) is is_sharded
+    assert (("FM336", "commented") in codes(body)) is is_sharded
