@@ -40,7 +40,7 @@ def shown_commands(page: Path, text: str) -> str:
 
 
 def _code(text: str) -> Iterator[str]:
-    """Yield the lines of a page that are set as code: fenced, indented, after a prompt, or between backticks."""
+    """Yield the lines of a page that are code: fenced, indented, after a prompt, or between backticks."""
     is_fenced = False
     for line in text.splitlines():
         if _FENCE.match(line):

@@ -65,7 +65,8 @@ def test_by_a_function_that_shards(wraps: str, name: str) -> None:
 def test_a_method_of_the_model_that_gives_it_back_shards_nothing() -> None:
     body = (
         "def get(model, device):\n    return FSDP(model, device_id=device)\n\n\n"
-        "def load(model, device, optimizer=None, on=False):\n    if on:\n        model = FSDP(net, device_id=device)\n"
+        "def load(model, device, optimizer=None, on=False):\n"
+        "    if on:\n        model = FSDP(net, device_id=device)\n"
         "    model = model.to(device)\n    optimizer.step()\n"
     )
     assert not [use for use in uses(f"{IMPORTS}{body}") if "may hold the" in use.becomes]

@@ -231,6 +231,10 @@ def test_a_try_that_does_the_same_without_it(caught: str, does: str, *, stays: b
 
 
 HEAD = "class Head(torch.nn.Module):\n    pass\n"
+MADE_ABOVE = (
+    "class T:\n  def build(self):\n    self.net = make()\n    self.net.fc = torch.nn.Linear(1, 2)\n"
+    "  def shard(self):\n    self.net = FSDP(self.net)\n"
+)
 SHARDED = "net.fc = torch.nn.Linear(1, 2)\nmodel = FSDP(net)\n"
 
 
@@ -246,7 +250,7 @@ SHARDED = "net.fc = torch.nn.Linear(1, 2)\nmodel = FSDP(net)\n"
         "setattr(model, name, torch.nn.Identity())\n",
         "model.add_module('fc', torch.nn.Identity())\n",
         "def tune(m):\n    m.fc = torch.nn.Linear(1, 2)\ntune(model)\n",
-        "class T:\n  def build(self):\n    self.net = FSDP(make())\n    self.net.fc = torch.nn.Linear(1, 2)\n",
+        "class T:\n  def b(self):\n    self.n = FSDP(make())\n    self.n.fc = torch.nn.Linear(1, 2)\n",
     ],
 )
 def test_a_layer_that_the_wrapper_took(body: str) -> None:
@@ -263,8 +267,7 @@ def test_a_layer_that_the_wrapper_took(body: str) -> None:
         "model.head = FSDP(torch.nn.Linear(1, 2))\n",
         "other.fc = torch.nn.Linear(1, 2)\n",
         "opt.model = torch.nn.Linear(1, 2)\n",
-        "class T:\n  def build(self):\n    self.net = make()\n    self.net.fc = torch.nn.Linear(1, 2)\n"
-        "  def shard(self):\n    self.net = FSDP(self.net)\n",
+        MADE_ABOVE,
     ],
 )
 def test_what_is_set_and_is_no_layer_of_the_wrapper(body: str) -> None:
