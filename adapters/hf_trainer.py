@@ -179,6 +179,17 @@ def keep_policy(value: Any, block: Block) -> Outcome:
     return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
 
 
+def keep_size(value: Any, block: Block) -> Outcome:
+    """Keep the size from which a module is wrapped; beside layers that are named it was none's that ran."""
+    values = bare_values(block.node, HF_KEYS)
+    is_by_size = words.bare_word(values.get("auto_wrap_policy") or "").upper() == "SIZE_BASED_WRAP"
+    outcome = keep_count(value, block)
+    if not value or not values.get("transformer_layer_cls_to_wrap") or is_by_size:
+        return outcome
+    stops = f"both stop the run with transformers {TRANSFORMERS['size_beside_layers_stops'].versions}"
+    return Outcome("FM342", f"{shown(value)}: the layers that are named are wrapped; {stops}.", remove=True)
+
+
 def keep_cpu_offload(value: Any, block: Block) -> Outcome:
     """Keep a boolean; a mapping with ``offload_params`` becomes one. FSDP1 may not have read it."""
     if isinstance(value, dict) and set(value) == {"offload_params"}:
@@ -211,7 +222,7 @@ HF_KEYS: tuple[Key, ...] = (
     Key("sharding_strategy", "`reshard_after_forward`, true or false", take_strategy, is_read=False),
     Key("reshard_after_forward", "true or false", take_reshard),
     Key("transformer_layer_cls_to_wrap", "kept", keep_layer_classes),
-    Key("min_num_params", "kept, as a whole number", keep_count),
+    Key("min_num_params", "kept, as a whole number; taken out beside layers that are named", keep_size),
     Key("auto_wrap_policy", "kept", keep_policy),
     Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
     Key("forward_prefetch", "taken out: HF Trainer's FSDP2 has none", no_forward_prefetch("HF Trainer")),
@@ -395,8 +406,8 @@ def _policy(block: Block, values: dict[str, Any]) -> str | None:
     is_told = is_known(fsdp) and fsdp is not True
     if is_told and "auto_wrap" not in items_of(block):
         return "NO_WRAP"
-    count = values.get("min_num_params")
-    if is_known(count) and words.read_count(count, block.at("min_num_params")) > 0:
+    count, is_named = values.get("min_num_params"), bool(values.get("transformer_layer_cls_to_wrap"))
+    if is_known(count) and not is_named and words.read_count(count, block.at("min_num_params")) > 0:
         return "SIZE_BASED_WRAP"
     # `auto_wrap` may stand elsewhere: who names layers has asked for it.
     return "TRANSFORMER_BASED_WRAP" if is_told or "transformer_layer_cls_to_wrap" in values else None

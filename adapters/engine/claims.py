@@ -62,6 +62,9 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
         "size_needs_policy": Claim(
             "`min_num_params` counts only beside `auto_wrap_policy: SIZE_BASED_WRAP`", since="5.10"
         ),
+        "size_beside_layers_stops": Claim(
+            "`min_num_params` beside `transformer_layer_cls_to_wrap` stops the run", before="5.10"
+        ),
         "offload_word": Claim("`offload` in `fsdp` keeps parameters on the CPU"),
         "hybrid_refused": Claim("`hybrid_shard` in `fsdp` is refused under FSDP2", since="5.10"),
         "one_is_full_shard": Claim("FSDP1 runs FULL_SHARD, whatever strategy `fsdp` names", since="5.0"),

@@ -487,3 +487,22 @@ def test_a_mapping_that_is_named_is_the_config_whatever_it_is_called(name: str, 
     assert (config["version"], config["fsdp_reshard_after_forward"]) == (2, False)
     assert bool(codes(done, "bf16") & {"FM354"}) is bool(beside)
     assert codes(done, "fsdp") >= {"FM356"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "after"),
+    [
+        ("", {"transformer_layer_cls_to_wrap": "Block"}),
+        (', "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"', {"transformer_layer_cls_to_wrap": "Block"}),
+        (', "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"', {"min_num_params": 5}),
+    ],
+)
+def test_a_size_beside_layers_that_are_named(policy: str, after: dict[str, Any]) -> None:
+    """Before transformers 5.10 both together stopped the run, so that one had been taken out."""
+    text = f'{{"fsdp_min_num_params": 5, "fsdp_transformer_layer_cls_to_wrap": "Block"{policy}}}'
+    done = loaded(convert(text))
+    assert {
+        name.removeprefix("fsdp_"): done[name] for name in done if name.removeprefix("fsdp_") in after
+    } == after
+    assert ("fsdp_min_num_params" in done) is ("SIZE" in policy)
+    assert done.get("auto_wrap_policy", "TRANSFORMER_BASED_WRAP") == "TRANSFORMER_BASED_WRAP"

@@ -96,6 +96,10 @@ CASES: dict[str, dict[str, Any]] = {
     "offload word": {"fsdp": f"{WORDS} offload", "fsdp_config": {"version": 2}},
     "policy": {"fsdp": "full_shard", "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP"}},
     "size": {"fsdp": WORDS, "fsdp_config": {"version": 2, "min_num_params": 5}},
+    "size and layers": {
+        "fsdp": WORDS,
+        "fsdp_config": {"version": 2, "min_num_params": 5, "transformer_layer_cls_to_wrap": "Block"},
+    },
     "hybrid": {"fsdp": "hybrid_shard auto_wrap", "fsdp_config": {"version": 2}},
     "class": {"fsdp": WORDS, "fsdp_transformer_layer_cls_to_wrap": "Block"},
     "given": {"fsdp": "shard_grad_op", "fsdp_config": {"version": 2, "reshard_after_forward": True}},
@@ -128,6 +132,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "cpu_offload_read": did["offload"]["cpu_offload"] is True,
         "auto_wrap_policy_read": did["policy"]["auto_wrap_policy"] == "SIZE_BASED_WRAP",
         "size_needs_policy": did["size"]["auto_wrap_policy"] != "SIZE_BASED_WRAP",
+        "size_beside_layers_stops": "error" in did["size and layers"],
         "json_on_command_line": run(ON_THE_LINE),
         "offload_word": str(did["offload word"]["cpu_offload"]).lower() == "true",
         "hybrid_refused": "error" in did["hybrid"],
