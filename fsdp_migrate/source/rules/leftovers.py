@@ -22,6 +22,7 @@ CODES = ("FM303", "FM306", "FM310")
 
 _CLASS = "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
 _ALIAS = "stays: another name of the class, whose uses are looked at themselves"
+_ASKED = "stays: only the arguments that it takes are asked for"
 _STATIC = "FSDP2 has no such function."
 _PATCH = (
     "this changes what FSDP1's class is given, whoever makes it, and FSDP2 makes none: take the patch out, "
@@ -38,7 +39,9 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
     for node, name in source.references.items():
         if node in covered:
             continue
-        if name.split(".")[0] in catalog.STATE_DICT_WORDS:
+        if _is_asked_for_arguments(source, node):
+            yield Found("FM310", node, _ASKED, "kept", covers=(node,))
+        elif name.split(".")[0] in catalog.STATE_DICT_WORDS:
             yield Found("FM306", node, _WORD, "kept", covers=(node,))
         elif name == catalog.FSDP:
             if _is_alias(source, node):
@@ -70,6 +73,16 @@ def _is_alias(source: Source, node: cst.CSTNode) -> bool:
         annotation = (dotted(above.annotation.annotation) or "").split(".")[-1]
         return annotation == "TypeAlias" and isinstance(above.target, cst.Name)
     return isinstance(above, cst.Assign) and all(isinstance(each.target, cst.Name) for each in above.targets)
+
+
+def _is_asked_for_arguments(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether only a signature is read: ``inspect.signature(FSDP.__init__).parameters``."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Attribute) and above.attr.value == "__init__":
+        above = source.index.parents[above]
+    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+    asks = {"inspect.getfullargspec", "inspect.signature"}
+    return isinstance(call, cst.Call) and not asks.isdisjoint(source.index.qualified(call.func))
 
 
 def _is_fallback(source: Source, node: cst.CSTNode) -> bool:

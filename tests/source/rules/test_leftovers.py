@@ -44,3 +44,10 @@ def test_a_function_without_equivalent_is_found_on_the_model() -> None:
         body = f"model = FSDP(net)\nkind = {owner}.get_state_dict_type(model)\n"
         assert ("FM303", "commented") in codes(body), owner
     assert ("FM303", "commented") not in codes("kind = config.get_state_dict_type(name)\n")
+
+
+@pytest.mark.parametrize("asked", ["FSDP", "FSDP.__init__"])
+def test_arguments_that_are_only_asked_for(asked: str) -> None:
+    body = f"import inspect\nnames = inspect.signature({asked}).parameters.keys()\n"
+    assert codes(body) == [("FM310", "kept")]
+    assert ("FM303", "commented") in codes(body.replace("inspect.signature(FSDP", "patch(FSDP"))
