@@ -31,6 +31,14 @@ def _is_whole(value: object) -> bool:
         return False
 
 
+def _is_numeral(value: object) -> bool:
+    """Tell whether a text says a number, as what a command line gives does: ``"inf"``, ``"1.0"``."""
+    try:
+        return isinstance(value, str) and isinstance(float(value), float)
+    except ValueError:
+        return False
+
+
 def _are_texts(value: object) -> bool:
     return isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(each, str) for each in value)
 
@@ -54,6 +62,7 @@ NOTHING: Final = Kind("None", lambda it: it is None)
 FLAG: Final = Kind("True or False", lambda it: isinstance(it, bool) or (_is_whole(it) and it in {0, 1}))
 WHOLE: Final = Kind("a whole number", _is_whole)
 NUMBER: Final = Kind("a number", lambda it: hasattr(it, "__float__") and getattr(it, "ndim", 0) == 0)
+NUMERAL: Final = Kind("a number", lambda it: NUMBER.fits(it) or _is_numeral(it))
 TEXT: Final = instance_of(str)
 TEXTS: Final = Kind("a list of texts", _are_texts)
 PATH: Final = Kind("a path or a URL", lambda it: isinstance(it, (str, os.PathLike)))

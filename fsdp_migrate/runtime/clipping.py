@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from fsdp_migrate.arguments import NUMBER, SEVERAL, check_arguments, instance_of
+from fsdp_migrate.arguments import NUMERAL, SEVERAL, check_arguments, instance_of
 from fsdp_migrate.errors import ConfigError, ModelStateError
 from fsdp_migrate.runtime.fsdp1_models import is_fsdp1
 from fsdp_migrate.runtime.sharded import local_of, show_shards
@@ -48,7 +48,8 @@ def clip_grad_norm_(
     Args:
         model_or_parameters: The model, or parameters of it: one, or several.
         max_norm: The largest norm that is left alone; not negative.
-        norm_type: The order p of the norm: above 0, or ``inf``.
+        norm_type: The order p of the norm: above 0, or ``inf``. Both may be texts that say a number, as FSDP1
+            took them.
         error_if_nonfinite: Raise if the norm is infinite or NaN, before anything is scaled.
         foreach: False: scale gradients one by one. Otherwise in few kernels.
 
@@ -69,7 +70,7 @@ def clip_grad_norm_(
         >>> layer.weight.grad
         tensor([[0.2000, 0.3000, 0.6000]])
     """
-    check_arguments(NUMBER, norm_type=norm_type, max_norm=max_norm)
+    check_arguments(NUMERAL, norm_type=norm_type, max_norm=max_norm)
     order, limit = float(norm_type), float(max_norm)
     if not order > 0:
         msg = f"`norm_type` is {norm_type!r}; expected a number above 0, or `inf`."

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.runtime import clip_grad_norm_
 from tests.rank_bodies import runtime
 from tests.ranks import run_ranks
 from tests.runtime.cases import Cases, is_refused
@@ -73,3 +75,14 @@ def test_clipping_what_is_missing_infinite_or_given_twice() -> None:
 
 def test_norms_of_low_precision_gradients_are_summed_in_float32() -> None:
     assert run_ranks(runtime.clip_bfloat16) == [(386.0, "torch.bfloat16")] * 2
+
+
+def test_numbers_may_be_texts_as_under_fsdp1() -> None:
+    """FSDP1 took what ``float`` takes: ``norm_type="inf"`` of a config, ``max_norm="0.5"`` of a command."""
+    layer = torch.nn.Linear(2, 1, bias=False)
+    layer.weight.grad = torch.tensor([[3.0, 4.0]])
+    texts: dict[str, Any] = {"max_norm": "2.0", "norm_type": "inf"}
+    assert clip_grad_norm_(layer, **texts) == 4.0
+    assert torch.allclose(layer.weight.grad, torch.tensor([[1.5, 2.0]]))
+    with pytest.raises(ConfigError, match="is a str; expected a number"):
+        clip_grad_norm_(layer, **{**texts, "norm_type": "two"})
