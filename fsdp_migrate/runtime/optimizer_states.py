@@ -96,8 +96,8 @@ def optim_state_dict_to_load(
 
     Args:
         model: The sharded model, between steps.
-        optimizer: Its optimizer, whose groups number the parameters. None: in the order of
-            ``model.parameters()``, in one group.
+        optimizer: Its optimizer, whose groups number the parameters. None: the saved groups do, each in the
+            order of ``model.parameters()``, as FSDP1 did it.
         state: ``{"state": {name: {...}}, "param_groups": [...]}``, the same on every rank, or sharded.
         from_rank0: Only rank 0 gives the state; it sends the tensors one by one.
 
@@ -124,7 +124,7 @@ def optim_state_dict_to_load(
     here = (
         with_clean_names((state or {}).get("state", {})) if not from_rank0 or dist.get_rank() == 0 else None
     )
-    groups = _groups(optimizer) if optimizer is not None else [{"params": list(names)}]
+    groups = _groups(optimizer) if optimizer is not None else _saved_groups(outline, names)
     own = [name for group in groups for param in group["params"] for name in names.get(param, ())]
     _refuse_strangers(outline, own)
     loaded: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -154,6 +154,16 @@ def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the groups of an optimizer, or of what wraps one; its own state is not asked for here."""
     own = getattr(optimizer, "param_groups", None)
     return own if own is not None else [group for each in as_list(optimizer) for group in each.param_groups]
+
+
+def _saved_groups(
+    outline: OptimizerOutline, names: Mapping[nn.Parameter, tuple[str, ...]]
+) -> list[dict[str, Any]]:
+    """Return the groups that a state has. What is in none of them, as what is frozen, no optimizer has."""
+    return [
+        {"params": [param for param, own in names.items() if not saved.isdisjoint(own)]}
+        for saved in map(frozenset, outline.params)
+    ]
 
 
 def _outline_of(state: Mapping[str, Any] | None, *, from_rank0: bool) -> OptimizerOutline:

@@ -136,6 +136,26 @@ def without_optimizer() -> bool:
     return same and loaded["param_groups"][0]["params"] == list(range(len(names)))
 
 
+def groups_without_optimizer() -> bool:
+    """Tell whether saved groups are kept where no optimizer is given, and what is frozen is left out."""
+    model = prepared()
+    first, *rest = model.parameters()
+    first.requires_grad_(requires_grad=False)
+    groups = [{"params": rest[1:], "lr": 0.01}, {"params": rest[:1], "lr": 0.02, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups)
+    backward(model, 0)
+    optimizer.step()
+    whole = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    before = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(optim_state_dict_to_load(model, None, whole))
+    after = optimizer.state_dict()
+    moments = [
+        torch.equal(state["exp_avg"].to_local(), after["state"][number]["exp_avg"].to_local())
+        for number, state in before["state"].items()
+    ]
+    return all(moments) and bool(moments) and before["param_groups"] == after["param_groups"]
+
+
 class Wrapper:
     """What has an optimizer's groups and state, and is none of torch's: DeepSpeed's, Apex's and others."""
 

@@ -73,6 +73,11 @@ def test_without_an_optimizer_parameters_are_numbered_in_order() -> None:
     assert run_ranks(optimizer_states.without_optimizer) == [True, True]
 
 
+def test_without_an_optimizer_the_saved_groups_are_kept() -> None:
+    """FSDP1's scatter_full_optim_state_dict did; what is frozen is in none of them."""
+    assert run_ranks(optimizer_states.groups_without_optimizer) == [True, True]
+
+
 def test_what_wraps_an_optimizer_is_taken_for_one() -> None:
     for bare, found in run_ranks(optimizer_states.wrapped):
         assert found["state"].keys() == bare["state"].keys()
