@@ -14,11 +14,15 @@ from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.text import Source
 
 
+_OVER_A_COUNT: Final = (
+    "this number is of this rank's part, as before, and numel() counts the whole parameter now: what is "
+    "divided by that is too small. Take .full_tensor() of it, on every rank, before .item()."
+)
 _PARTIAL: Final = frozenset(
     {
         *(
@@ -41,6 +45,7 @@ _PARTIAL: Final = frozenset(
 _BY_VALUE: Final = frozenset({"isfinite", "isinf", "isnan"})
 _KEEPS: Final = frozenset({"cpu", "cuda", "detach", "float"})
 _NUMBERS: Final = frozenset({"bool", "float", "int"})
+_COUNTS: Final = frozenset({"nelement", "numel"})
 _ASK_EACH: Final = frozenset({"all", "any"})
 
 
@@ -52,6 +57,23 @@ def is_local_number(source: Source, call: cst.Call) -> bool:
     if isinstance(asked, cst.Call) and asked.func is above:
         return is_local_number(source, asked)  # `torch.isnan(p.grad).any()`
     return name in _PARTIAL and _is_number(source, call)
+
+
+def said_of_local_number(
+    source: Source, call: cst.Call, is_parameter: Callable[[cst.BaseExpression], bool]
+) -> str | None:
+    """Return what is said of such a number: nothing, unless it is divided by a count. None if it is none.
+
+    What ``p.numel()`` counts is of the whole parameter, where FSDP1's was of this rank's part.
+    """
+    if not is_local_number(source, call):
+        return None
+    home = source.index.function(call) or source.module
+    if not any(walk_for(home, cst.Divide)) and not any(walk_for(home, cst.DivideAssign)):
+        return ""
+    counts = (each.func for each in walk_for(home, cst.Call) if isinstance(each.func, cst.Attribute))
+    is_counted = any(each.attr.value in _COUNTS and is_parameter(each.value) for each in counts)
+    return _OVER_A_COUNT if is_counted else ""
 
 
 def within_local_numbers(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:

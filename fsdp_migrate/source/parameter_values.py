@@ -46,6 +46,7 @@ _ITEMS = frozenset({"items", "values"})
 _GO_THROUGH = frozenset({"filter", "map", "max", "min", "sorted"})
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
+_OF_DTENSORS = frozenset({"DTensor", "_local_tensor", "full_tensor", "is_dtensor", "to_local"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
 _PUT_TOGETHER = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.BinaryOperation)
 _DEEPEST = 8
@@ -67,6 +68,8 @@ class ParameterValues:
             if any(map(self.is_one, _parts(self.source, node))):
                 return True
             return isinstance(node, cst.Call) and (self._is_taken(node) or self._gives(node, self.is_one))
+        if isinstance(node, cst.IfExp):
+            return self._is_chosen(node, self.is_one)
         if isinstance(node, cst.Subscript):
             return self._is_item(node)
         if isinstance(node, cst.Attribute):
@@ -84,6 +87,11 @@ class ParameterValues:
             )
             return is_of_one and not self.source.contexts.is_summoned(node)
         return self._is_held(node)
+
+    def _is_chosen(self, node: cst.IfExp, ask: Callable[[cst.BaseExpression], bool]) -> bool:
+        """Tell whether one of two is such, and none is taken apart: ``p.full_tensor() if is_one else p``."""
+        words = {each.value for each in walk_for(node, cst.Name)}
+        return _OF_DTENSORS.isdisjoint(words) and any(map(ask, (node.body, node.orelse)))
 
     def _is_item(self, node: cst.Subscript) -> bool:
         """Tell whether it is one of many, a part of one, or what an optimizer keeps for one."""
@@ -139,6 +147,8 @@ class ParameterValues:
                 self.is_many(each.value) if isinstance(each, stars) else self.is_one(each.value)
                 for each in node.elements
             )
+        if isinstance(node, cst.IfExp):
+            return self._is_chosen(node, self.is_many)
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
             return self.is_many(node.left) or self.is_many(node.right)
         if isinstance(node, (cst.Name, cst.Attribute)):

@@ -17,7 +17,7 @@ from fsdp_migrate.source.as_before import goes_on
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
-from fsdp_migrate.source.local_numbers import is_local_number, within_local_numbers
+from fsdp_migrate.source.local_numbers import said_of_local_number, within_local_numbers
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
@@ -228,12 +228,13 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
             named.add(call)
-            is_local = said in {_STATISTIC, _STATISTIC_OR_WHOLE} and is_local_number(source, call)
-            code = _code_of(source, call, said)
+            is_number = said in {_STATISTIC, _STATISTIC_OR_WHOLE}
+            local = said_of_local_number(source, call, values.is_one) if is_number else None
+            text = _on_one_rank(source, call, local or said)
             yield (
                 Found("FM423", call, _LOCAL, "kept")
-                if is_local
-                else Found(code, call, _on_one_rank(source, call, said), "commented")
+                if local == ""
+                else Found(_code_of(source, call, said), call, text, "commented")
             )
     for count in counts_about_ranks(values):
         yield Found("FM423", count, _COUNTED, "commented")

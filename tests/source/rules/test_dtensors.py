@@ -20,6 +20,8 @@ OF_DICT = "    for n, p in {}.items():\n        dist.broadcast(p, src=0)\n"
     [
         "for p in m.parameters():\n    dist.all_reduce(p.grad)\n",
         "for p in m.parameters():\n    dist.broadcast(p.data, 0)\n",
+        "for p in m.parameters():\n    dist.all_reduce(tensor=p.contiguous() if flag else p)\n",
+        "xs = [(p.contiguous() if flag else p) for p in m.parameters()]\ndist.all_reduce_coalesced(xs)\n",
         "for n, p in m.named_parameters():\n    x[n] = p.grad.norm(2)\n",
         "for i, p in enumerate(m.parameters()):\n    y = torch.isnan(p.grad).any()\n",
         "x = torch.stack([p.grad.norm() for p in m.parameters()])\n",
@@ -253,6 +255,9 @@ SUMS = (
         (f"{NORM}x += (p.grad.norm() ** 2).item()\n", False),
         (f"{NORM}x += p.grad.norm() ** 2\n", False),
         (f"{NORM}n = p.grad.data.norm(2)\n    x += n.item()\n    y += n\n", False),
+        (f"{NORM}x += (p == 0).sum().item()\n    n += p.numel()\ny = x / n\n", False),
+        (f"{NORM}x += (p == 0).sum().item()\n    n += q.numel()\ny = x / n\n", True),
+        (f"{NORM}x += (p == 0).sum().item()\n    n += p.numel()\n", True),
         (f"{NORM}x += p.grad.std().item()\n", False),
         (f"{NORM}x = torch.isnan(p.grad).any() or x\n    y = x\n", False),
         (f"{NORM}x = torch.equal(p, q)\n    if torch.equal(p, q):\n        pass\n", False),
@@ -457,3 +462,13 @@ def test_another_branch_that_shards_is_of_another_object() -> None:
 def test_what_a_loop_shards_again_and_again_is_said() -> None:
     body = EACH.format(over="_ in range(2)", above="", below=SHARDS, end="pass")
     assert ("FM423", "commented") in codes(body, HEADER)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["p.full_tensor() if isinstance(p, DTensor) else p", "p._local_tensor if x else p", "a if x else b"],
+)
+def test_one_of_two_of_which_a_dtensor_is_taken_apart(given: str) -> None:
+    body = f"{MODEL}for p in m.parameters():\n    dist.all_reduce({given})\n"
+    assert ("FM423", "commented") not in codes(body, HEADER)
+    assert ("FM423", "commented") in codes(body.replace(given, "p if x else b"), HEADER)
