@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ _ACCELERATE = re.compile(r"^[ \t]*(?:import|from)\s+accelerate\b", re.MULTILINE)
 _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?decay", re.IGNORECASE))
 _MOST_LEVELS = 6
 _MOST_FILES = 400
+_MOST_FOLDERS = 2000
 _MOST_GROUPS = 4
 _MOST_AROUND = 3
 _SOURCES = ("src", "source", "scripts", "lib")
@@ -48,7 +50,7 @@ def lightning_package(config: Path) -> str | None:
     """Return the Lightning that a project's sources import most often, or None where nothing tells.
 
     Example:
-        >>> lightning_package(Path("/")) is None
+        >>> lightning_package(Path("/absent/fsdp.yaml")) is None
         True
     """
     root = project_root(config)
@@ -171,12 +173,13 @@ def project_root(path: Path) -> Path | None:
 
 
 def sources_below(root: Path) -> Iterator[Path]:
-    """Yield the project's Python files, so many at most; links, hidden folders and venvs are left out."""
+    """Yield the project's Python files, so many at most; links, hidden folders and venvs are left out.
+
+    A config may lie anywhere, in a home folder too: so many folders at most are looked into.
+    """
     count = 0
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(
-            n for n in folders if n[0] not in "._" and not (Path(folder) / n / "pyvenv.cfg").exists()
-        )
+    for folder, folders, names in islice(os.walk(root), _MOST_FOLDERS):
+        folders[:] = sorted(n for n in folders if n[0] not in "._" and not _is_closed(Path(folder) / n))
         for name in sorted(names):
             path = Path(folder) / name
             if path.suffix == ".py" and path.is_file() and not path.is_symlink():
@@ -184,6 +187,14 @@ def sources_below(root: Path) -> Iterator[Path]:
                 count += 1
                 if count == _MOST_FILES:
                     return
+
+
+def _is_closed(folder: Path) -> bool:
+    """Tell whether a folder is a venv, or one that may not be entered."""
+    try:
+        return (folder / "pyvenv.cfg").exists()
+    except OSError:
+        return True
 
 
 def text_if_there(path: Path) -> str:

@@ -26,6 +26,7 @@ def own_trainers(project: Project) -> dict[Path, set[str]]:
     """Return by file what it imports of these from others, by the names that imports write.
 
     Example:
+        >>> from fsdp_migrate.source.project import Project
         >>> own_trainers(Project.read([]))
         {}
     """

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from fsdp_migrate.adapters.conversion import project_imports
 from fsdp_migrate.adapters.conversion.project_imports import (
     decays_alike,
     lacks_transformers,
     lightning_package,
+    sources_below,
 )
 from fsdp_migrate.config_files import convert_config_file
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -94,3 +92,30 @@ def test_a_long_source_is_read_soon(line: str, tmp_path: Path) -> None:
     assert lacks_transformers(tmp_path) is ("transformers" not in line)
     assert lightning_package(tmp_path / "a.yaml") is None
     assert time.process_time() - started < 4
+
+
+def test_a_folder_that_may_not_be_entered_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("x = 1\n")
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(path)
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert [path.parent.name for path in sources_below(tmp_path)] == ["open"]
+
+
+def test_not_more_than_so_many_folders_are_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.py").write_text("x = 1\n")
+    monkeypatch.setattr(project_imports, "_MOST_FOLDERS", 3)
+    assert [path.parent.name for path in sources_below(tmp_path)] == ["a", "b"]
