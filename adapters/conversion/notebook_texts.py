@@ -29,14 +29,15 @@ def texts_in(code: str, known: Mapping[str, str]) -> dict[str, str]:
         tree = parse_any(_MAGIC.sub(r"\1pass", code))
     except (SyntaxError, ValueError, RecursionError):
         return found
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            text = _text(node.value, found)
-            for target in node.targets:
-                if isinstance(target, ast.Name) and text is not None:
-                    found[target.id] = text
-                elif isinstance(target, ast.Name):
-                    found.pop(target.id, None)
+    for statement in tree.body:
+        named = statement.targets if isinstance(statement, ast.Assign) else ()
+        text = _text(statement.value, found) if isinstance(statement, ast.Assign) else None
+        # What a branch, a loop or `+=` gives a name is known when it runs.
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.pop(node.id, None)
+        if text is not None:
+            found.update((target.id, text) for target in named if isinstance(target, ast.Name))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 
 if TYPE_CHECKING:
@@ -41,6 +41,6 @@ def kept_in_a_look(function: Callable[_P, _T]) -> Callable[_P, _T]:
         key = (function, args, tuple(sorted(kwargs.items())))
         if key not in kept:
             kept[key] = function(*args, **kwargs)
-        return kept[key]  # type: ignore[return-value]
+        return cast("_T", kept[key])
 
     return asked

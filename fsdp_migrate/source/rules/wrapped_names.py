@@ -42,7 +42,7 @@ _STRATEGY = (
     "that, and see what depends on it."
 )
 _STRATEGY_NAME = re.compile(r"^['\"]FSDP(Strategy)?['\"]$")
-_TYPE = re.compile(r"__name__|__class__|__qualname__|\btype\(")
+_TYPE = re.compile(r"__name__|__class__|__qualname__|\b_get_name\(|\btype\(")
 # Calls that take a part out of a name where it is, and leave the name alone where it is not.
 _HARMLESS = frozenset({"lstrip", "removeprefix", "removesuffix", "replace", "split", "sub", "strip"})
 

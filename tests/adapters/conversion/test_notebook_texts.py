@@ -40,6 +40,25 @@ def test_what_the_shell_gets_is_told_where_python_puts_it_together(cells: list[s
     assert caught.value.names_fsdp
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "flags += ' --fsdp_offload_params true'",
+        "if big:\n    flags = '--use_fsdp --fsdp_sharding_strategy NO_SHARD'",
+        "for flags in several: pass",
+    ],
+)
+def test_a_text_that_changes_when_the_cell_runs_is_not_known(more: str) -> None:
+    made = f"flags = '--use_fsdp --fsdp_sharding_strategy FULL_SHARD'\n{more}"
+    for cells in (
+        [f"{made}\n!accelerate launch {{flags}} train.py"],
+        [made, "!accelerate launch $flags train.py"],
+    ):
+        with pytest.raises(NothingToConvertError) as caught:
+            convert_notebook(_notebook(*cells))
+        assert "which becomes" not in str(caught.value)
+
+
 @pytest.mark.parametrize("more", ["", "--out {out}", "--out $out", "--name {unknown}", "--shards '{{x}}'"])
 def test_other_texts_in_a_line_do_not_keep_it(more: str) -> None:
     before = _notebook(f"out = 'here'\n!{LAUNCH} {more}")

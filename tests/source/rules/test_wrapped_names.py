@@ -73,6 +73,7 @@ def test_a_part_that_is_asked_for_and_taken_out() -> None:
     "test",
     [
         'type(m).__name__ == "FullyShardedDataParallel"',
+        'm._get_name() == "FullyShardedDataParallel"',
         '"FullyShardedDataParallel" in str(type(m))',
         'kind in ("DistributedDataParallel", "FullyShardedDataParallel")',
         'm.__class__.__name__.startswith("FullyShardedDataParallel")',
