@@ -182,6 +182,11 @@ def call(name: str, *args: cst.BaseExpression, **keywords: cst.BaseExpression) -
     return cst.Call(func, every)
 
 
+def string_in(node: cst.BaseExpression | None) -> str | None:
+    """Return the text that an expression is, where it is written out."""
+    return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
+
+
 def literal(node: cst.CSTNode | None) -> bool | None:
     """Return the value of ``True`` or ``False``, or None for any other expression."""
     if isinstance(node, cst.Name) and node.value in {"True", "False"}:
