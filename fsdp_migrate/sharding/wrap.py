@@ -22,7 +22,7 @@ from fsdp_migrate.torch_compat import wrap_policies
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,14 +145,16 @@ def _select(
 def _own_arguments(module: nn.Module) -> Mapping[str, Any]:
     """Return what FSDP1 takes of a module itself before all else, where a callable selects it."""
     own: Mapping[Any, Any] = getattr(module, "_wrap_overrides", {})
-    odd = [key for key in own if not isinstance(key, str)]
-    if odd:
-        msg = (
-            f"`_wrap_overrides` of a {type(module).__name__} has the argument {odd[0]!r:.100}; "
-            "expected names of FSDP1's arguments, as texts."
-        )
-        raise WrapPolicyError(msg)
+    _check_names(own, f"`_wrap_overrides` of a {type(module).__name__} has")
     return own
+
+
+def _check_names(arguments: Iterable[Any], start: str) -> None:
+    """Refuse what is no name of an argument; ``start``: whose the arguments are."""
+    odd = next((key for key in arguments if not isinstance(key, str)), None)
+    if odd is not None:
+        msg = f"{start} the argument {odd!r:.100}; expected names of FSDP1's arguments, as texts."
+        raise WrapPolicyError(msg)
 
 
 def _run(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> dict[nn.Module, Any] | None:
@@ -165,13 +167,7 @@ def _run(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> dict[nn.Modu
         msg = f"The `auto_wrap_policy` cannot be evaluated: {error}."
         raise WrapPolicyError(msg) from error
     for module, overrides in (run or {}).items():
-        odd = [key for key in overrides if not isinstance(key, str)]
-        if odd:
-            msg = (
-                f"The `auto_wrap_policy` gives a {type(module).__name__} the argument {odd[0]!r:.100}; "
-                "expected names of FSDP1's arguments, as texts."
-            )
-            raise WrapPolicyError(msg)
+        _check_names(overrides, f"The `auto_wrap_policy` gives a {type(module).__name__}")
     return run
 
 

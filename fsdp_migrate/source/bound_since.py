@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 
 
@@ -55,8 +56,7 @@ def _is_new(known: ProjectKinds, statement: Statement, sharded: set[str]) -> boo
 
 
 def _targets(node: ast.stmt) -> Iterator[str]:
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    for target in [node.target] if isinstance(node, ast.AnnAssign) else targets:
+    for target in targets_of(node):
         parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
         yield from filter(None, map(dotted, parts))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, is_shell, read_source
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.notebooks import code_of
 from fsdp_migrate.source.python.walked import children_of, walked
 
@@ -107,7 +108,7 @@ class _Texts:
         answer, statement = self._reads(text)
         if answer is not None:
             return answer
-        names = [ast.unparse(target) for target in _targets(statement)]
+        names = [ast.unparse(target) for target in targets_of(statement)]
         answers = [self._reads(load)[0] for name in names for load in self._loads[name]]
         if answers:
             return any(each is not False for each in answers)
@@ -125,12 +126,6 @@ class _Texts:
                     return answer, node
             node = above
         return None, node
-
-
-def _targets(statement: ast.AST) -> list[ast.expr]:
-    if isinstance(statement, ast.Assign):
-        return statement.targets
-    return [statement.target] if isinstance(statement, ast.AnnAssign) else []
 
 
 def _call_reads(call: ast.Call) -> bool | None:

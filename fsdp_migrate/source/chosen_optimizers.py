@@ -15,6 +15,7 @@ from fsdp_migrate.source.optimizer_classes import Made, note
 from fsdp_migrate.source.project import Definition, Place, dotted, is_a_test
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_kinds import ProjectKinds
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.walked import walked
 
@@ -156,7 +157,7 @@ class _Chosen:
         for path in self.project.holding([name]):
             module = self.project.module(path)
             for node in walked(module.tree) if module is not None else ():
-                last = {(dotted(each) or "").rpartition(".")[2] for each in _targets(node)}
+                last = {(dotted(each) or "").rpartition(".")[2] for each in targets_of(node)}
                 value = getattr(node, "value", None)
                 if module is not None and name in last and isinstance(value, ast.expr):
                     yield from self._of(value, Place(module, ""), depth + 1, keys)
@@ -165,7 +166,7 @@ class _Chosen:
         """Yield what a name of a file is bound to, and what it is filled with, wherever that is."""
         for node in walked(module.tree):
             value = getattr(node, "value", None)
-            for target in _targets(node) if isinstance(value, ast.expr) else ():
+            for target in targets_of(node) if isinstance(value, ast.expr) else ():
                 is_filled = isinstance(target, ast.Subscript)
                 whole = target.value if isinstance(target, ast.Subscript) else target
                 names = whole.elts if isinstance(whole, (ast.Tuple, ast.List)) else [whole]
@@ -205,12 +206,6 @@ class _Chosen:
             definition = self.project.named(node.name, Place(module, ""))
             if definition is not None and isinstance(definition.node, ast.ClassDef):
                 note(definition, self._called, self.made.classes)
-
-
-def _targets(node: ast.AST) -> list[ast.expr]:
-    if isinstance(node, ast.Assign):
-        return node.targets
-    return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
 def _parameters(node: ast.AST) -> list[ast.arg]:

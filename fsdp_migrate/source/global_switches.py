@@ -10,6 +10,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.callers import Callers
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.known_parts import known_parts
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -83,14 +84,8 @@ def _facts(project: Project, place: Place) -> Iterator[Fact]:
 
 
 def _parts(project: Project, asked: Asked, place: Place) -> Iterator[Fact]:
-    todo: list[tuple[ast.expr, bool]] = [(asked.test, asked.truth)]
-    while todo:
-        test, truth = todo.pop()
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            todo.append((test.operand, not truth))
-        elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is truth:
-            todo += [(part, truth) for part in test.values]
-        elif isinstance(test, ast.Attribute) and (text := dotted(test)) is not None:
+    for test, truth in known_parts(asked.test, truth=asked.truth):
+        if isinstance(test, ast.Attribute) and (text := dotted(test)) is not None:
             written = _written(project, text, place)
             yield from [(written, truth)] if written else []
 

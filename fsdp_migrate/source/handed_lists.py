@@ -9,6 +9,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Definition, dotted
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.argument_places import argument_at
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.taken_lists import is_taken
@@ -72,7 +73,7 @@ def _kept_as(made: Definition, name: str) -> set[str]:
         if isinstance(value, ast.Call) and dotted(value.func) in _SAME and value.args:
             value = value.args[0]
         if value is not None and dotted(value) == name:
-            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+            targets = targets_of(line)
             found |= {text for each in targets if (text := dotted(each) or "").startswith("self.")}
     return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project_names import targets_of
 
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _assigned(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that a module's own statements give values, without those that stand for nothing."""
     for node in body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            targets = targets_of(node)
             is_nothing = isinstance(node.value, ast.Constant) and node.value.value is None
             parts = [] if is_nothing else [each for target in targets for each in ast.walk(target)]
             for part in parts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, string_in, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ def _items(held: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
     """Yield it of ``{"ignored_states": x}``, ``dict(ignored_states=x)`` and ``d.update({...})``."""
     if isinstance(held, cst.Dict):
         for each in held.elements:
-            if isinstance(each, cst.DictElement) and _text(each.key) in _NAMES:
+            if isinstance(each, cst.DictElement) and string_in(each.key) in _NAMES:
                 yield each.value
     elif isinstance(held, cst.Call):
-        first = _text(held.args[0].value) if len(held.args) > 1 else None
+        first = string_in(held.args[0].value) if len(held.args) > 1 else None
         for arg in held.args:
             if arg.keyword is None:
                 yield from _items(arg.value) if isinstance(arg.value, cst.Dict) else ()
@@ -140,8 +140,4 @@ def _items(held: cst.BaseExpression | None) -> Iterator[cst.BaseExpression]:
 
 def _key(target: cst.Subscript) -> str | None:
     index = target.slice[0].slice if len(target.slice) == 1 else None
-    return _text(index.value) if isinstance(index, cst.Index) else None
-
-
-def _text(node: cst.BaseExpression) -> str | None:
-    return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
+    return string_in(index.value) if isinstance(index, cst.Index) else None

@@ -13,6 +13,7 @@ from fsdp_migrate.source.python.held import has_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Place, Project
 
@@ -35,6 +36,8 @@ class ItemMethods:
 
     project: Project
     _known: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
+    _items: dict[tuple[Path, str], frozenset[str]] = field(default_factory=dict, repr=False)
+    """By functions, each gone through once."""
 
     def called(
         self, call: ast.Call, place: Place, kinds: Callable[[ast.expr], set[str]]
@@ -69,11 +72,10 @@ class ItemMethods:
         node = self.project.node(place.module, place.scope)
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or name in {"self", "cls"}:
             return False
-        if any(arg.arg == name for arg in (*node.args.args, *node.args.kwonlyargs)):
-            return True
-        loops = (each.target for each in ast.walk(node) if isinstance(each, _LOOPS))
-        names = (part for target in loops for part in ast.walk(target) if isinstance(part, ast.Name))
-        return any(part.id == name for part in names)
+        key = place.module.path, place.scope
+        if key not in self._items:
+            self._items[key] = _items_of(node)
+        return name in self._items[key]
 
     def _methods(self, name: str) -> list[Definition]:
         if name not in self._known:
@@ -84,6 +86,13 @@ class ItemMethods:
                 found += [each for each in made if each.name.endswith(ending) and each.owner is not None]
             self._known[name] = found if len(found) <= _MOST else []
         return self._known[name]
+
+
+def _items_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    """Return the names of what a function is given, and of what its loops go through."""
+    loops = (each.target for each in ast.walk(node) if isinstance(each, _LOOPS))
+    names = (part.id for target in loops for part in ast.walk(target) if isinstance(part, ast.Name))
+    return frozenset({*names, *(arg.arg for arg in (*node.args.args, *node.args.kwonlyargs))})
 
 
 def _takes(method: Definition, call: ast.Call) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.constant_arguments import constants_of
-from fsdp_migrate.source.python.known_constants import is_never
+from fsdp_migrate.source.python.known_constants import are_never
 
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 def is_left_out(function: Definition, call: ast.Call, asked: Sequence[Asked]) -> bool:
     """Tell whether a call never comes to a place of a function, by its constants and the choices there."""
-    return _is_never(constants_of(function, call), asked)
-
-
-def _is_never(known: Constants, asked: Sequence[Asked]) -> bool:
-    return bool(known) and any(is_never(known, each.test, truth=each.truth) for each in asked)
+    return are_never(constants_of(function, call), (each.fact for each in asked))
 
 
 @dataclass(eq=False)
@@ -56,7 +52,8 @@ class LeftBranches:
         parameter = f"{place.module.path}:{place.scope}", name
         calls = self._calls.get(parameter)
         is_seen = bool(calls and place.asked) and parameter not in self._others
-        return is_seen and all(_is_never(known, place.asked) for known in (calls or {}).values())
+        facts = [each.fact for each in place.asked]
+        return is_seen and all(are_never(known, facts) for known in (calls or {}).values())
 
     def told(self, key: str, made: Container[Fact]) -> dict[Fact, tuple[Constants, ...]]:
         """Return the functions and parameters of a file of which each call is seen, and its constants.

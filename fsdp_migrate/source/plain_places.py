@@ -19,6 +19,7 @@ from fsdp_migrate.source.object_classes import Objects
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Asked, Definition, Place, dotted
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
@@ -413,7 +414,7 @@ class PlainPlaces:
                 if not isinstance(node, (ast.AnnAssign, ast.Assign)) or node.value is None:
                     continue
                 if self.project.class_of(place) is owner:
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    targets = targets_of(node)
                     yield from (part for each in targets for part in _set_by(each, node.value, name, place))
         for base in self.project.bases(owner):
             yield from self._values_of(base, name)

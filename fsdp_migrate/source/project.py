@@ -124,6 +124,11 @@ class Asked(NamedTuple):
     is_in_loop: bool
     """Whether it may come out otherwise in another round."""
 
+    @property
+    def fact(self) -> tuple[ast.expr, bool]:
+        """The test, and how it came out."""
+        return self.test, self.truth
+
 
 Start = tuple[int, int]
 """The line and the column at which a statement starts: several may share a line."""

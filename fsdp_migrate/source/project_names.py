@@ -101,6 +101,18 @@ def given_by(node: ast.stmt) -> ast.expr | None:
     return cast("ast.Yield", cast("ast.Expr", node).value).value if is_yield else None
 
 
+def targets_of(node: ast.AST) -> list[ast.expr]:
+    """Return what an assignment gives a value: of any other node nothing.
+
+    Example:
+        >>> [ast.unparse(each) for each in targets_of(ast.parse("a = b.c = 1").body[0])]
+        ['a', 'b.c']
+    """
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
+
+
 def node_of(text: str) -> ast.expr:
     """Return the node of a dotted name, as if it stood on the first line."""
     first, *rest = text.split(".")

@@ -98,7 +98,7 @@ def chosen(value: ast.expr) -> tuple[Asked, ...]:
 def _facts(asked: Sequence[Asked], function: ast.AST) -> Iterator[_Fact]:
     known = _FACTS.setdefault(function, {})
     for each in asked:
-        key = each.test, each.truth
+        key = each.fact
         if key not in known:
             known[key] = tuple(_split(each.test, function, truth=each.truth))
         yield from known[key]

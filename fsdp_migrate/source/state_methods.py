@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import called_summoned
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -50,7 +51,7 @@ def _is_wrapped(project: Project, owner: str) -> bool:
         nodes = list(walked(module.tree)) if module is not None else []
         bound = [(each, each.value) for each in nodes if isinstance(each, (ast.Assign, ast.AnnAssign))]
         made = [each for each, value in bound if value is not None and _made_of(value) == last]
-        names = {dotted(target) for each in made for target in _targets(each)} - {None}
+        names = {dotted(target) for each in made for target in targets_of(each)} - {None}
         for call in (each for each in nodes if isinstance(each, ast.Call)):
             if _WRAPS.fullmatch((dotted(call.func) or "").rpartition(".")[2]) is None:
                 continue
@@ -74,10 +75,6 @@ def _starts(node: ast.expr) -> Iterator[str]:
     text = dotted(node.func if isinstance(node, ast.Call) else node) or ""
     parts = text.split(".") if text else []
     yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-
-
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def saves_itself(project: Project) -> bool:

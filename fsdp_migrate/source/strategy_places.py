@@ -20,10 +20,10 @@ from fsdp_migrate.source.python.other_engines import asks_for_quantized
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.project import Asked, Project
     from fsdp_migrate.source.python.links import Links
 
 
@@ -58,7 +58,7 @@ def _facts(project: Project, path: Path) -> Iterator[Facts]:
     module = project.module(path)
     for scope in scopes_of(module) if module is not None else ():
         for statement in scope.statements:
-            around: Facts = [(each.test, each.truth) for each in statement.place.asked]
+            around: Facts = [each.fact for each in statement.place.asked]
             for call in statement.calls:
                 if _makes_one(call):
                     yield around + list(_chosen_by(statement.node, call))
@@ -83,9 +83,9 @@ def _run_for_quantizers(project: Project, callers: Callers, path: Path) -> Itera
     module = project.module(path)
     for name, definition in module.definitions.items() if module is not None else ():
         seen = callers.of(definition)
-        if seen and all(_is_below_one([(e.test, e.truth) for e in each.place.asked]) for each in seen):
+        if seen and all(any(map(_is_quantizers, each.place.asked)) for each in seen):
             yield name
 
 
-def _is_below_one(facts: Sequence[tuple[ast.expr, bool]]) -> bool:
-    return any(asks_for_quantized(test, truth=truth) for test, truth in facts)
+def _is_quantizers(asked: Asked) -> bool:
+    return asks_for_quantized(asked.test, truth=asked.truth)

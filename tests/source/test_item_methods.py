@@ -211,6 +211,48 @@ def test_a_module_with_a_sharded_one_in_it_has_its_parameters(tmp_path: Path, us
     assert _codes(tmp_path / "c", {"main.py": whole}) & {"FM318", "FM321", "FM322", "FM323", "FM423"}
 
 
+DISPATCHED = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n\nclass Loop:\n"
+    "    def __init__(self, net, optimizer, callbacks):\n        self.callbacks = callbacks\n"
+    "        accelerator = Accelerator(fsdp_plugin={})\n"
+    "        self.model, self.optimizer = accelerator.prepare(net, optimizer)\n\n"
+    "    def run(self):\n        for callback in self.callbacks:\n            {}\n"
+)
+OWN = "class Probe:\n    def {}:\n        return [p.grad.cpu().numpy() for p in {}.parameters()]\n"
+PLUGIN = "FullyShardedDataParallelPlugin()"
+
+
+@pytest.mark.parametrize(
+    ("call", "method", "model", "is_one"),
+    [
+        ("callback.on_end(self, 1)", "on_end(self, loop, step)", "loop.model", True),
+        ("callback.on_end(self.model)", "on_end(self, model)", "model", True),
+        ("callback.on_end(model=self.model)", "on_end(self, model=None)", "model", True),
+        ("callback.on_end(self, 1)", "on_end(self, *things)", "self.net", False),
+        # Another method, and one that takes less.
+        ("callback.on_start(self)", "on_end(self, loop)", "loop.model", False),
+        ("callback.on_end(self, 1)", "on_end(self, loop)", "loop.model", False),
+        ("callback.on_end(step=self)", "on_end(self, loop)", "loop.model", False),
+        # Of any objects of Python and torch.
+        ("callback.update(self)", "update(self, loop)", "loop.model", False),
+    ],
+)
+def test_what_a_loop_gives_to_callbacks(
+    tmp_path: Path, call: str, method: str, model: str, *, is_one: bool
+) -> None:
+    own = OWN.format(method, model)
+    files = {"main.py": DISPATCHED.format(PLUGIN, call), "own.py": own}
+    assert _codes(tmp_path, files, "own.py") == ({"FM423"} if is_one else set())
+    files["main.py"] = DISPATCHED.format("None", call)
+    assert _codes(tmp_path, files, "own.py") == set()
+
+
+def test_what_no_loop_goes_through_is_left_alone(tmp_path: Path) -> None:
+    main = DISPATCHED.format(PLUGIN, "other.on_end(self)")
+    own = OWN.format("on_end(self, loop)", "loop.model")
+    assert _codes(tmp_path, {"main.py": main, "own.py": own}, "own.py") == set()
+
+
 def _codes(folder: Path, files: dict[str, str], wanted: str = "main.py") -> set[str]:
     """Return the codes of what is said of a file, imports and the wrapping left out."""
     folder.mkdir(exist_ok=True)

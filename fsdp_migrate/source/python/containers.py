@@ -26,7 +26,7 @@ from fsdp_migrate.source.python.held import (
     whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, string_in
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 
 
@@ -81,22 +81,18 @@ def _of_dict(kinds: Kinds, node: cst.Dict) -> set[str]:
     found: set[str] = set()
     for each in node.elements:
         if isinstance(each, cst.DictElement):
-            name = _text(each.key)
+            name = string_in(each.key)
             found |= put(VALUE if name is None else item(name), kinds(each.value))
         else:
             found |= held(kinds(each.value))
     return found
 
 
-def _text(node: cst.BaseExpression) -> str | None:
-    return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
-
-
 def step_of(node: cst.Subscript) -> str:
     """Return the step that a subscript takes: to an item by its name, by its place, or to any."""
     inner = node.slice[0].slice if len(node.slice) == 1 else None
     value = inner.value if isinstance(inner, cst.Index) else None
-    name = _text(value) if value is not None else None
+    name = string_in(value)
     if name is not None:
         return item(name)
     return value.value if isinstance(value, cst.Integer) else ITEM
@@ -127,7 +123,7 @@ def rooted(where: cst.BaseExpression, kinds: set[str]) -> tuple[cst.BaseExpressi
         elif isinstance(where, cst.Call) and isinstance(where.func, cst.Attribute):
             if where.func.attr.value not in {"get", "setdefault"} or not where.args:
                 return where, kinds
-            name = _text(where.args[0].value)
+            name = string_in(where.args[0].value)
             where, kinds = where.func.value, put(VALUE if name is None else item(name), kinds)
         else:
             return where, kinds
@@ -159,7 +155,7 @@ def _given(models: ModelKinds, call: cst.Call) -> Given:
         if arg.keyword is not None:
             given.named.append((arg.keyword.value, models.kinds(arg.value)))
         elif not arg.star:
-            name = _text(arg.value)
+            name = string_in(arg.value)
             given.texts.update({} if name is None else {len(given.placed): name})
             given.placed.append(models.kinds(arg.value))
     return given
@@ -229,7 +225,7 @@ def added_to(call: cst.Call) -> Iterator[tuple[cst.BaseExpression, str, cst.Base
     if name in _ADDS and len(placed) == _ADDS[name] + 1:
         yield where, EACH, placed[-1]
     elif name == "setdefault" and len(placed) == 2:
-        key = _text(placed[0])
+        key = string_in(placed[0])
         yield where, VALUE if key is None else item(key), placed[1]
     elif name in {"extend", "update"}:
         yield from ((where, "", each) for each in placed[:1])

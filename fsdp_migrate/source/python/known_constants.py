@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 
@@ -45,14 +45,14 @@ def constant(node: ast.expr | None) -> Value | None:
         return None
 
 
-def is_never(known: Constants, test: ast.expr, *, truth: bool) -> bool:
-    """Tell whether a test does not come out so, by what is known.
+def are_never(known: Constants, facts: Iterable[tuple[ast.expr, bool]]) -> bool:
+    """Tell whether one of some tests does not come out as it is said to, by what is known of names.
 
     Example:
-        >>> is_never({"n": Value(0)}, ast.parse("n == 1", mode="eval").body, truth=True)
+        >>> are_never({"n": Value(0)}, [(ast.parse("n == 1", mode="eval").body, True)])
         True
     """
-    return truth_of(test, known) is (not truth)
+    return bool(known) and any(truth_of(test, known) is (not truth) for test, truth in facts)
 
 
 def truth_of(test: ast.expr, known: Constants) -> bool | None:

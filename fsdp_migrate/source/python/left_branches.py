@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.python.known_constants import is_never
-from fsdp_migrate.source.python.nodes import code, dotted
+from fsdp_migrate.source.python.known_constants import are_never
+from fsdp_migrate.source.python.nodes import as_ast, dotted
 
 
 if TYPE_CHECKING:
@@ -23,15 +22,5 @@ def is_left_out(guards: Guards, links: Links, node: cst.CSTNode) -> bool:
         return False
     name = (dotted(node) or "").partition(".")[0]
     calls = links.constants_given.get((guards.index.path_of(function), name), ())
-    facts = [(_parsed(test), truth) for test, truth in guards.facts(node)] if calls else []
-    return bool(facts) and all(
-        any(test is not None and is_never(known, test, truth=truth) for test, truth in facts)
-        for known in calls
-    )
-
-
-def _parsed(test: cst.BaseExpression) -> ast.expr | None:
-    try:
-        return ast.parse(f"({code(test)})", mode="eval").body
-    except SyntaxError:
-        return None
+    facts = [(as_ast(test), truth) for test, truth in guards.facts(node)] if calls else []
+    return bool(facts) and all(are_never(known, facts) for known in calls)

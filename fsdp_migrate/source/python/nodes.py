@@ -93,7 +93,7 @@ def code(node: cst.CSTNode) -> str:
 
 
 def as_ast(node: cst.BaseExpression) -> ast.expr:
-    """Return an expression as Python's own parser has it; None's where it is newer than that.
+    """Return an expression as Python's own parser has it; a name that none has where it is newer than that.
 
     Example:
         >>> ast.unparse(as_ast(cst.parse_expression("a  >  1")))
@@ -102,7 +102,7 @@ def as_ast(node: cst.BaseExpression) -> ast.expr:
     try:
         return ast.parse(f"({code(node)}\n)", mode="eval").body
     except SyntaxError:
-        return ast.Constant(None)
+        return ast.Name("?")  # of which nothing is known: None would be false
 
 
 def dotted(node: cst.CSTNode) -> str | None:
@@ -180,6 +180,11 @@ def call(name: str, *args: cst.BaseExpression, **keywords: cst.BaseExpression) -
     for part in rest:
         func = cst.Attribute(func, cst.Name(part))
     return cst.Call(func, every)
+
+
+def string_in(node: cst.BaseExpression | None) -> str | None:
+    """Return the text that an expression is, where it is written out."""
+    return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
 
 
 def literal(node: cst.CSTNode | None) -> bool | None:

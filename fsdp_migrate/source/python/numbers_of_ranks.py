@@ -6,6 +6,8 @@ import ast
 import re
 from typing import Final
 
+from fsdp_migrate.source.python.known_parts import known_parts
+
 
 _NUMBER: Final = re.compile(r"(?:^|[._])(?:world_size|num_devices|devices)(?:\*(?:\w+\.)*\w*nodes)?$")
 _MANY: Final[dict[tuple[type[ast.cmpop], int], bool]] = {
@@ -27,13 +29,11 @@ def says_several(test: ast.expr, *, truth: bool) -> bool | None:
         >>> says_several(test, truth=True), says_several(test, truth=False)
         (True, None)
     """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return says_several(test.operand, truth=not truth)
-    if isinstance(test, ast.BoolOp):
-        # Of `a and b` that is true both are; of `a or b` that is false neither is.
-        is_each = isinstance(test.op, ast.And) is truth
-        found = (says_several(each, truth=truth) for each in test.values if is_each)
-        return next((each for each in found if each is not None), None)
+    found = (_compares(part, truth=said) for part, said in known_parts(test, truth=truth))
+    return next((each for each in found if each is not None), None)
+
+
+def _compares(test: ast.expr, *, truth: bool) -> bool | None:
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     number = test.comparators[0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.known_parts import known_parts
 from fsdp_migrate.source.python.nodes import as_ast, dotted, text_of
 
 
@@ -101,12 +102,8 @@ def asks_for_quantized(test: ast.expr, *, truth: bool) -> bool:
         >>> asks_for_quantized(test, truth=True), asks_for_quantized(test, truth=False)
         (True, False)
     """
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return asks_for_quantized(test.operand, truth=not truth)
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is truth:
-        return any(asks_for_quantized(each, truth=truth) for each in test.values)
-    text = ast.unparse(test).replace(" ", "")
-    return truth and (_QUANTIZE.match(text) or _IS_QUANTIZERS.fullmatch(text)) is not None
+    texts = (ast.unparse(part).replace(" ", "") for part, said in known_parts(test, truth=truth) if said)
+    return any(_QUANTIZE.match(text) or _IS_QUANTIZERS.fullmatch(text) for text in texts)
 
 
 def _is_fsdp_shut_out(source: Source) -> bool:
