@@ -40,6 +40,7 @@ _HOLDS_A_CLASS: Final = re.compile(r"optim|class|cls|type", re.IGNORECASE)
 _GETS: Final = re.compile(r"^(?:get|lookup|pop|resolve)(?:_|$)")
 _LOOKS_UP: Final = frozenset({"get", "pop"})
 _PUTS: Final = frozenset({"add", "register", "setdefault", "update"})
+_DICTS: Final = frozenset({"OrderedDict", "collections.OrderedDict", "dict"})
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -231,18 +232,31 @@ def _registered(call: ast.Call, name: str, keys: Keys) -> Iterator[tuple[ast.exp
         if not is_dict or _may_be_at(keys, call.args[0]):
             yield from ((each, keys[1:]) for each in (*call.args, *(k.value for k in call.keywords)))
         return
+    yield from _given_by_name(call, keys)
+
+
+def _given_by_name(call: ast.Call, keys: Keys) -> Iterator[tuple[ast.expr, Keys]]:
+    """Yield what ``dict(others, x=Class)`` and ``update(x=Class)`` put into a dict."""
     yield from ((each, keys) for each in call.args)
     for each in call.keywords:
         if each.arg is None or not keys or keys[0] in {None, each.arg}:
             yield each.value, keys if each.arg is None else keys[1:]
 
 
+def _choices(value: ast.expr) -> list[ast.expr]:
+    """Return what an expression is one of, or of dicts all of: ``OURS | {"lbfgs": LBFGS}``."""
+    if isinstance(value, ast.IfExp):
+        return [value.body, value.orelse]
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+        return [value.left, value.right]
+    return value.values if isinstance(value, ast.BoolOp) else []
+
+
 def _parts(value: ast.expr, keys: Keys) -> Iterator[tuple[ast.expr, Keys]]:
     """Yield what an expression is one of, or holds, each with what is looked up in that."""
-    if isinstance(value, ast.IfExp):
-        yield from ((each, keys) for each in (value.body, value.orelse))
-    elif isinstance(value, ast.BoolOp):
-        yield from ((each, keys) for each in value.values)
+    yield from ((each, keys) for each in _choices(value))
+    if isinstance(value, ast.Call) and dotted(value.func) in _DICTS:
+        yield from _given_by_name(value, keys)
     elif isinstance(value, (ast.Tuple, ast.List)):
         yield from ((each, keys[1:]) for each in value.elts)
     elif isinstance(value, ast.Dict):

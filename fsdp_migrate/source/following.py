@@ -20,7 +20,7 @@ from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
 from fsdp_migrate.source.given_optimizers import with_given_optimizers
-from fsdp_migrate.source.handed_functions import handed_over
+from fsdp_migrate.source.handed_functions import handed_over, is_partial
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.item_methods import ItemMethods
@@ -345,7 +345,9 @@ class _Following(ProjectFacts):
             self._give_otherwise(call, place, given, named)
 
     def _note_asked(self, call: ast.Call, place: Place) -> None:
-        """Note the method of its own that a sharded model is asked for, and what it gives ``self`` to."""
+        """Note the method that a sharded model is asked for, what that gives ``self`` to, and partials."""
+        for definition in self.called(call.args[0], place) if is_partial(call) else ():
+            self._note_gives(call.args[0], place, definition)
         asked = asked_for(call.func, self.methods, lambda node: self.kinds(node, place), place.module)
         kinds = self.kinds(call.func.value, place) if isinstance(call.func, ast.Attribute) else set()
         for name in asked if isinstance(call.func, ast.Attribute) else ():

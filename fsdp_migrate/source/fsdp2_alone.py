@@ -45,6 +45,8 @@ _LIGHTNING: Final = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+(?:lightning(?:_fabric)?|pytorch_lightning)\b", re.MULTILINE
 )
 _BY_FSDP2: Final = re.compile(r"\bModelParallelStrategy\b|\bstrategies\.model_parallel\b")
+# Hydra makes what a config names.
+_NAMED: Final = re.compile(rf"(?i)_target_['\"]?\s*:[^\n]*\b{catalog.FSDP}\b")
 _RUNS: Final = frozenset({"Fabric", "Trainer"})
 
 
@@ -66,7 +68,7 @@ class FSDP2Alone:
         """Tell whether it does, for certain."""
         if not self._shards() or is_made_by_others(list(self._texts.values())):
             return False
-        if any(map(self._may_shard_otherwise, self._texts)):
+        if any(map(self._may_shard_otherwise, self._texts)) or asked_around(self.around, _NAMED):
             return False
         is_asked = not any(map(_LIGHTNING.search, self._texts.values())) or self._is_lightning_by_fsdp2()
         return is_asked and LiveSharding(self.callers, self.sharding).is_only_asked_for()

@@ -29,6 +29,16 @@ class Handed(NamedTuple):
     named: dict[str, set[str]]
 
 
+def is_partial(call: ast.Call) -> bool:
+    """Tell whether a call makes a partial of something.
+
+    Example:
+        >>> is_partial(ast.parse("functools.partial(get, size=2)", mode="eval").body)
+        True
+    """
+    return bool(call.args) and (dotted(call.func) or "").rpartition(".")[2] in _PARTIALS
+
+
 def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed | None:
     """Return the function that a call hands over, and what that will be called with."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else (dotted(call.func) or "")

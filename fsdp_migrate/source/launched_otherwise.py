@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _SCRIPT: Final = re.compile(r"(?<![\w/.-])(?P<path>[\w./-]+\.py)\b")
 # What may ask for FSDP itself: Accelerate's config, variables with arguments, a config of the arguments.
-_OPEN: Final = re.compile(r"\baccelerate\b|(?<!\S)['\"]?\$|(?<!=)\s['\"]?[\w./-]+\.(?:json|ya?ml)\b|\beval\b")
+_OPEN: Final = re.compile(
+    r"\baccelerate\b|(?<!\S)['\"]?[$@`]|(?:\s|--\w*conf\w*=)['\"]?[\w./-]+\.(?:json|toml|ya?ml)\b|\beval\b"
+)
 _PAGES: Final = frozenset({".md", ".rst"})
 _MOST_ABOVE: Final = 3
 
@@ -79,5 +81,8 @@ def _names(path: Path, text: str) -> bool:
     stem = re.escape(path.stem)
     return path.stem in text and (
         path.name in text
-        or re.search(rf"^[ \t]*(?:from|import)\b.*\b{stem}\b", text, re.MULTILINE) is not None
+        or re.search(rf"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*)?\b{stem}\b", text, re.MULTILINE)
+        is not None
+        or re.search(rf"\b(?:__import__|\w+_module)\([^)\n]*\b{stem}['\"]|['\"]-m\b[^\n]*\b{stem}\b", text)
+        is not None
     )

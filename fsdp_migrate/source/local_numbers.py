@@ -6,6 +6,7 @@ rank has. What is computed with it first (``p.norm() ** 2``, a stack of several)
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -46,6 +47,7 @@ _BY_VALUE: Final = frozenset({"isfinite", "isinf", "isnan"})
 _KEEPS: Final = frozenset({"cpu", "cuda", "detach", "float"})
 _NUMBERS: Final = frozenset({"bool", "float", "int"})
 _COUNTS: Final = frozenset({"nelement", "numel"})
+_COUNTING: Final = re.compile(r"(?i)(?:count|num).*param|param.*count")
 _ASK_EACH: Final = frozenset({"all", "any"})
 
 
@@ -71,9 +73,19 @@ def said_of_local_number(
     home = source.index.function(call) or source.module
     if not any(walk_for(home, cst.Divide)) and not any(walk_for(home, cst.DivideAssign)):
         return ""
-    counts = (each.func for each in walk_for(home, cst.Call) if isinstance(each.func, cst.Attribute))
-    is_counted = any(each.attr.value in _COUNTS and is_parameter(each.value) for each in counts)
-    return _OVER_A_COUNT if is_counted else ""
+    calls = walk_for(home, cst.Call)
+    return _OVER_A_COUNT if any(_counts(source, each, is_parameter) for each in calls) else ""
+
+
+def _counts(source: Source, call: cst.Call, is_parameter: Callable[[cst.BaseExpression], bool]) -> bool:
+    """Tell whether a call counts elements of parameters: by itself, or in the function that it calls."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
+    if isinstance(call.func, cst.Attribute) and name in _COUNTS:
+        return is_parameter(call.func.value)
+    functions = list(source.models.guards.functions(call.func))
+    if not functions:
+        return _COUNTING.search(name) is not None  # `count_parameters(model)` of another file
+    return any(each.attr.value in _COUNTS for one in functions for each in walk_for(one, cst.Attribute))
 
 
 def within_local_numbers(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:

@@ -66,9 +66,17 @@ def is_of_its_own(project: Project, owner: Definition, depth: int = 0) -> bool:
 
 def _is_no_trainers(project: Project, base: ast.expr, place: Place, depth: int) -> bool:
     text = dotted(base.value if isinstance(base, ast.Subscript) else base)  # Generic[T]
-    if text is None:
+    if text is None or _is_imported_as_well(project, text, place):
         return False
     owner = project.named(text, place)
     if owner is not None:
         return is_of_its_own(project, owner, depth)
     return text == "object" or project.qualified(text, place).split(".")[0] in NO_FRAMEWORKS
+
+
+def _is_imported_as_well(project: Project, text: str, place: Place) -> bool:
+    """Tell whether a class only takes the place of an unseen one: ``except ImportError: class Base: ...``."""
+    written = place.module.imports.get(text) if text in place.module.definitions else None
+    if written is None or written.split(".")[0] in NO_FRAMEWORKS:
+        return False
+    return project.find(place.module, written) is None

@@ -39,6 +39,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
+from fsdp_migrate.source.python.switched_off import is_switched_off
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
@@ -323,7 +324,10 @@ class ProjectKinds:
         text = dotted(call.func)
         known = self.project.qualified(text, place) if text is not None else ""
         if known in {"functools.partial", "partial"} and call.args:
-            return {kind for kind in self.kinds(call.args[0], place) if kind.startswith(MAKES_ONE)}
+            is_off = is_switched_off((each.arg or "", ast.unparse(each.value)) for each in call.keywords)
+            return (
+                set() if is_off else {e for e in self.kinds(call.args[0], place) if e.startswith(MAKES_ONE)}
+            )
         if known in AROUND_MODEL and len(call.args) > AROUND_MODEL[known]:
             return self.kinds(call.args[AROUND_MODEL[known]], place)
         inner = unwrapped(call, place)

@@ -110,7 +110,7 @@ def targets_of(node: ast.AST) -> list[ast.expr]:
     """
     if isinstance(node, ast.Assign):
         return node.targets
-    return [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [node.target] if isinstance(node, (ast.AnnAssign, ast.AugAssign)) else []
 
 
 def node_of(text: str) -> ast.expr:

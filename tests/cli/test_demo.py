@@ -66,7 +66,15 @@ def test_the_run_goes_on_under_fsdp2(tmp_path: Path) -> None:
     for form in (root, rendered(markdown.read_text())):
         assert "Identical: after step 5 the run went on under FSDP2. No bit differs." in form.whole_text
         assert "From the checkpoint on the three lines are one" in form.whole_text
-    for word in ("FSDP1", "FSDP2", "relink", "_orig_mod.", "sharding_strategy", "fsdp-migrate convert"):
+    for word in (
+        "FSDP1",
+        "FSDP2",
+        "relink",
+        "_orig_mod.",
+        "sharding_strategy",
+        "fsdp-migrate convert",
+        "fsdp-migrate scan .",
+    ):
         assert word in text
     assert "Warning" not in text
     assert verify_checkpoints(kept / "fsdp1-checkpoint", kept / "fsdp2-checkpoint").is_same

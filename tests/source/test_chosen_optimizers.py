@@ -133,6 +133,11 @@ MORE = 'import torch\nTABLE = {**{"l": torch.optim.LBFGS}, "a": torch.optim.Adam
 CHOSEN = 'import torch\nTABLE = {name(): torch.optim.LBFGS, "a": torch.optim.Adam}\n'
 
 
+NAMED = "import torch\nTABLE = dict(a=torch.optim.AdamW, l=torch.optim.LBFGS)\n"
+JOINED = "import torch\nTABLE = {'a': torch.optim.AdamW} | {'l': torch.optim.LBFGS}\n"
+JOINED_LATER = "import torch\nTABLE = {'a': torch.optim.AdamW}\nTABLE |= {'l': torch.optim.LBFGS}\n"
+
+
 @pytest.mark.parametrize(
     ("schema", "picks"),
     [
@@ -145,6 +150,9 @@ CHOSEN = 'import torch\nTABLE = {name(): torch.optim.LBFGS, "a": torch.optim.Ada
         (UPDATED, "TABLE['{}']"),
         (SET_ONCE, "TABLE['{}']"),
         (MORE, "TABLE['{}']"),
+        (NAMED, "TABLE['{}']"),
+        (JOINED, "TABLE['{}']"),
+        (JOINED_LATER, "TABLE['{}']"),
     ],
 )
 def test_a_key_that_stands_there(tmp_path: Path, schema: str, picks: str) -> None:

@@ -67,6 +67,7 @@ CLASS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
         {"other.py": "import lightning as L\nL.Trainer(**args)\n"},
         {"other.py": "from lightning.pytorch.strategies import FSDPStrategy\n"},
         {"run.yaml": "trainer:\n  strategy: fsdp\n"},
+        {"run.yaml": "wrap:\n  _target_: torch.distributed.fsdp.FullyShardedDataParallel\n"},
         # Other ways to it.
         {"other.py": "model = getattr(wrappers, 'fsdp_wrap')(net)\n"},
         {"other.py": "from fsdp_migrate import prepare_fully_shard\n"},

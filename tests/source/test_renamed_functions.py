@@ -63,3 +63,25 @@ def test_a_function_that_is_called_by_another_name(tmp_path: Path, body: str, nu
             (folder / name).write_text(text)
         said = [use.code for use in scan_paths([folder]).uses]
         assert said.count("FM326") == number, files
+
+
+GETS = f"{FSDP}def get(net, fsdp=False):\n    if fsdp:\n        net = FSDP(net)\n    return net\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("make = partial(get, fsdp=True)\ndef main(net):\n    model = make(net)\n", True),
+        ("def main(net):\n    make = partial(get, fsdp=True)\n    model = make(net)\n", True),
+        ("def main(net):\n    model = partial(get, fsdp=True)(net)\n", True),
+        ("make = partial(get, fsdp=False)\ndef main(net):\n    model = make(net)\n", False),
+        ("make = partial(other, fsdp=True)\ndef main(net):\n    model = make(net)\n", False),
+    ],
+)
+def test_a_partial_of_another_files_function_that_makes_models(
+    tmp_path: Path, body: str, *, is_said: bool
+) -> None:
+    (tmp_path / "models.py").write_text(GETS)
+    train = f"import torch\nfrom functools import partial\nfrom models import get\n{body}"
+    (tmp_path / "train.py").write_text(f"{train}    torch.save(model.state_dict(), 'a.pt')\n")
+    assert ("FM308" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

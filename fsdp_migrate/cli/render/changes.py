@@ -50,7 +50,6 @@ def shown_of(entries: Sequence[str]) -> Sequence[str]:
 
 def show_changes(plan: Mapping[str, Any]) -> None:
     """Show what of the entries changes, with the first names of each kind of change."""
-    told = [code for code in _NAME_WHAT_IS_LEFT if any(each["code"] == code for each in plan["findings"])]
     out, changes = console(), changes_of(plan)
     told = [code for code in _NAME_WHAT_IS_LEFT if any(each["code"] == code for each in plan["findings"])]
     for change, entries in changes.items():

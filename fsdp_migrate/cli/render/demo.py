@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from fsdp_migrate.demo.compare import Comparison
 
 
+_NEXT = (
+    ("fsdp-migrate scan .", "what your project holds, and the commands for it in order"),
+    ("fsdp-migrate inspect CKPT", "what a checkpoint is, and whether FSDP2 loads it as it is"),
+    ("fsdp-migrate convert CKPT OUT", "makes it one that FSDP2 loads"),
+    ("prepare_fully_shard(model, {...})", "in your script, with FSDP's arguments"),
+    ("load_checkpoint(CKPT, model, optimizer)", "any checkpoint of FSDP1, as it is"),
+)
+_WIDEST = max(len(what) for what, _ in _NEXT)
+
+
 def show_demo(report: DemoReport) -> None:
     """Show the loss columns, the largest differences, the findings, and what to type next."""
     out = console()
@@ -25,9 +35,12 @@ def show_demo(report: DemoReport) -> None:
     out.print("Loaded as it is: one line, `load_checkpoint(CKPT, model, optimizer)`, and no file is written.")
     out.print(f"The checkpoint was converted by [bold]{action}[/]: {ACTIONS[action]}.")
     show_changes(report.conversion.as_dict())
-    table = make_table("largest difference", "of", "", right=("of",))
-    names = ("loss", "parameters", "optimizer state")
-    loaded = ("loaded: loss", "loaded: parameters", "loaded: optimizer")
+    out.print(
+        "The run was compiled, as many are: hence `_orig_mod.`, which torch.compile puts into each name."
+    )
+    table = make_table("compared with FSDP1", "how many", "largest difference", right=("how many",))
+    names = ("converted: losses", "converted: parameters", "converted: optimizer state")
+    loaded = ("loaded as it is: losses", "loaded as it is: parameters", "loaded as it is: optimizer state")
     parts = (*report.converted.parts, *report.loaded.parts)
     for name, part in zip((*names, *loaded), parts, strict=True):
         table.add_row(name, str(part.num_values), _difference(part))
@@ -35,10 +48,8 @@ def show_demo(report: DemoReport) -> None:
     out.print("What became of the FSDP1 arguments:")
     show_findings(report.findings, everything=True)
     out.print("Next, with a run of your own:")
-    out.print("  model = prepare_fully_shard(model, {...the arguments of FSDP...})", markup=False)
-    out.print("  load_checkpoint(CKPT, model, optimizer) any checkpoint of FSDP1, without converting it")
-    out.print("  fsdp-migrate inspect CKPT               what is it, does FSDP2 load it as it is")
-    out.print("  fsdp-migrate convert CKPT OUT           make it one that does")
+    for what, does in _NEXT:
+        out.print(f"  {what:<{_WIDEST}}  {does}", markup=False, highlight=False)
     if report.folder:
         out.print(f"The checkpoints are in {report.folder}", markup=False)
     out.print()

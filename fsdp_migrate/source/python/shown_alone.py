@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -
         return True
     if isinstance(above, cst.Call) and below is not above.func:
         name = dotted(above.func) or ""
-        is_for_people = _SHOWS.match(name.split(".")[-1]) is not None and not _computes(source, above.func)
+        # What is called `log_prior` gives a number again.
+        is_for_people = _SHOWS.match(name.split(".")[-1]) is not None and not _is_used(source, above)
+        is_for_people = is_for_people and not _computes(source, above.func)
         return True if is_for_people else None if name in _NUMBERS else False
     if isinstance(above, cst.Attribute):
         call = source.index.parents[above]
@@ -61,6 +63,14 @@ def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -
     return False if isinstance(above, others) else None
 
 
+def _is_used(source: Source, call: cst.Call) -> bool:
+    """Tell whether something is done with what a call gives."""
+    above: cst.CSTNode = source.index.parents[call]
+    while isinstance(above, (cst.Await, cst.BooleanOperation, cst.IfExp)):
+        above = source.index.parents[above]
+    return not isinstance(above, (cst.Expr, cst.Lambda))
+
+
 def _computes(source: Source, func: cst.BaseExpression) -> bool:
     names = {*source.index.qualified(func), dotted(func) or ""}
     return any(each.split(".")[0] in _COMPUTE for each in names)
@@ -69,9 +79,24 @@ def _computes(source: Source, func: cst.BaseExpression) -> bool:
 def _is_shown(source: Source, target: cst.BaseExpression, depth: int) -> bool:
     """Tell whether what a name holds is only shown; a record of metrics is there for that."""
     if isinstance(target, cst.Subscript):
-        return _RECORDS.search((dotted(target.value) or "").split(".")[-1].lower()) is not None
+        is_record = _RECORDS.search((dotted(target.value) or "").split(".")[-1].lower()) is not None
+        return is_record and _is_read_to_be_shown(source, target, depth)
     if not isinstance(target, cst.Name) or target not in source.index.scopes or depth >= _DEEPEST:
         return False
     parents = source.index.parents
     readers = [each for each in source.readers(target) if not isinstance(parents[each], cst.AugAssign)]
     return bool(readers) and all(is_shown_alone(source, each, depth + 1) for each in readers)
+
+
+def _is_read_to_be_shown(source: Source, target: cst.Subscript, depth: int) -> bool:
+    """Tell whether a record is only shown where the source reads it by the same key: ``stats["norm"]``."""
+    text, parents = text_of(target), source.index.parents
+    subscripts = (each for each in source.index.by_kind.get(cst.Subscript, ()) if each is not target)
+    read = [
+        each
+        for each in subscripts
+        if isinstance(each, cst.Subscript)
+        and not isinstance(parents[each], (cst.AssignTarget, cst.AugAssign))
+        and text_of(each) == text
+    ]
+    return depth < _DEEPEST and all(is_shown_alone(source, each, depth + 1) for each in read)

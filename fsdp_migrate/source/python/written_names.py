@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.call_signatures import is_told_off
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted
 
 
@@ -17,8 +19,9 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
     """Return what a file calls a function: as imports write it, or by the object whose method it is.
 
     ``Trainer:self.build`` in a class, ``main:trainer.build`` of an object that a function has, and
-    ``pkg.Strategy().prepare`` of one that is made there.
+    ``pkg.Strategy().prepare`` of one that is made there. A partial has the names of what it is of.
     """
+    func = _of_partial(index, func)
     names, text = index.qualified(func), dotted(func)
     if text is None:
         is_made = isinstance(func, cst.Attribute) and isinstance(func.value, cst.Call)
@@ -32,3 +35,15 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
         return names or {f"{index.path_of(index.function(func) or index.module)}:{text}"}
     is_free = isinstance(func, cst.Name) and not names and not index.bindings_of(func)
     return {text} if is_free else names
+
+
+def _of_partial(index: Index, func: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what a name, or an attribute, is a partial of, if that says nothing against sharding."""
+    is_named = isinstance(func, cst.Attribute) or (isinstance(func, cst.Name) and func in index.scopes)
+    value = last_value(index, func) if is_named and isinstance(func, (cst.Attribute, cst.Name)) else func
+    if not isinstance(value, cst.Call) or "functools.partial" not in index.qualified(value.func):
+        return func
+    # What is given by its place would stand before what a call gives.
+    placed = [arg.value for arg in value.args if arg.keyword is None and not arg.star]
+    is_one = len(placed) == 1 and not any(arg.star == "*" for arg in value.args)
+    return placed[0] if is_one and not is_told_off(value, ()) else func

@@ -15,7 +15,9 @@ PRINTED = [
     "wandb.log({'norm': (p.grad.norm() ** 2).item()})",
     "writer.add_scalar('norm', (p.grad.norm() ** 2).item() ** 0.5, 1)",
     "metrics['norm'] = p.grad.norm()",
+    "metrics['norm'] = p.grad.norm()\n        print(metrics['norm'])",
     "y = p.grad.norm()\n        print(y)",
+    "x and logger.info(p.grad.norm())",
     "y = round(float(p.grad.norm() ** 2), 2)\n        z = y * 2\n        print('norm', z)",
 ]
 USED = [
@@ -31,6 +33,10 @@ USED = [
     "yield p.grad.norm()",
     "x = x + torch.log(p.grad.norm())",
     "y = math.log(p.grad.norm())\n        scale(y)",
+    "x = x - log_prior(p.grad.norm())",
+    "return prior.log_prob(p.grad.norm())",
+    "metrics['norm'] = p.grad.norm()\n        if metrics['norm'] > 5:\n            return",
+    "metrics['norm'] = p.grad.norm()\n        print(metrics['norm'])\n        p.grad.mul_(metrics['norm'])",
     "print(y := p.grad.norm())\n        scale(y)",
     "if dist.get_rank() == 0:\n            print((p.grad.norm() ** 2).item())",
 ]

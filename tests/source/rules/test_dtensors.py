@@ -230,6 +230,7 @@ def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
     assert "or under NO_SHARD of the whole" in said
 
 
+COUNTS = "def size(m):\n    return sum(p.numel() for p in m.parameters())\n"
 NORM = "for p in m.parameters():\n    "
 SUMS = (
     "def f(m):\n    t = 0.0\n    for p in m.parameters():\n        {}\n"
@@ -256,6 +257,9 @@ SUMS = (
         (f"{NORM}x += p.grad.norm() ** 2\n", False),
         (f"{NORM}n = p.grad.data.norm(2)\n    x += n.item()\n    y += n\n", False),
         (f"{NORM}x += (p == 0).sum().item()\n    n += p.numel()\ny = x / n\n", False),
+        (f"{COUNTS}{NORM}x += (p == 0).sum().item()\ny = x / size(m)\n", False),
+        (f"{NORM}x += (p == 0).sum().item()\ny = x / num_parameters(m)\n", False),
+        (f"{NORM}x += (p == 0).sum().item()\ny = x / len_of(m)\n", True),
         (f"{NORM}x += (p == 0).sum().item()\n    n += q.numel()\ny = x / n\n", True),
         (f"{NORM}x += (p == 0).sum().item()\n    n += p.numel()\n", True),
         (f"{NORM}x += p.grad.std().item()\n", False),

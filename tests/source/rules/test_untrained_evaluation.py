@@ -103,6 +103,8 @@ def test_a_trainer_of_the_sources_own(bases: str, *, is_said: bool) -> None:
         "trainer.evaluate()\n"
     )
     assert bool(said(code)) is is_said
+    tried = code.replace("class Base(ABC):\n    pass", TRIES.format("unseen import Base"))
+    assert bool(said(tried)) is (is_said or bases == "(Base)")
     other = code.replace("\nargs =", "\nif x:\n    from other import MyTrainer\n\nargs =")
     assert said(other)
 
@@ -118,6 +120,7 @@ def main(net, args):
 """
 ASKS = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
 OF_MODULES = "import torch\nclass Base(torch.nn.Module):\n    pass\nclass Trainer(Base):\n    pass\n"
+TRIES = "try:\n    from {}\nexcept ImportError:\n    class Base:\n        pass\n"
 HOLDS_ONE = """\
 import transformers
 class Trainer:
@@ -133,6 +136,9 @@ class Trainer:
         ("class Trainer(object):\n    pass\n", False),
         (OF_MODULES, False),
         ("from unseen import Base\nclass Trainer(Base):\n    pass\n", True),
+        (f"{TRIES.format('transformers import Trainer as Base')}class Trainer(Base):\n    pass\n", True),
+        (f"{TRIES.format('unseen import Base')}class Trainer(Base):\n    pass\n", True),
+        (f"{TRIES.format('torch.nn import Module as Base')}class Trainer(Base):\n    pass\n", False),
         ("import transformers\nclass Trainer(transformers.Trainer):\n    pass\n", True),
         (HOLDS_ONE, True),
     ],
