@@ -16,6 +16,7 @@ PRINTED = [
     "writer.add_scalar('norm', (p.grad.norm() ** 2).item() ** 0.5, 1)",
     "metrics['norm'] = p.grad.norm()",
     "y = p.grad.norm()\n        print(y)",
+    "y = 0.0\n        y += (p.grad.norm() ** 2).item()\n        print(y)",
     "y = round(float(p.grad.norm() ** 2), 2)\n        z = y * 2\n        print('norm', z)",
 ]
 USED = [
@@ -27,6 +28,10 @@ USED = [
     "self.norm = p.grad.norm()",
     "y = p.grad.norm()\n        print(y)\n        scale(y)",
     "x['norm'] = p.grad.norm()",
+    "y = self.norm = p.grad.norm()\n        print(y)",
+    "y = 0.0\n        y += (p.grad.norm() ** 2).item()\n        scale(y)",
+    "print(p.grad.norm().backward())",
+    "print(lambda: p.grad.norm())",
     "y = p.grad.norm()",
     "yield p.grad.norm()",
     "x = x + torch.log(p.grad.norm())",
