@@ -30,9 +30,10 @@ def texts_in(code: str, known: Mapping[str, str]) -> dict[str, str]:
     except (SyntaxError, ValueError, RecursionError):
         return found
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            text = _text(node.value, found)
-            for target in node.targets:
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            text = _text(_value(node), found)
+            for target in targets:
                 if isinstance(target, ast.Name) and text is not None:
                     found[target.id] = text
                 elif isinstance(target, ast.Name):
@@ -58,6 +59,11 @@ def put_in(command: str) -> Iterator[tuple[str, int]]:
         [('a', 3), ('b', 7)]
     """
     yield from ((match[1] or match[2], match.start()) for match in _PUT_IN.finditer(command))
+
+
+def _value(node: ast.Assign | ast.AugAssign) -> ast.expr:
+    """Return what a name is set to: of ``flags += more`` it is ``flags + more``."""
+    return node.value if isinstance(node, ast.Assign) else ast.BinOp(node.target, node.op, node.value)
 
 
 def _text(value: ast.expr, known: Mapping[str, str]) -> str | None:

@@ -28,6 +28,10 @@ def _notebook(*cells: str) -> str:
             "s = f'{s}_SHARD'",
             "f = '--use_fsdp --fsdp_sharding_strategy ' + s\n!accelerate launch {f} train.py",
         ],
+        [
+            "f = '--use_fsdp'",
+            "f += ' --fsdp_sharding_strategy'\nf += ' FULL_SHARD'\n!accelerate launch {f} train.py",
+        ],
     ],
 )
 def test_what_the_shell_gets_is_told_where_python_puts_it_together(cells: list[str]) -> None:
@@ -38,6 +42,18 @@ def test_what_the_shell_gets_is_told_where_python_puts_it_together(cells: list[s
         f"hands `{LAUNCH}` to the shell, which becomes `accelerate launch --use_fsdp --fsdp_reshard" in said
     )
     assert caught.value.names_fsdp
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["flags = make()", "flags = f'{flags:>99}'", "flags = f'{flags} {more}'", "flags *= 2", "flags = 7"],
+)
+def test_a_text_that_is_not_known_is_told_of_by_its_name(line: str) -> None:
+    known = "flags = '--use_fsdp --fsdp_sharding_strategy FULL_SHARD'"
+    for lines, is_known in (([known], True), ([known, line], False)):
+        with pytest.raises(NothingToConvertError) as caught:
+            convert_notebook(_notebook(*lines, "!accelerate launch {flags} train.py"))
+        assert (f"hands `{LAUNCH}`" in str(caught.value)) is is_known
 
 
 @pytest.mark.parametrize("more", ["", "--out {out}", "--out $out", "--name {unknown}", "--shards '{{x}}'"])
