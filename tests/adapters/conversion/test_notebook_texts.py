@@ -53,7 +53,7 @@ def test_a_text_that_is_not_known_is_told_of_by_its_name(line: str) -> None:
     for lines, is_known in (([known], True), ([known, line], False)):
         with pytest.raises(NothingToConvertError) as caught:
             convert_notebook(_notebook(*lines, "!accelerate launch {flags} train.py"))
-        assert (f"hands `{LAUNCH}`" in str(caught.value)) is is_known
+        assert ("hands `" in str(caught.value)) is is_known
 
 
 @pytest.mark.parametrize("more", ["", "--out {out}", "--out $out", "--name {unknown}", "--shards '{{x}}'"])
