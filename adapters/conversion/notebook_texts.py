@@ -30,14 +30,13 @@ def texts_in(code: str, known: Mapping[str, str]) -> dict[str, str]:
     except (SyntaxError, ValueError, RecursionError):
         return found
     for statement in tree.body:
-        named = statement.targets if isinstance(statement, ast.Assign) else ()
-        text = _text(statement.value, found) if isinstance(statement, ast.Assign) else None
-        # What a branch, a loop or `+=` gives a name is known when it runs.
+        text = _text(_value(statement), found)
+        # What a branch or a loop gives a name is known when it runs.
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 found.pop(node.id, None)
         if text is not None:
-            found.update((target.id, text) for target in named if isinstance(target, ast.Name))
+            found.update((each.id, text) for each in _targets(statement) if isinstance(each, ast.Name))
     return found
 
 
@@ -61,7 +60,20 @@ def put_in(command: str) -> Iterator[tuple[str, int]]:
     yield from ((match[1] or match[2], match.start()) for match in _PUT_IN.finditer(command))
 
 
-def _text(value: ast.expr, known: Mapping[str, str]) -> str | None:
+def _targets(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, (ast.AnnAssign, ast.AugAssign)) else []
+
+
+def _value(node: ast.stmt) -> ast.expr | None:
+    """Return what a name is set to: of ``flags += more`` it is ``flags + more``."""
+    if isinstance(node, ast.AugAssign):
+        return ast.BinOp(node.target, node.op, node.value)
+    return node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+
+
+def _text(value: ast.expr | None, known: Mapping[str, str]) -> str | None:
     if isinstance(value, ast.Constant):
         return value.value if isinstance(value.value, str) else None
     if isinstance(value, ast.Name):

@@ -79,7 +79,7 @@ def goes_on(source: Source, node: cst.Attribute) -> bool:
     if above.attr.value in _SAME:
         return True
     call = source.index.parents[above]
-    if not isinstance(call, cst.Call) or call.func is not above or above.attr.value not in _EACH_ELEMENTS:
+    if not isinstance(call, cst.Call) or above.attr.value not in _EACH_ELEMENTS:
         return False
     is_alone = isinstance(source.index.parents[call], cst.Expr)
     return is_alone and all(not arg.star and _is_number(source.index, arg.value) for arg in call.args)

@@ -97,11 +97,7 @@ def _may_go_round(source: Source, node: cst.CSTNode) -> bool:
 def _is_about_gradients(test: cst.BaseExpression) -> bool:
     """Tell whether a test asks for what a step always has: ``if p.grad is not None``."""
     if isinstance(test, cst.BooleanOperation):
-        return isinstance(test.operator, cst.And) and all(
-            _is_about_gradients(each) for each in (test.left, test.right)
-        )
-    if isinstance(test, cst.UnaryOperation):
-        return False
+        return all(_is_about_gradients(each) for each in (test.left, test.right))
     if isinstance(test, cst.Comparison):
         is_not = all(isinstance(each.operator, (cst.IsNot, cst.NotEqual)) for each in test.comparisons)
         return is_not and _is_about_gradients(test.left)

@@ -65,4 +65,4 @@ def _is_kept(source: Source, function: cst.FunctionDef, call: cst.Call, name: st
         return False
     below = [each for each in places if index.order[each] > index.order[call]]
     bound = index.scopes[below[0]].lookup(name) if below and below[0] in index.scopes else []
-    return bool(below) and all(each.kind == "param" or each.value is call for each in bound)
+    return bool(below) and all(each.kind == "param" for each in bound)

@@ -43,8 +43,7 @@ def launched_otherwise(
     every = [(path, COMMENT.sub("", text)) for path, text in settings_around(around)]
     for path, text in every:
         commands = [each for _, each in commands_of(text)] if is_shell(path) or path.suffix in _PAGES else []
-        rest = text if not commands else ""
-        if asks(rest, ASKS_HF) or (asks(text, ASKS_HF) and not any(asks(each, ASKS_HF) for each in commands)):
+        if asks(text, ASKS_HF) and not any(asks(each, ASKS_HF) for each in commands):
             return set()
         for each in commands:
             starts = list(_started(path, each))

@@ -241,6 +241,13 @@ def test_a_switch_that_is_off_in_any_word_asks_for_nothing(value: str) -> None:
         ("command: |\n  set -a; FSDP_VERSION=2\n  composer a.py\n", True),
         ("command: |\n  FSDP_VERSION=2; export FSDP_VERSION\n  composer a.py\n", True),
         ("command: |\n  export FSDP_VERSION=1; FSDP_VERSION=2\n  composer a.py\n", False),
+        ("command: |\n  export FSDP_VERSION=2; FSDP_VERSION=1\n  composer a.py\n", False),
+        ("command: |\n  export FSDP_VERSION=2; unset A\n  composer a.py\n", True),
+        (
+            "command: |\n  FSDP_VERSION=2; unset FSDP_VERSION; export FSDP_VERSION\n  composer a.py\n",
+            False,
+        ),
+        ("command: |\n  export FSDP_VERSION=2\n  echo it's\n  composer a.py\n", True),
         ("command: |\n  env A=1 FSDP_VERSION=2 composer a.py\n", True),
         ("command: |\n  env FSDP_VERSION=2 true; composer a.py\n", False),
         ("", False),

@@ -10,8 +10,9 @@ from tests.source.samples import IMPORTS, codes
 pytestmark = pytest.mark.any_torch
 
 
-HEADER = f"{IMPORTS}import torch.distributed as dist\n\n"
+HEADER = f"{IMPORTS}import math\n\n"
 MODEL = "m = FSDP(net)\n"
+OWN = "class Own:\n    def __init__(self):\n        self.rate = "
 
 
 @pytest.mark.parametrize(
@@ -25,11 +26,22 @@ MODEL = "m = FSDP(net)\n"
         ("w.grad.clamp_(-1, 1)", False),
         ("torch.nn.init.normal_(w.data, std=0.02)", False),
         ("x = w.data.dtype", False),
+        ("w.data.mul_(math.sqrt(2.0))", False),
+        ("w.data.mul_(float(scale))", False),
+        ("def f(rate: float):\n    w.data.mul_(rate)", False),
+        ("def f(rate=0.5):\n    w.data.mul_(rate)", False),
+        (f"{OWN}0.5\n    def f(self):\n        w.data.mul_(self.rate)", False),
         ("w.data.mul_(mask)", True),
         ("w.data.copy_(old)", True),
         ("w.data.tril_()", True),
         ("torch.nn.init.sparse_(w.data, 0.5)", True),
         ("x = w.data.zero_()", True),
+        ("x = torch.nn.init.normal_(w.data)", True),
+        ("w.data.mul_(mask * 2)", True),
+        ("w.data.mul_(torch.sqrt(mask))", True),
+        ("def f(rate):\n    w.data.mul_(rate)", True),
+        ("def f(rate=None):\n    w.data.mul_(rate)", True),
+        (f"{OWN}mask\n    def f(self):\n        w.data.mul_(self.rate)", True),
     ],
 )
 def test_what_a_dtensor_does_as_a_plain_tensor_did(use: str, is_said: bool) -> None:

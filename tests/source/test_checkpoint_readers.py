@@ -47,6 +47,13 @@ def _readers(folder: Path, name: str, text: str) -> list[str]:
         ('self.path = "step-20.pt"\ntorch.save(x, self.path)', []),
         ('add_argument(\n    "--resume", help="""\n  such as step-20.pt""")', [3]),
         ("no Python: step-20.pt", []),
+        # Each line once, and not more of them than anybody reads.
+        ('a, b = torch.load("step-20.pt"), torch.load("out/step-20.pt")', [1]),
+        ('torch.load("step-20.pt")\n' * 7, [1, 2, 3, 4, 5]),
+        # Other files.
+        ('torch.load("step-20.pt.old")', []),
+        ('torch.load("big-step-20.pt")', []),
+        ('torch.load("step-20.pt-1")', []),
     ],
 )
 def test_only_lines_that_read_are_named(text: str, lines: list[int], tmp_path: Path) -> None:
@@ -60,3 +67,9 @@ def test_cells_of_notebooks_and_lines_of_scripts(tmp_path: Path) -> None:
     (tmp_path / "a.ipynb").unlink()
     script = "# python go.py step-20.pt\npython go.py --resume step-20.pt\n"
     assert _readers(tmp_path, "run.sh", script) == ["run.sh:2"]
+
+
+def test_a_name_that_is_very_short_is_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text('torch.load("out/ema")\ntorch.load("out/best")\n')
+    found = with_readers([CheckpointFound(f"out/{name}", "state") for name in ("ema", "best")], [tmp_path])
+    assert [len(each.read_by) for each in found] == [0, 1]

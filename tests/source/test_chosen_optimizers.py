@@ -127,6 +127,7 @@ def test_a_class_that_something_gives(tmp_path: Path, schema: str, imports: str,
 
 NESTED = 'import torch\nTABLE = {"t": {"l": torch.optim.LBFGS, "a": torch.optim.Adam}, "e": {}}\n'
 FILLED = 'import torch\nTABLE = {}\nTABLE["l"] = torch.optim.LBFGS\nTABLE["a"] = torch.optim.Adam\n'
+FILLED_DEEP = 'import torch\nTABLE = {}\nTABLE["t"] = {"l": torch.optim.LBFGS, "a": torch.optim.Adam}\n'
 UPDATED = "import torch\nTABLE = {}\nTABLE.update(l=torch.optim.LBFGS, a=torch.optim.Adam)\n"
 SET_ONCE = 'import torch\nTABLE = {}\nTABLE.setdefault("l", torch.optim.LBFGS)\n'
 MORE = 'import torch\nTABLE = {**{"l": torch.optim.LBFGS}, "a": torch.optim.Adam}\n'
@@ -147,6 +148,7 @@ JOINED_LATER = "import torch\nTABLE = {'a': torch.optim.AdamW}\nTABLE |= {'l': t
         (PAIRS, "TABLE['{}'][0]"),
         (NESTED, "TABLE['t']['{}']"),
         (FILLED, "TABLE['{}']"),
+        (FILLED_DEEP, "TABLE['t']['{}']"),
         (UPDATED, "TABLE['{}']"),
         (SET_ONCE, "TABLE['{}']"),
         (MORE, "TABLE['{}']"),

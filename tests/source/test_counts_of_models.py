@@ -58,6 +58,24 @@ def test_a_count_is_named_where_it_meets_the_number_of_ranks(count: str, end: st
     assert _is_said(NET, count, end) is expected
 
 
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("return self.flops() + 1", True),
+        ("return sum(each.nelement() for each in self.parameters())", True),
+        ("return len(list(self.parameters()))", False),
+        ("return self.weight.numel()", False),
+        ("return [each.numel() for each in self.parameters()]", False),
+        ("print(sum(each.numel() for each in self.parameters()))", False),
+        ("return other.num_params", False),
+        ("return self.cfg.num_params", False),
+    ],
+)
+def test_methods_that_count_are_those_that_give_a_count(method: str, *, expected: bool) -> None:
+    net = f"{NET}\n    def own(self):\n        {method}\n"
+    assert _is_said(net, "model.own()", SIZE) is expected
+
+
 def test_a_class_that_counts_parts_itself_is_none() -> None:
     own = NET.replace("p.numel()", "p.to_local().numel()")
     assert not _is_said(own, "model.num_params", SIZE)

@@ -38,10 +38,17 @@ def said(given: str, uses_it: str, wraps: str = WRAPS) -> list[str]:
         ("model, optimizer", "return model", ""),
         ("self, model, optimizer", "self.optimizer.step()", ""),
         ("optimizer", "return model, optimizer", ""),
+        ("model, optimizer", "def later(optimizer):\n        optimizer.step()\n    return later", ""),
     ],
 )
 def test_what_a_function_is_given_with_its_model(given: str, uses_it: str, name: str) -> None:
     assert said(given, uses_it) == ([name] if name else [])
+
+
+def test_one_that_is_used_above_alone_is_done_with() -> None:
+    above = f"optimizer.zero_grad()\n    {WRAPS}"
+    assert said("model, optimizer", "return model", above) == []
+    assert said("model, optimizer", "return model, optimizer", above) == ["optimizer"]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,7 @@ def test_what_a_function_is_given_with_its_model(given: str, uses_it: str, name:
     [
         ("model = shard(model)", "optimizer"),
         ("model, optimizer = shard_both(model, optimizer)", ""),
+        ("model, optimizer = shard_both(model, made)", ""),
         ("model = FSDP(model, optimizer)", ""),
         ("model = compile(model)", ""),
     ],

@@ -66,10 +66,55 @@ def test_a_callback_of_a_trainer_of_a_plain_model_is_given_that(tmp_path: Path, 
     assert not _codes(tmp_path, {"watch.py": watch, "main.py": main}, "watch.py")
 
 
-def test_names_that_lists_have_too_tell_nothing(tmp_path: Path) -> None:
-    watch = CALLBACK.replace("on_step", "append")
-    main = f"{FSDP}def keep(models, net):\n    model = FSDP(net)\n    models.append(model)\n"
-    assert not _codes(tmp_path, {"watch.py": watch.replace("trainer.model", "trainer"), "main.py": main})
+@pytest.mark.parametrize(
+    ("name", "is_said"), [("show", True), ("append", False), ("eval", False), ("__call__", False)]
+)
+def test_names_that_lists_and_modules_have_too_tell_nothing(
+    tmp_path: Path, name: str, *, is_said: bool
+) -> None:
+    watch = CALLBACK.replace("on_step", name).replace("trainer.model", "trainer")
+    main = f"{FSDP}def keep(models, net):\n    model = FSDP(net)\n    models.{name}(model)\n"
+    assert bool(_codes(tmp_path, {"watch.py": watch, "main.py": main}, "watch.py")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("takes", "call", "is_said"),
+    [
+        ("self, trainer, step=0", "callback.on_step(self, 1)", True),
+        ("self, trainer, *more", "callback.on_step(self, 1)", True),
+        ("self, trainer, *, last=False", "callback.on_step(self, last=True)", True),
+        ("self, trainer, **more", "callback.on_step(self, last=True)", True),
+        ("self, trainer", "callback.on_step(self, 1)", False),
+        ("self, trainer", "callback.on_step(self, last=True)", False),
+        # Neither given nor gone through.
+        ("self, trainer", "made().on_step(self)", False),
+        ("self, trainer", "other.on_step(self)", False),
+        ("self, trainer", "self.on_step(self)", False),
+    ],
+)
+def test_a_method_is_one_that_can_be_called_so(
+    tmp_path: Path, takes: str, call: str, *, is_said: bool
+) -> None:
+    watch = CALLBACK.replace("self, trainer", takes)
+    main = FSDP + TRAINER.format("FSDP(net)").replace("callback.on_step(self)", call)
+    assert bool(_codes(tmp_path, {"watch.py": watch, "main.py": main}, "watch.py")) is is_said
+
+
+def test_what_is_known_to_be_a_model_has_its_own_methods(tmp_path: Path) -> None:
+    watch = CALLBACK.replace("on_step", "show").replace("trainer.model", "trainer")
+    main = f"{FSDP}def run(part, model):\n    part.show(model)\n\n\n"
+    main += "def keep(net, shown):\n    model = FSDP(net)\n"
+    for given, is_said in (("shown", True), ("model", False)):
+        whole = f"{main}    run({given}, model)\n"
+        assert bool(_codes(tmp_path, {"watch.py": watch, "main.py": whole}, "watch.py")) is is_said
+
+
+def test_of_very_many_methods_of_a_name_none_is_taken(tmp_path: Path) -> None:
+    other = "class Other{}:\n    def on_step(self, trainer):\n        pass\n"
+    for count, is_said in ((23, True), (24, False)):
+        watch = CALLBACK + "".join(other.format(each) for each in range(count))
+        files = {"watch.py": watch, "main.py": FSDP + TRAINER.format("FSDP(net)")}
+        assert bool(_codes(tmp_path, files, "watch.py")) is is_said
 
 
 def test_hydra_makes_what_takes_all_that_it_is_given(tmp_path: Path) -> None:
@@ -83,6 +128,10 @@ def test_hydra_makes_what_takes_all_that_it_is_given(tmp_path: Path) -> None:
         "    model = {}\n    instantiate(cfg.loop, model=model, optimizer=optimizer).save()\n"
     )
     assert _codes(tmp_path / "a", {"loop.py": made, "main.py": main.format("FSDP(net)")}, "loop.py")
+    by_name = made.replace("self, model", "self, *, model")
+    assert _codes(tmp_path / "d", {"loop.py": by_name, "main.py": main.format("FSDP(net)")}, "loop.py")
+    alone = main.replace(", optimizer=optimizer", "").format("FSDP(net)")
+    assert not _codes(tmp_path / "e", {"loop.py": made, "main.py": alone}, "loop.py")
     plain = main.format("net\n    other = FSDP(net.other)")
     assert not _codes(tmp_path / "b", {"loop.py": made, "main.py": plain}, "loop.py")
     other = made.replace("optimizer", "data")

@@ -40,6 +40,9 @@ class Language(PreTrainedModel):
         self.pos = nn.Parameter(torch.zeros(8))
 class Small(Critic):
     pass
+class Registered(nn.Module):
+    def __init__(self):
+        self.register_parameter("table", make())
 """
 ON = "distributed_type: FSDP\nfsdp_config:\n  fsdp_cpu_ram_efficient_loading: true\n"
 
@@ -57,6 +60,7 @@ def found(folder: Path, body: str, settings: str = ON, name: str = "fsdp.yaml") 
         ("Critic", "spectral_norm's buffers"),
         ("Small", "`pos`"),
         ("Tower", "BatchNorm1d's buffers"),
+        ("Registered", "`table`"),
         ("Plain", ""),
         ("Language", ""),
         ("Unknown", ""),
@@ -146,6 +150,15 @@ def test_a_model_that_another_file_makes_is_known_by_its_name(tmp_path: Path) ->
     body += "        self.accelerator.prepare(self.critic, self.critic_optimizer)\n"
     (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(critic=Critic(8))\n")
     assert len(found(tmp_path, body)) == 1
+    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(model=Critic(8))\n")
     assert not found(tmp_path, body.replace("critic", "model"))
+    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(critic=Critic(8))\n")
+    assert len(found(tmp_path, body)) == 1
     (tmp_path / "other.py").write_text("critic = Plain()\n")
     assert not found(tmp_path, body)
+
+
+def test_very_large_files_are_not_read(tmp_path: Path) -> None:
+    body = "accelerator.prepare(Critic(), opt)\n"
+    assert found(tmp_path, body, f"{ON}#{' ' * 900_000}")
+    assert not found(tmp_path, body, f"{ON}#{' ' * 1_000_000}")

@@ -63,3 +63,22 @@ def test_variables_of_tests_say_nothing(tmp_path: Path) -> None:
         "test_it.py": f"from train import args\n{SETS.format(OFFLOADS)}",
     }
     assert SAID not in after(tmp_path, files, "train.py")
+
+
+def test_a_test_that_imports_both_is_no_run(tmp_path: Path) -> None:
+    both = "import prepare\nimport train\n"
+    files = {"prepare.py": SETS.format(OFFLOADS), "train.py": CALLS.format("", ""), "test_it.py": both}
+    assert SAID not in after(tmp_path, files, "train.py")
+    assert SAID in after(tmp_path, {**files, "main.py": both}, "train.py")
+
+
+def test_what_imports_lead_to_counts_and_what_the_file_sets_itself_beside_it(tmp_path: Path) -> None:
+    train = CALLS.format("import os\nos.environ['FSDP_FORWARD_PREFETCH'] = 'true'", "")
+    files = {
+        "main.py": "import one\nimport train\n",
+        "one.py": "import two\n",
+        "two.py": "import prepare\n",
+        "prepare.py": SETS.format(OFFLOADS),
+    }
+    assert SAID in after(tmp_path, {**files, "train.py": CALLS.format("", "")}, "train.py")
+    assert SAID in after(tmp_path, {**files, "train.py": train}, "train.py")

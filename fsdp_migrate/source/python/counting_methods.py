@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_COUNTS: Final = frozenset({"nelement", "numel"})
 _LISTS: Final = frozenset({"named_parameters", "parameters"})
 _OF_DTENSORS: Final = frozenset({"_local_tensor", "full_tensor", "to_local"})
 OF_TRANSFORMERS: Final = frozenset({"num_parameters"})
@@ -25,7 +26,7 @@ def may_count(text: str) -> bool:
         >>> may_count("sum(p.numel() for p in self.parameters())"), may_count("x.numel()")
         (True, False)
     """
-    return ".numel" in text and any(f"self.{name}(" in text for name in _LISTS)
+    return any(f".{name}" in text for name in _COUNTS) and any(f"self.{name}(" in text for name in _LISTS)
 
 
 def counting_methods(trees: Iterable[ast.Module]) -> frozenset[str]:
@@ -48,7 +49,7 @@ def _of_class(owner: ast.ClassDef) -> set[str]:
 
 
 def _counts(method: ast.FunctionDef) -> bool:
-    """Tell whether a method gives back something, and asks ``numel`` of its own parameters."""
+    """Tell whether a method gives back something, and asks its own parameters for their size."""
     own, asked = False, set()
     for node in walked(method):
         if isinstance(node, ast.Attribute):
@@ -57,7 +58,7 @@ def _counts(method: ast.FunctionDef) -> bool:
                 node.attr in _LISTS and isinstance(node.value, ast.Name) and node.value.id == "self"
             )
     gives = any(isinstance(node, ast.Return) and _is_number(node.value) for node in walked(method))
-    return own and gives and "numel" in asked and not asked & _OF_DTENSORS
+    return own and gives and not asked.isdisjoint(_COUNTS) and not asked & _OF_DTENSORS
 
 
 def _is_number(value: ast.expr | None) -> bool:

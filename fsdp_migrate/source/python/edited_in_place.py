@@ -89,7 +89,7 @@ def _is_loaded(index: Index, name: cst.Name, owner: str) -> bool:
 def _is_arithmetic(index: Index, name: cst.Name) -> bool:
     """Tell whether an item of a state is reckoned with where it is, and stays in the state."""
     item = index.parents[name]
-    if not isinstance(item, cst.Subscript) or item.value is not name:
+    if not isinstance(item, cst.Subscript):
         return False
     for above in index.ancestors(item):
         if isinstance(above, cst.AugAssign):

@@ -40,7 +40,7 @@ Constants = Mapping[str, Value]
 def constant(node: ast.expr | None) -> Value | None:
     """Return the constant that an expression is, where it is one."""
     try:
-        return None if node is None or isinstance(node, ast.Name) else Value(_value(node, {}))
+        return None if node is None else Value(_value(node, {}))
     except (_UnknownError, TypeError):
         return None
 

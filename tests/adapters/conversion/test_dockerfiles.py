@@ -31,8 +31,13 @@ NEW = "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_state_dict_type FULL
         ("RUN cat <<< word\nRUN accelerate launch --use_fsdp t.py", "RUN, line 4"),
         ("RUN cat <<OPEN\nRUN accelerate launch --use_fsdp t.py", "RUN, line 4"),
         ("ONBUILD RUN accelerate launch --use_fsdp t.py", "RUN, line 3"),
+        ("HEALTHCHECK --timeout=5s CMD accelerate launch --use_fsdp t.py", "CMD, line 3"),
         ('ENTRYPOINT ["accelerate", "launch"]\nCMD ["--use_fsdp", "t.py"]', "ENTRYPOINT, line 3"),
         ('ENTRYPOINT ["/go.sh"]\nCMD ["accelerate", "launch", "--use_fsdp", "t.py"]', "ENTRYPOINT, line 3"),
+        ('ENTRYPOINT ["/go.sh"]\nCMD accelerate launch --use_fsdp t.py', "CMD, line 4"),
+        ('ENTRYPOINT ["/go.sh"]\nFROM y\nCMD ["accelerate", "launch", "--use_fsdp", "t.py"]', "CMD, line 5"),
+        ("RUN [broken\nRUN accelerate launch --use_fsdp t.py", "RUN, line 4"),
+        ("ENV A='\nRUN accelerate launch --use_fsdp t.py", "RUN, line 4"),
     ],
 )
 def test_commands_of_an_image(line: str, where: str) -> None:
@@ -48,6 +53,7 @@ def test_commands_of_an_image(line: str, where: str) -> None:
         "ENV ACCELERATE_USE_FSDP true\nENV FSDP_SHARDING_STRATEGY SHARD_GRAD_OP",
         "ENV ACCELERATE_USE_FSDP=true \\\n    FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
         "ENV ACCELERATE_USE_FSDP=true \\\n    # zero 2\n    FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP",
+        "ENV ACCELERATE_USE_FSDP=true\nENV FSDP_SHARDING_STRATEGY=2\nRUN echo $FSDP_SHARDING_STRATEGY",
     ],
 )
 def test_variables_of_an_image(line: str) -> None:
@@ -100,3 +106,9 @@ def test_variables_of_the_image_count_in_its_commands(lines: str) -> None:
 def test_flags_in_a_variable_that_no_command_here_takes_are_told() -> None:
     said = dockerfile_becomes('FROM x\nENV FLAGS="--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP"\n')
     assert "The command in `FLAGS` becomes `--use_fsdp --fsdp_reshard_after_forward false" in said
+
+
+def test_an_escaped_variable_is_the_shells_own() -> None:
+    lines = "ARG SORT=SHARD_GRAD_OP\nRUN accelerate launch --use_fsdp --fsdp_sharding_strategy {}SORT t.py"
+    said = [dockerfile_becomes(f"FROM x\n{lines.format(sign)}\n") for sign in ("$", "\\$")]
+    assert ["--fsdp_reshard_after_forward false" in each for each in said] == [True, False]

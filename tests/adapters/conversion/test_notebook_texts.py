@@ -28,6 +28,10 @@ def _notebook(*cells: str) -> str:
             "s = f'{s}_SHARD'",
             "f = '--use_fsdp --fsdp_sharding_strategy ' + s\n!accelerate launch {f} train.py",
         ],
+        [
+            "f = '--use_fsdp'",
+            "f += ' --fsdp_sharding_strategy'\nf += ' FULL_SHARD'\n!accelerate launch {f} train.py",
+        ],
     ],
 )
 def test_what_the_shell_gets_is_told_where_python_puts_it_together(cells: list[str]) -> None:
@@ -43,7 +47,7 @@ def test_what_the_shell_gets_is_told_where_python_puts_it_together(cells: list[s
 @pytest.mark.parametrize(
     "more",
     [
-        "flags += ' --fsdp_offload_params true'",
+        "flags += more",
         "if big:\n    flags = '--use_fsdp --fsdp_sharding_strategy NO_SHARD'",
         "for flags in several: pass",
     ],
@@ -57,6 +61,18 @@ def test_a_text_that_changes_when_the_cell_runs_is_not_known(more: str) -> None:
         with pytest.raises(NothingToConvertError) as caught:
             convert_notebook(_notebook(*cells))
         assert "which becomes" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["flags = make()", "flags = f'{flags:>99}'", "flags = f'{flags} {more}'", "flags *= 2", "flags = 7"],
+)
+def test_a_text_that_is_not_known_is_told_of_by_its_name(line: str) -> None:
+    known = "flags = '--use_fsdp --fsdp_sharding_strategy FULL_SHARD'"
+    for lines, is_known in (([known], True), ([known, line], False)):
+        with pytest.raises(NothingToConvertError) as caught:
+            convert_notebook(_notebook(*lines, "!accelerate launch {flags} train.py"))
+        assert ("hands `" in str(caught.value)) is is_known
 
 
 @pytest.mark.parametrize("more", ["", "--out {out}", "--out $out", "--name {unknown}", "--shards '{{x}}'"])

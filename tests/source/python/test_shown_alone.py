@@ -18,6 +18,7 @@ PRINTED = [
     "metrics['norm'] = p.grad.norm()\n        print(metrics['norm'])",
     "y = p.grad.norm()\n        print(y)",
     "x and logger.info(p.grad.norm())",
+    "y = 0.0\n        y += (p.grad.norm() ** 2).item()\n        print(y)",
     "y = round(float(p.grad.norm() ** 2), 2)\n        z = y * 2\n        print('norm', z)",
 ]
 USED = [
@@ -29,6 +30,10 @@ USED = [
     "self.norm = p.grad.norm()",
     "y = p.grad.norm()\n        print(y)\n        scale(y)",
     "x['norm'] = p.grad.norm()",
+    "y = self.norm = p.grad.norm()\n        print(y)",
+    "y = 0.0\n        y += (p.grad.norm() ** 2).item()\n        scale(y)",
+    "print(p.grad.norm().backward())",
+    "print(lambda: p.grad.norm())",
     "y = p.grad.norm()",
     "yield p.grad.norm()",
     "x = x + torch.log(p.grad.norm())",

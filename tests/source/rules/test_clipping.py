@@ -276,7 +276,14 @@ def test_timm_clips_by_norms_too(name: str) -> None:
     assert "FM326" not in dict(codes(body.format("other")))
 
 
-@pytest.mark.parametrize("home", ["torch_xla.distributed.fsdp", "other.fsdp"])
+@pytest.mark.parametrize(
+    "home",
+    [
+        "torch_xla.distributed.fsdp",
+        "torch_xla.distributed.xla_fully_sharded_data_parallel",
+        "other.fsdp",
+    ],
+)
 def test_torch_xlas_models_clip_by_themselves(tmp_path: Path, home: str) -> None:
     clips = (
         "class Strategy:\n    def wrap(self, module):\n"

@@ -249,6 +249,7 @@ SHARDED = "net.fc = torch.nn.Linear(1, 2)\nmodel = FSDP(net)\n"
         "setattr(model, 'fc', torch.nn.Identity())\n",
         "setattr(model, name, torch.nn.Identity())\n",
         "model.add_module('fc', torch.nn.Identity())\n",
+        "model.set_submodule('fc', torch.nn.Identity())\n",
         "def tune(m):\n    m.fc = torch.nn.Linear(1, 2)\ntune(model)\n",
         "class T:\n  def b(self):\n    self.n = FSDP(make())\n    self.n.fc = torch.nn.Linear(1, 2)\n",
     ],
@@ -267,6 +268,8 @@ def test_a_layer_that_the_wrapper_took(body: str) -> None:
         "model.head = FSDP(torch.nn.Linear(1, 2))\n",
         "other.fc = torch.nn.Linear(1, 2)\n",
         "opt.model = torch.nn.Linear(1, 2)\n",
+        "model.compare('fc', torch.nn.Identity())\n",
+        "compare(model, 'fc', torch.nn.Identity())\n",
         MADE_ABOVE,
     ],
 )

@@ -108,7 +108,24 @@ def prune(net, masks):
         ("torch.save(state_dict, name)", True),
         ("state_dict = torch.load(name)", True),
         ("other.load_state_dict(state_dict)", True),
+        ('masks[name] *= state_dict["weight"]', True),
+        ('masks[name] = state_dict["weight"] * 0.5', True),
+        ('state_dict["weight"] = state_dict["weight"] @ masks[name]', True),
+        ('state_dict["weight"].copy_(masks[name])', True),
+        ('print(state_dict["weight"])', True),
+        ('state_dict.pop("weight")', True),
     ],
 )
 def test_a_state_that_goes_back_after_arithmetic(edit: str, *, is_said: bool) -> None:
     assert bool(said(EDITS.format(edit))) is is_said
+
+
+@pytest.mark.parametrize(
+    "put", ["layer.load_state_dict(state_dict)", "other.load_state_dict(state_dict)", "pass"]
+)
+def test_a_state_goes_back_to_the_module_that_gave_it(put: str) -> None:
+    edit = EDITS.format('state_dict["weight"] *= masks[name]')
+    found = said(edit.replace("layer.load_state_dict(state_dict)", put))
+    assert bool(found) is (put != "layer.load_state_dict(state_dict)")
+    # Outside of a function other files may have it as well.
+    assert said("model = FSDP(net)\nlayer = model.fc\nx = layer.state_dict()\nlayer.load_state_dict(x)\n")
