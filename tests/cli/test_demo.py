@@ -138,11 +138,12 @@ def test_any_difference_shows_and_exits_with_1(
     assert main(["demo", "--steps", "2", "--html", str(page)]) == 1
     shown = capsys.readouterr().out
     assert "identical" not in shown
-    rows = {line[:19].strip(): line for line in shown.splitlines()}
-    assert "every bit is the same" in rows["loss"]
-    assert "0.25, 1 differ, first head.weight" in rows["parameters"]
+    rows = {re.split(r"\s{2,}", line.strip())[0]: line for line in shown.splitlines()}
+    assert "every bit is the same" in rows["converted: losses"]
+    assert "0.25, 1 differ, first head.weight" in rows["converted: parameters"]
     assert "0.125, 1 differ, first norm.bias" in rows["loaded: parameters"]
-    assert "0.5, 1 differ, first state.tokens.weight.exp_avg" in rows["optimizer state"]
+    assert "0.5, 1 differ, first" in rows["converted: optimizer state"]
+    assert "state.tokens.weight.exp_avg" in shown
     root = check_page(page.read_text())
     assert "Different: this is a bug" in root.find("h1")[0].whole_text
     assert "state.tokens.weight.exp_avg" in {each.text for each in root.find("code")}

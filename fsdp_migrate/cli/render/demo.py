@@ -40,7 +40,7 @@ def show_demo(report: DemoReport) -> None:
     )
     table = make_table("compared with FSDP1", "how many", "largest difference", right=("how many",))
     names = ("converted: losses", "converted: parameters", "converted: optimizer state")
-    loaded = ("loaded as it is: losses", "loaded as it is: parameters", "loaded as it is: optimizer state")
+    loaded = ("loaded: losses", "loaded: parameters", "loaded: optimizer state")
     parts = (*report.converted.parts, *report.loaded.parts)
     for name, part in zip((*names, *loaded), parts, strict=True):
         table.add_row(name, str(part.num_values), _difference(part))

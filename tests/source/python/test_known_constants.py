@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from fsdp_migrate.source.python.known_constants import Value, constant, is_never, truth_of
+from fsdp_migrate.source.python.known_constants import Value, are_never, constant, truth_of
 
 
 pytestmark = pytest.mark.any_torch
@@ -53,8 +53,8 @@ def parsed(text: str) -> ast.expr:
 )
 def test_what_a_test_comes_to(test: str, *, truth: bool | None) -> None:
     assert truth_of(parsed(test), KNOWN) is truth
-    assert is_never(KNOWN, parsed(test), truth=True) is (truth is False)
-    assert is_never(KNOWN, parsed(test), truth=False) is (truth is True)
+    assert are_never(KNOWN, [(parsed(test), True)]) is (truth is False)
+    assert are_never(KNOWN, [(parsed(test), False)]) is (truth is True)
 
 
 @pytest.mark.parametrize(
