@@ -98,7 +98,7 @@ def _takes(
 def _hands_on(function: Definition, name: str) -> bool:
     return any(
         each.arg == name and isinstance(each.value, ast.Name) and each.value.id == name
-        for call in ast.walk(function.node)
+        for call in walked(function.node)
         if isinstance(call, ast.Call)
         for each in call.keywords
     )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
     IsClass = Callable[[cst.CSTNode], bool]
+    Fact = tuple[cst.BaseExpression, bool]
 
 
 _MAX_DEPTH = 3
@@ -180,8 +181,18 @@ class Guards:
         checks = (test for test, truth in self.facts(node) if truth and isinstance(test, cst.Call))
         return any(is_class(call.args[1].value) for call in checks if asks_class(call))
 
-    def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
-        """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
+    def facts(self, node: cst.CSTNode) -> Iterator[Fact]:
+        """Return the tests that are known to be true, or false, where a node is; the nearest first."""
+        known = self._facts.get(id(node))
+        if known is None:
+            known = self._facts[id(node)] = self._find_facts(node)
+        facts, function = known
+        # A body runs later, when what was tested around it may have changed, but not the launch.
+        return iter(facts if function is None else (*facts, *self._chosen_by(function)))
+
+    def _find_facts(self, node: cst.CSTNode) -> tuple[tuple[Fact, ...], cst.FunctionDef | None]:
+        """Return what is known within the function that a node stands in, and that function."""
+        found: list[Fact] = []
         below: cst.CSTNode = node
         for above in self.index.ancestors(node):
             if type(above) not in _TELL:
@@ -189,24 +200,28 @@ class Guards:
                 continue
             # Blocks first, most of what is met: to ask what is no instance of an abstract class is slow.
             if isinstance(above, (cst.IndentedBlock, cst.Module)):
-                yield from self._before(above, below)
+                found += self._before(above, below)
             elif isinstance(above, (cst.If, cst.IfExp)):
                 if below is not above.test:
-                    yield above.test, below is above.body
+                    found.append((above.test, below is above.body))
             elif isinstance(above, cst.While) and below is above.body:
-                yield above.test, True
+                found.append((above.test, True))
             elif isinstance(above, cst.BooleanOperation) and below is above.right:
                 # The right of `and` is evaluated where the left is true, that of `or` where it is not.
-                yield above.left, isinstance(above.operator, cst.And)
+                found.append((above.left, isinstance(above.operator, cst.And)))
             elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
-                yield from ((each.test, True) for each in above.for_in.ifs)
+                found += ((each.test, True) for each in above.for_in.ifs)
             elif isinstance(above, (cst.FunctionDef, cst.ClassDef)):
-                # A body runs later, when what was tested around it may have changed, but not the launch.
-                yield from self._chosen_by(above) if isinstance(above, cst.FunctionDef) else ()
-                return
+                return tuple(found), above if isinstance(above, cst.FunctionDef) else None
             below = above
+        return tuple(found), None
 
-    def _chosen_by(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
+    @functools.cached_property
+    def _facts(self) -> dict[int, tuple[tuple[Fact, ...], cst.FunctionDef | None]]:
+        """By the nodes of this source what is known where they stand: many ask of the same."""
+        return {}
+
+    def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""
         if not self._asks_launch:
             return ()
@@ -215,8 +230,8 @@ class Guards:
             self._chosen[function] = self._find_chosen(function)
         return self._chosen[function]
 
-    def _find_chosen(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
-        said: list[tuple[cst.BaseExpression, bool]] = []
+    def _find_chosen(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
+        said: list[Fact] = []
         for place in places_chosen(self.index, function):
             known = ((fact, self._said(fact)) for fact in self.facts(place))
             fact, is_fsdp = next(
@@ -227,7 +242,7 @@ class Guards:
             said.append(fact)
         return tuple(said[:1])
 
-    def _said(self, fact: tuple[cst.BaseExpression, bool]) -> bool | None:
+    def _said(self, fact: Fact) -> bool | None:
         return fsdp_said(fact[0], truth=fact[1], index=self.index)
 
     @functools.cached_property
@@ -235,12 +250,10 @@ class Guards:
         return asks_for_launch(self.index)
 
     @functools.cached_property
-    def _chosen(self) -> dict[cst.FunctionDef, tuple[tuple[cst.BaseExpression, bool], ...]]:
+    def _chosen(self) -> dict[cst.FunctionDef, tuple[Fact, ...]]:
         return {}
 
-    def _before(
-        self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
-    ) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    def _before(self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode) -> Iterator[Fact]:
         """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
         known = self._sure.get(id(block))
         if known is None:
@@ -319,9 +332,7 @@ class Guards:
         nones = (name for test, truth in facts if (name := _none(test, truth=truth)) is not None)
         return any(self._is_set_of_each(name, facts, text, is_class) for name in nones)
 
-    def _is_set_of_each(
-        self, name: cst.Name, facts: list[tuple[cst.BaseExpression, bool]], text: str, is_class: IsClass
-    ) -> bool:
+    def _is_set_of_each(self, name: cst.Name, facts: list[Fact], text: str, is_class: IsClass) -> bool:
         """Tell whether a name gets the state of each model of a class, by a check and nothing else."""
         known = {test for test, _ in facts}
         for binding in self.index.scopes[name].lookup(name.value) if name in self.index.scopes else ():

@@ -5,6 +5,7 @@ What is decided by it after wrapping, such as which parameters are decayed, come
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from typing import TYPE_CHECKING
@@ -141,6 +142,8 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
         return
     model = call.func.value
     name = call.func.attr.value
+    if name not in _LISTS and name not in _going(source):
+        return
     is_known = whole_of(source, model) is not None or FLAT in source.models.kinds(model)
     if not is_known and not (name in _LISTS and source.models.is_parameters(call)):
         return
@@ -148,6 +151,14 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
         yield source.index.function(call) or source.module
         return
     yield from _methods(source, {name})
+
+
+@functools.lru_cache(maxsize=1)
+def _going(source: Source) -> frozenset[str]:
+    """Return the names of the methods here that go through their own parameters."""
+    functions = source.index.by_kind.get(cst.FunctionDef, ())
+    names = {each.name.value for each in functions if isinstance(each, cst.FunctionDef)}
+    return frozenset(each.name.value for each in _methods(source, names))
 
 
 def _asked_elsewhere(source: Source) -> Iterator[cst.FunctionDef]:
