@@ -74,6 +74,10 @@ _FOLDER = (
     "loads the model's state and the optimizer's of them, with the folder where they lie; without files of "
     "the optimizer leave that out. What else they hold (a schedule, an average) is loaded as before."
 )
+_ENTERED = (
+    "the states in the blocks that enter this are turned, by its type. Take this context away, and keep the "
+    "`yield`; see that nothing else in those blocks asks for a state."
+)
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
     "one rank alone comes here, and every rank must ask for the state now: FSDP1's `.module.state_dict()` "
@@ -125,7 +129,8 @@ def find(source: Source) -> Iterator[Found]:
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
     covers = tuple(names_in(context.call))
     if context.problem is not None or context.settings is None or context.item is None:
-        said = f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
+        is_entered = source.contexts.is_entered_here(context)
+        said = _ENTERED if is_entered else f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
         yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)
