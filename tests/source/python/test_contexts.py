@@ -244,7 +244,7 @@ def test_a_context_that_a_generator_enters_holds_in_the_blocks_of_its_callers() 
     )
     after = turned(f"{ENTERED}{block}plain = model.state_dict()\n")
     assert "state = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))" in after
-    assert 'o = sharded_state_dict(model, opt, cpu_offload=True)["optimizer"]' in after
+    assert '= sharded_state_dict(model, opt, cpu_offload=True)["optimizer"]' in after
     assert "plain = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
     assert "FM307 the states in the blocks that enter this are turned" in after
 
