@@ -15,6 +15,7 @@ from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.nameless import given_to_nameless
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Key
-    from fsdp_migrate.source.python.scopes import Binding, Index
+    from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
 
@@ -43,7 +44,6 @@ _OWN = re.compile(
 )
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
-_GO_THROUGH = frozenset({"filter", "map", "max", "min", "sorted"})
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _OF_DTENSORS = frozenset({"DTensor", "_local_tensor", "full_tensor", "is_dtensor", "to_local"})
@@ -182,8 +182,10 @@ class ParameterValues:
         anew = [each for each in bindings if each.kind != "param"]
         holds = (_holds_the_same(self.source, each, name.value) for each in anew)
         is_given = len(bindings) == len(anew) + 1 and all(holds)
-        if is_given and not anew and ask == self.is_one and (over := _gone_through(index, name)) is not None:
-            return self._once(over, self.is_many)
+        nameless = given_to_nameless(index, name) if is_given and not anew else ()
+        for each, is_in_it in nameless:
+            if self._once(each, self.is_many if is_in_it else ask) and (ask == self.is_one or not is_in_it):
+                return True
         given = stands_for(index, models.guards, name) if is_given else ()
         is_summoned = self.source.contexts.is_summoned
         return any(self._once(each, ask) and not is_summoned(each) for each in given)
@@ -360,17 +362,6 @@ def _innermost(source: Source, value: cst.BaseExpression, *, until: str) -> str:
     while text_of(node) != until and (inner := _inner(source, node)) is not None:
         node = inner
     return text_of(node)
-
-
-def _gone_through(index: Index, name: cst.Name) -> cst.BaseExpression | None:
-    """Return what ``map`` and the like go through that give each to a function without a name."""
-    function = next((each for each in index.ancestors(name) if isinstance(each, cst.Lambda)), None)
-    if function is None or name.value not in {each.name.value for each in function.params.params}:
-        return None
-    call = index.parents[index.parents[function]]
-    if not isinstance(call, cst.Call) or dotted(call.func) not in _GO_THROUGH:
-        return None
-    return next((arg.value for arg in call.args if arg.value is not function and not arg.star), None)
 
 
 def _makes_plain(function: cst.FunctionDef) -> bool:

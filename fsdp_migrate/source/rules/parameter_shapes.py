@@ -91,7 +91,20 @@ def find(source: Source) -> Iterator[Found]:
                 seen.add(test)
                 said = f"{_MEANT} {_SQUEEZED}" if ".squeeze(" in text_of(test) else _MEANT
                 yield Found("FM318", test, said, "commented")
+    in_lambdas = (test for test in _in_lambdas(source, values) if test not in seen)
+    yield from (Found("FM318", test, _MEANT, "commented") for test in in_lambdas)
     yield from _of_timm(source)
+
+
+def _in_lambdas(source: Source, values: ParameterValues) -> Iterator[cst.Comparison]:
+    """Yield the tests of dimensions in functions without a name: ``filter(lambda p: p.ndim > 1, params)``."""
+    for function in source.index.by_kind.get(cst.Lambda, ()):
+        home = source.index.function(function) or source.module
+        for test in walk_for(function, cst.Comparison):
+            if _is_of_dimensions(source, test) and not _is_of_wholes(source, home, test):
+                name = _name_asked(_root(source, _held(source, _asked_of(test))))
+                if name is not None and values.is_one(name):
+                    yield test
 
 
 def _of_timm(source: Source) -> Iterator[Found]:
@@ -180,10 +193,8 @@ def _methods(source: Source, names: Collection[str]) -> Iterator[cst.FunctionDef
 def _is_of_loop(source: Source, test: cst.Comparison, *, or_given: bool) -> bool:
     """Tell whether what is tested is what a loop goes through, or, if ``or_given``, a function is given."""
     root = _root(source, _held(source, _asked_of(test)))
-    below: cst.CSTNode | None = root
-    while isinstance(below, cst.Attribute) or _is_same_tensor(below):
-        below = below.func if isinstance(below, cst.Call) else cst.ensure_type(below, cst.Attribute).value
-    if not isinstance(below, cst.Name):
+    below = _name_asked(root)
+    if below is None:
         return False
     bindings = source.index.scopes[below].lookup(below.value)
     loops = (cst.For, cst.CompFor)
@@ -202,6 +213,13 @@ def _is_of_loop(source: Source, test: cst.Comparison, *, or_given: bool) -> bool
         )
         for binding in bindings
     )
+
+
+def _name_asked(below: cst.CSTNode | None) -> cst.Name | None:
+    """Return the name whose dimensions are asked: ``p`` of ``p.data.squeeze().ndim``."""
+    while isinstance(below, cst.Attribute) or _is_same_tensor(below):
+        below = below.func if isinstance(below, cst.Call) else cst.ensure_type(below, cst.Attribute).value
+    return below if isinstance(below, cst.Name) else None
 
 
 def _is_same_tensor(node: cst.CSTNode | None) -> bool:

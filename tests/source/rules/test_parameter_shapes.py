@@ -180,3 +180,36 @@ PREPARES = "self.model, self.optim = self.accelerator.prepare(self.model, {})"
 )
 def test_a_method_that_is_called_above_the_sharding_alone(body: str, *, is_said: bool) -> None:
     assert ("FM318" in {use.code for use in scan_source(CONSTRUCTS.format(body))}) is is_said
+
+
+WRAPS = "def main(net):\n    model = FSDP(net, use_orig_params=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("    return list(filter(lambda p: p.ndim >= 2, model.parameters()))\n", True),
+        ("    keep = lambda p: p.dim() >= 2\n    return list(filter(keep, model.parameters()))\n", True),
+        (
+            (
+                "    out = lambda n, p: p.ndim < 2 or 'bn' in n\n    keep = lambda n, p: not out(n, p)\n"
+                "    named = list(model.named_parameters())\n    return [p for n, p in named if keep(n, p)]\n"
+            ),
+            True,
+        ),
+        ("    keep = lambda q: q.ndim < 2\n    return [p for p in model.parameters() if keep(q=p)]\n", True),
+        ("    model.parameters()\n    return list(filter(lambda p: p.ndim >= 2, batches))\n", False),
+        ("    keep = lambda p: p.ndim < 2\n    model.parameters()\n    return keep(batch)\n", False),
+        ("    keep = lambda n, p: p.ndim < 2\n    return [keep(p, x) for p in model.parameters()]\n", False),
+        ("    keep = lambda p: p.ndim < 2\n    return [keep(*p) for p in model.parameters()]\n", False),
+        (
+            (
+                "    keep = lambda p: p.ndim < 2\n    keep = other\n"
+                "    return [keep(p) for p in model.parameters()]\n"
+            ),
+            False,
+        ),
+    ],
+)
+def test_a_function_without_a_name_that_is_given_parameters(body: str, *, is_said: bool) -> None:
+    assert (("FM318", "commented") in codes(WRAPS + body)) is is_said
