@@ -81,6 +81,8 @@ class Links:
     """Whether frameworks shard models of the project, whose optimizers those may be."""
     wrappers: frozenset[str] = frozenset()
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
+    subclasses: frozenset[str] = frozenset()
+    """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()
     """The project's own optimizers that are made here, and what holds one, as imports write their classes."""
     own_states: frozenset[str] = frozenset()
