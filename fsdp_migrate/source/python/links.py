@@ -162,6 +162,8 @@ class Links:
 
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
+    unseen_names: bool = False
+    """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
 

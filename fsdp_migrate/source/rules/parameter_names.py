@@ -5,6 +5,7 @@ What is decided by a name after wrapping, such as which parameters are decayed, 
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -30,6 +32,12 @@ _FLAT = (
     "without use_orig_params=True FSDP1's parameters were flat here, one for a unit, with names that end in "
     "`_flat_param`; FSDP2's have the model's names, so this decides differently, without an error. Decide "
     "which is meant; a checkpoint of FSDP1 has the old groups."
+)
+_IF_FLAT = (
+    "unless use_orig_params=True is among what FSDP1's class is given by `**`, its parameters were flat "
+    "here, one for a unit, with names that end in `_flat_param`; FSDP2's have the model's names, so this "
+    "then decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the old "
+    "groups."
 )
 _START = (
     "FSDP1's names began with `_fsdp_wrapped_module.` here, so that this was never true; FSDP2's are the "
@@ -63,7 +71,7 @@ _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 def find(source: Source) -> Iterator[Found]:
     """Find where parameters of a sharded model are chosen by their names."""
-    is_flat = _are_flat(source)
+    flat = _of_flat(source)
     for call in source.calls:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
@@ -80,13 +88,13 @@ def find(source: Source) -> Iterator[Found]:
             continue
         # A part has names of the model's own, but for those of flat parameters.
         is_inner = model is not func.value or text_of(func.value).endswith(".module")
-        names_flat = is_flat and by not in _KEEP_NAMES
-        for node, said in _said(source, loop, names, is_inner=is_inner, is_flat=names_flat):
+        of_flat = "" if by in _KEEP_NAMES else flat
+        for node, said in _said(source, loop, names, is_inner=is_inner, of_flat=of_flat):
             yield Found("FM318", node, said, "commented")
 
 
 def _said(
-    source: Source, loop: cst.CSTNode, names: tuple[str, str], *, is_inner: bool, is_flat: bool
+    source: Source, loop: cst.CSTNode, names: tuple[str, str], *, is_inner: bool, of_flat: str
 ) -> Iterator[tuple[cst.BaseExpression, str]]:
     """Yield what is asked of names in a loop, and what is said of it."""
     for test, is_start in _tests(source, loop, names):
@@ -94,11 +102,11 @@ def _said(
             yield test, _START
         elif not is_inner and _is_of_wholes(source, test, names[0]):
             yield test, _NONE
-        elif is_flat:
-            yield test, _FLAT
+        elif of_flat:
+            yield test, of_flat
         elif not is_inner and _is_from_the_start(source, test):
             yield test, _PART
-    parts = () if is_inner or is_flat else _counted_parts(loop, names[0])
+    parts = () if is_inner or of_flat else _counted_parts(loop, names[0])
     yield from ((part, _PART) for part in parts)
 
 
@@ -145,15 +153,34 @@ def _is_behind_a_word(call: cst.Call, part: cst.Subscript) -> bool:
     return is_word and text_of(part.slice[0]) != "0"
 
 
-def _are_flat(source: Source) -> bool:
-    """Tell whether a model is wrapped by this source or its project, and nothing asks for its own names."""
+def _of_flat(source: Source) -> str:
+    """Return what is said of flat parameters' names; nothing where something asks for the model's own."""
     if source.links.keeps_names or catalog.MAY_KEEP_NAMES.search(source.code):
+        return ""
+    if not source.links.is_given and not any(
+        source.models.is_constructor(each.func) for each in source.calls
+    ):
+        return ""
+    is_given = _is_given_by_stars(source)
+    return "" if is_given else _IF_FLAT if source.links.unseen_names or is_given is None else _FLAT
+
+
+def _is_given_by_stars(source: Source) -> bool | None:
+    """Tell whether ``FSDP(net, **kwargs)`` asks for names; None where that is not seen."""
+    funcs = {text_of(call.func) for call in source.calls if _is_starred(source, call)}
+    try:
+        tree = ast.parse(source.code) if funcs else ast.Module([], [])
+    except SyntaxError:  # of a newer Python
+        return None
+    return is_given_by_stars(tree, lambda call: ast.unparse(call.func) in funcs, "use_orig_params")
+
+
+def _is_starred(source: Source, call: cst.Call) -> bool:
+    """Tell whether FSDP1's class, or a partial of it, is given arguments by two stars."""
+    if all(arg.star != "**" for arg in call.args):
         return False
-    wrappings = [call for call in source.calls if source.models.is_constructor(call.func)]
-    starred = (arg.value for call in wrappings for arg in call.args if arg.star == "**")
-    if any(not isinstance(_value(source, each), (cst.Dict, cst.Call)) for each in starred):
-        return False  # what a config says
-    return bool(wrappings) or bool(source.links.is_given)
+    is_given = any(source.index.fsdp1(arg.value) == catalog.FSDP for arg in call.args)
+    return is_given or source.models.is_constructor(call.func)
 
 
 def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
