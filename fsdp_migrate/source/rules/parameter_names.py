@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
@@ -49,6 +51,11 @@ _NONE = (
     "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
     "has the old groups."
 )
+_FROM_BEFORE = (
+    "FSDP1's names began with `_fsdp_wrapped_module.` here, so that none was among these, which are from "
+    "before sharding or of a full state; FSDP2's are the model's, so this decides differently, without an "
+    "error. Decide which is meant."
+)
 _PART = (
     "FSDP1's names had `_fsdp_wrapped_module.` in them here, so that this was another part of the name, or "
     "no match; FSDP2's are the model's, so this decides differently, without an error, or raises. Decide "
@@ -71,7 +78,7 @@ _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 def find(source: Source) -> Iterator[Found]:
     """Find where parameters of a sharded model are chosen by their names."""
-    flat = _of_flat(source)
+    flat, copies = _of_flat(source), PlainCopies(ParameterValues(source))
     for call in source.calls:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
@@ -81,7 +88,8 @@ def find(source: Source) -> Iterator[Found]:
         if loop is None or model is None or source.contexts.is_summoned(call):
             continue
         function = source.index.function(call) or source.module
-        if not _chooses(loop, names[1]) or _CLEANED.search(text_of(function)):
+        is_choice = _chooses(loop, names[1])
+        if _CLEANED.search(text_of(function)) or not (is_choice or _changes(loop, names[1])):
             continue
         by = source.models.sharded_by(model)
         if by in _OF_A_MODULE:
@@ -89,7 +97,10 @@ def find(source: Source) -> Iterator[Found]:
         # A part has names of the model's own, but for those of flat parameters.
         is_inner = model is not func.value or text_of(func.value).endswith(".module")
         of_flat = "" if by in _KEEP_NAMES else flat
-        for node, said in _said(source, loop, names, is_inner=is_inner, of_flat=of_flat):
+        said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat)) if is_choice else {}
+        if not is_inner:
+            said_of |= dict.fromkeys(_of_names_before(source, loop, names, copies), _FROM_BEFORE)
+        for node, said in said_of.items():
             yield Found("FM318", node, said, "commented")
 
 
@@ -108,6 +119,37 @@ def _said(
             yield test, _PART
     parts = () if is_inner or of_flat else _counted_parts(loop, names[0])
     yield from ((part, _PART) for part in parts)
+
+
+def _of_names_before(
+    source: Source, loop: cst.CSTNode, names: tuple[str, str], copies: PlainCopies
+) -> Iterator[cst.BaseExpression]:
+    """Yield the questions whether a name is among those of the model before sharding: ``n in masks``."""
+    for test, _ in _tests(source, loop, names):
+        if isinstance(test, cst.Comparison) and text_of(test.left) == names[0]:
+            asked = test.comparisons[0]
+            if isinstance(asked.operator, (cst.In, cst.NotIn)) and copies.holds_names(asked.comparator):
+                yield test
+
+
+def _changes(loop: cst.CSTNode, parameter: str) -> bool:
+    """Tell whether a loop changes parameters, or their gradients: ``p.grad.mul_(masks[n])``."""
+    if not isinstance(loop, cst.For):
+        return False
+    asked = (call.func for call in walk_for(loop.body, cst.Call))
+    methods = (func for func in asked if isinstance(func, cst.Attribute))
+    if any(each.attr.value.endswith("_") and _root(each) == parameter for each in methods):
+        return True
+    targets = [each.target for each in walk_for(loop.body, cst.AssignTarget)]
+    targets += [each.target for each in walk_for(loop.body, cst.AugAssign)]
+    return any(not isinstance(each, cst.Name) and _root(each) == parameter for each in targets)
+
+
+def _root(node: cst.BaseExpression) -> str:
+    """Return what attributes, items and methods are taken of: ``p`` of ``p.grad.detach()``."""
+    while isinstance(node, (cst.Attribute, cst.Call, cst.Subscript)):
+        node = node.func if isinstance(node, cst.Call) else node.value
+    return text_of(node)
 
 
 def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
