@@ -137,6 +137,8 @@ class Links:
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
     counting_methods: frozenset[str] = frozenset()
     """Methods and properties by which modules of the project count their own parameters."""
+    counting_functions: frozenset[str] = frozenset()
+    """Functions of the project that count the parameters of a model that they are given."""
     state_hooks: bool = False
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False

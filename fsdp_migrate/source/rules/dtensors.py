@@ -102,8 +102,8 @@ _COUNT = (
     "its bytes, and do not multiply by the number of ranks."
 )
 _COUNTED = (
-    "the model counts its whole parameters now, on each rank, where under FSDP1 it counted this rank's part: "
-    "leave the number of ranks out of what is made of this count."
+    "this counts whole parameters now, on each rank, where under FSDP1 it counted this rank's part: leave "
+    "the number of ranks out of what is made of this count."
 )
 _SHAPED = (
     "this was one rank's part of a flat parameter, and is the whole in its own shape now, as a DTensor: take "
