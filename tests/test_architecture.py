@@ -109,6 +109,7 @@ HOUSE: House = (
                 "source.plain_models",
                 "source.plain_tensors",
                 "source.plugin_attributes",
+                "source.unknown_gradients",
                 "source.waiting_gradients",
             ],
             ["source.asked_states", "source.plain_copies"],
