@@ -277,7 +277,7 @@ def test_norms_of_lists_that_others_give(tmp_path: Path, does: str, text: str) -
         # Of one rank's part, as before.
         "def run(given):\n    return sum(p.grad.norm().item() ** 2 for p in given)\n",
         "def run(given):\n    return sum(x.norm() for x in given)\n",
-        "class A(base()):\n    def step(self):\n        for p in self.param_groups[0]['p']:\n            p.grad.norm()\n",
+        "class A(base()):\n    def run(self):\n        for p in self.param_groups[0]['p']: p.grad.norm()\n",
         "def run(given):\n    return sum(p.grad.to_local().norm() for p in given)\n",
         "def run(given):\n    return sum(p.grad.norm() for p in given)\nrun(Net().parameters())\n",
         "def run(given, x):\n    for p in given:\n        p.grad = None\n        y = x.norm()\n",
