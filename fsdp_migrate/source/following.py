@@ -56,6 +56,7 @@ from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.renamed_functions import Value
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
+from fsdp_migrate.source.unseen_names import with_unseen_names
 from fsdp_migrate.source.variables_elsewhere import with_variables
 
 
@@ -101,7 +102,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_given_optimizers(project, links, frameworks)
     links = with_chosen_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
-    links = with_texts(project.texts, with_lightning(project, links))
+    links = with_unseen_names(project, with_texts(project.texts, with_lightning(project, links)), around)
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     return with_reach(project, links, frameworks.files, around)
 

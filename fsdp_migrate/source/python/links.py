@@ -139,6 +139,8 @@ class Links:
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
     counting_methods: frozenset[str] = frozenset()
     """Methods and properties by which modules of the project count their own parameters."""
+    counting_functions: frozenset[str] = frozenset()
+    """Functions of the project that count the parameters of a model that they are given."""
     state_hooks: bool = False
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False
@@ -164,6 +166,8 @@ class Links:
 
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
+    unseen_names: bool = False
+    """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
 
