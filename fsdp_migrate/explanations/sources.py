@@ -40,7 +40,8 @@ EXPLANATIONS = {
         " optimizer by `full_optimizer_state_dict(model, optimizer)`; a sharded one by `get_model_state_dict(model)` of"
         " `torch.distributed.checkpoint.state_dict`; loading a file by `fsdp_migrate.load_checkpoint(path, model, optimizer)`, whatever saved it, a state by"
         " `load_full_state_dict` or `set_model_state_dict`. Then remove the context. Where states are taken and loaded by torch's `get_state_dict` and its kin"
-        " alone, which ask for no such context, there is nothing to replace: remove it.",
+        " alone, which ask for no such context, there is nothing to replace: remove it. So it is around `save_model()` of Hugging Face's Trainer, which"
+        " gathers the state itself, if `state_dict_type` of its FSDP config is `FULL_STATE_DICT`.",
     ),
     "FM308": (
         "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave."

@@ -28,6 +28,7 @@ from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, sources_in
+from fsdp_migrate.source.patched_names import with_patched_names
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -102,7 +103,8 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_given_optimizers(project, links, frameworks)
     links = with_chosen_optimizers(project, links)
     links = with_frameworks(project.texts, frameworks, links)
-    links = with_unseen_names(project, with_texts(project.texts, with_lightning(project, links)), around)
+    links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
+    links = with_unseen_names(project, links, around)
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     return with_reach(project, links, frameworks.files, around)
 

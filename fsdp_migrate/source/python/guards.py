@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.accelerate_models import FSDP_SWITCH, asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
     IS_DATACLASS,
@@ -47,6 +48,7 @@ _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
+_ARGUMENT = re.compile(rf"^-*(?:fsdp_)?(?:{'|'.join(catalog.CONSTRUCTOR_ARGUMENTS)})$")
 _STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
 _GIVE_STATES = frozenset({"full_state_dict", "get_model_state_dict"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
@@ -156,7 +158,8 @@ class Guards:
         """Whether what is not ``"fsdp"`` is not sharded: there is no other word for it, as ``"hsdp"``."""
         words = {text for text in self._texts if _SHARDED.match(text) and not _FSDP.match(text)}
         # How FSDP1 shards, `cfg.sharding_strategy = "full_shard"`, is a word for it where it is asked for.
-        return not words - _STRATEGIES and not words & self._texts_asked
+        named = {word for word in words if _ARGUMENT.match(word)}  # `kwargs["sharding_strategy"] = ...`
+        return not words - _STRATEGIES - named and not (words - named) & self._texts_asked
 
     @functools.cached_property
     def _has_match(self) -> bool:

@@ -164,6 +164,8 @@ class Links:
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
+    replaced_in_vain: frozenset[str] = frozenset()
+    """What this file's tests replace by name in modules of the project that have no such name."""
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
     unseen_names: bool = False

@@ -107,6 +107,10 @@ _WHOLE = "{{k: v.full_tensor() if hasattr(v, 'full_tensor') else v for k, v in {
 _SHARDS = "{{k: v.cpu() for k, v in {}.state_dict().items()}}"
 _STAYS = "stays: the state of the model is sharded by itself, with what hooks put into it"
 _DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
+_BY_TRAINER = (
+    "no context is needed: the Trainer gathers the state itself, if `state_dict_type` of its FSDP config is "
+    "FULL_STATE_DICT"
+)
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
 
@@ -134,7 +138,8 @@ def _of_context(source: Source, context: Context) -> Iterator[Found]:
         yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)
-    yield Found("FM306", context.call, "no context is needed", "rewritten", (edit,), covers=covers)
+    message = _BY_TRAINER if context.is_trainers else "no context is needed"
+    yield Found("FM306", context.call, message, "rewritten", (edit,), covers=covers)
     yield from _configs_no_more(source, context)
     for call in context.calls:
         model = call.func.value if isinstance(call.func, cst.Attribute) else call
