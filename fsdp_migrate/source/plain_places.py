@@ -18,7 +18,7 @@ from fsdp_migrate.source.left_branches import is_left_out
 from fsdp_migrate.source.object_classes import Objects
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
-from fsdp_migrate.source.project import Asked, Definition, Place, dotted
+from fsdp_migrate.source.project import Asked, Definition, Place, dotted, parts_of_one
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
@@ -99,8 +99,10 @@ class PlainPlaces:
         if module is None:
             return frozenset()
         found: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
+        has_wrapped = ".module" in self.project.texts[path]
         for statement in (each for scope in scopes_of(module) for each in scope.statements):
             asked = [node for call in statement.calls for node in _asked(call)]
+            asked += _wrapped(statement.node) if has_wrapped else []
             bound = bound_within(statement.node) if asked else set()
             for node in asked:
                 text = dotted(node)
@@ -305,7 +307,9 @@ class PlainPlaces:
             if self._doubts.wraps(node, place):
                 return False
             is_models = isinstance(node.func, ast.Attribute) and node.func.attr in _OF_MODELS
-            if is_models and isinstance(func, ast.Name) and func.id not in bound:
+            is_a_part = isinstance(func, ast.Attribute) and is_model(_last_of(func.value))
+            is_bound = func is not None and (dotted(func) or "").split(".")[0] in bound
+            if is_models and func is not None and not is_bound and (is_a_part or isinstance(func, ast.Name)):
                 return self._is_plain(func, place, depth + 1)
             parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
             parts += [func] if func is not None else []
@@ -449,6 +453,12 @@ def _asked(call: ast.Call) -> Iterator[ast.expr]:
         yield from call.args[:1]
 
 
+def _wrapped(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yield what is asked for the model inside it: ``model`` of ``model.module``."""
+    asked = (each for each in parts_of_one(statement) if isinstance(each, ast.Attribute))
+    yield from (each.value for each in asked if each.attr == "module")
+
+
 def _is_empty(node: ast.AST) -> bool:
     """Tell whether a list, a set or a dict has nothing in it where it is made."""
     if isinstance(node, ast.Call):
@@ -456,6 +466,10 @@ def _is_empty(node: ast.AST) -> bool:
     return isinstance(node, (ast.Dict, ast.List)) and not any(
         isinstance(each, ast.expr) for each in ast.iter_child_nodes(node)
     )
+
+
+def _last_of(node: ast.expr) -> str:
+    return (dotted(node) or "").rsplit(".", maxsplit=1)[-1].lower()
 
 
 def _of_fsdp(definition: Definition) -> bool:
