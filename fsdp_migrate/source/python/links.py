@@ -168,6 +168,9 @@ class Links:
     keeps_module: bool = False
     """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""
 
+    foreign: frozenset[str] = frozenset()
+    """Packages that this file imports from and the project does not have, the frameworks' left out."""
+
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
