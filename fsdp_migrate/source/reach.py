@@ -59,7 +59,15 @@ def with_reach(
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
     if near and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
         return dict(links)
-    told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
+    told = {
+        path: replace(
+            links.get(path, NOTHING),
+            is_near=True,
+            plain=plain.of(path),
+            above_sharding=plain.above_sharding(path),
+        )
+        for path in near
+    }
     return {**links, **told}
 
 

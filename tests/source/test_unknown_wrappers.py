@@ -26,6 +26,11 @@ HOLDS = "class Holder:\n    def __init__(self, net, model):\n        self.model 
         ("def run(x):\n    return x.runner.model.module\n", "x.runner.model.module"),
         ("def run(x):\n    return x['model'].module\n", "x['model'].module"),
         ("def run(model, net):\n    return net.module if hasattr(model, 'module') else 1\n", "net.module"),
+        (
+            "def run(model):\n    if isinstance(model, nn.Module):\n        return model.module\n",
+            "model.module",
+        ),
+        ("def run(model, x):\n    if is_wrapper(x):\n        return model.module\n", "model.module"),
         ("def run(model: nn.Module):\n    return model.module\n", "model.module"),
         (
             "def run(model):\n    try:\n        inner = model.module\n    except KeyError:\n        pass\n",
@@ -49,6 +54,8 @@ def test_it_is_named(tmp_path: Path, does: str, text: str) -> None:
         "def run(model):\n    return getattr(model, 'module', model)\n",
         "def run(model):\n    return model.module if isinstance(model, DDP) else model\n",
         "def run(model: DDP):\n    return model.module\n",
+        "def run(model):\n    return model.module if is_wrapper(model) else model\n",
+        "def run(model):\n    if isinstance(model, Own):\n        return model.module\n",
         "def run(model):\n    model = DDP(model)\n    return model.module\n",
         "def run(net):\n    model = nn.Linear(1, 1)\n    return model.module\n",
         "def run(model, x):\n    model.module = x\n",

@@ -182,6 +182,9 @@ class Links:
     plain_calls: frozenset[Signature] = frozenset()
     """Calls of this file that give plain models, by the constants that they are given."""
 
+    above_sharding: frozenset[tuple[int, str]] = frozenset()
+    """Expressions of models that the same function shards below, and which are plain there: line and text."""
+
     plain: frozenset[tuple[int, str]] = frozenset()
     """Expressions of a file to which a model may come that the project shows to be plain: line and text."""
 

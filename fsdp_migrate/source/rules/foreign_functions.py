@@ -41,6 +41,13 @@ def find(source: Source) -> Iterator[Found]:
 
 def _foreign(source: Source, func: cst.BaseExpression) -> str:
     """Return another package's name for FSDP that is called, or that made the object whose method is."""
+    made = func.value if isinstance(func, cst.Attribute) else None
+    if isinstance(made, (cst.Attribute, cst.Name)):
+        made = last_value(source.index, made)
+    return _named(source, func) or (_named(source, made.func) if isinstance(made, cst.Call) else "")
+
+
+def _named(source: Source, func: cst.BaseExpression) -> str:
     for known in source.index.qualified(func):
         package, *names = known.split(".")
         # A module may be called so for other reasons: of it the class counts, and the function.
@@ -48,10 +55,7 @@ def _foreign(source: Source, func: cst.BaseExpression) -> str:
         named = [each for each in own if _FSDP.search(each)]
         if named and package in source.links.foreign:
             return named[0]
-    made = func.value if isinstance(func, cst.Attribute) else None
-    if isinstance(made, (cst.Attribute, cst.Name)):
-        made = last_value(source.index, made)
-    return _foreign(source, made.func) if isinstance(made, cst.Call) else ""
+    return ""
 
 
 def _has_model(source: Source, given: cst.BaseExpression) -> bool:

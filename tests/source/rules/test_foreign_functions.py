@@ -29,6 +29,8 @@ class Trainer:
     def __init__(self, net):
         self.model = FSDP(net)
         self.saver = {made}
+        self.state = {{}}
+        self.state = self.state.copy()
 
     def save(self, path):
         state = {{"extra": 1}}
@@ -84,3 +86,7 @@ def test_what_takes_fsdp2s_and_what_is_the_projects_own_does_not(tmp_path: Path,
 
 def test_an_object_of_another_class_does_not(tmp_path: Path) -> None:
     assert _said(tmp_path, "self.saver.save(self.model)", "Checkpointer('x')") == []
+
+
+def test_what_is_made_of_itself_ends(tmp_path: Path) -> None:
+    assert _said(tmp_path, "self.saver.save(self.model)", "self.saver.to('cpu')") == []
