@@ -108,6 +108,7 @@ RULES: tuple[ModuleType, ...] = (
 
 OF_MODELS: frozenset[ModuleType] = frozenset(
     {
+        class_names,
         clipping,
         dtensors,
         framework_clipping,
