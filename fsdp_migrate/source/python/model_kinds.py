@@ -16,8 +16,8 @@ from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
+    is_made_anew,
     is_wrapped_between,
-    was_just_made,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -135,7 +135,7 @@ class ModelKinds:
         key = self.key_of(node)
         if key is None or self.frameworks.is_trained(node):
             return False
-        is_new = self.is_inner(node) and was_just_made(self.index, node, self.inner[key])
+        is_new = is_made_anew(self.index, node, self.made.get(key, ()), self.inner.get(key, ()))
         if is_new or node in self.plain_above or self._is_bound_anew(node, key):
             return True
         if key in self.given:
