@@ -112,7 +112,7 @@ HOUSE: House = (
                 "source.unknown_gradients",
                 "source.waiting_gradients",
             ],
-            ["source.asked_states", "source.plain_copies"],
+            ["source.asked_states", "source.plain_copies", "source.unknown_wrappers"],
             "source.rules",
             "source",
         ),

@@ -94,10 +94,11 @@ EXPLANATIONS = {
         " `isinstance(m, FSDPModule)`.",
     ),
     "FM317": (
-        "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them.",
+        "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them. A class or a function of another"
+        " package that has FSDP in its name may ask a model for them.",
         "Find out what the code was for. Shard and mesh: `p.to_local()`, `p.device_mesh` and `p.placements` of each parameter. Whole parameters:"
         " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`. Flat parameters that were moved to the host and back:"
-        " `with offloaded(model, optimizer):` of `fsdp_migrate.runtime`.",
+        " `with offloaded(model, optimizer):` of `fsdp_migrate.runtime`. Of another package see whether its release takes FSDP2's models.",
     ),
     "FM318": (
         "FSDP1's parameters were flat once the model was wrapped, of one dimension, with `use_orig_params` true or false: `p.ndim >= 2` was never true. (Only under"

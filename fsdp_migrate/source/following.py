@@ -16,6 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
+from fsdp_migrate.source.foreign_packages import with_foreign_packages
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
@@ -100,12 +101,12 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
         following.run()
         links = with_fsdp2_givers(project, Told(following).links())
     links = with_kept_in_families(project, links, following)
-    links = with_given_optimizers(project, links, frameworks)
-    links = with_chosen_optimizers(project, links)
+    links = with_chosen_optimizers(project, with_given_optimizers(project, links, frameworks))
     links = with_frameworks(project.texts, frameworks, links)
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_unseen_names(project, links, around)
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
+    links = with_foreign_packages(project, links)
     return with_reach(project, links, frameworks.files, around)
 
 

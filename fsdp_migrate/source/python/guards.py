@@ -464,14 +464,15 @@ def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:
 
 
 def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
-    """Tell whether it is the other branch of ``if fsdp_model is not None:``.
+    """Tell whether it is the other branch of ``if fsdp_model is not None:``, or of a switch: ``self.fsdp``.
 
     In that of ``if fsdp_model is None:`` such a model may be made.
     """
     if truth or len(test.comparisons) != 1 or text_of(test.comparisons[0].comparator) != "None":
         return False
-    named = _HELD.match((dotted(test.left) or "").split(".")[-1].lower())
-    return named is not None and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
+    last = (dotted(test.left) or "").split(".")[-1].lower()
+    is_named = _HELD.match(last) is not None or FSDP_SWITCH.match(last) is not None
+    return is_named and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
 
 
 def _is_ddps_case(node: cst.CSTNode) -> bool:

@@ -176,6 +176,9 @@ class Links:
     keeps_module: bool = False
     """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""
 
+    foreign: frozenset[str] = frozenset()
+    """Packages that this file imports from and the project does not have, the frameworks' left out."""
+
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
@@ -186,6 +189,9 @@ class Links:
     """The constants of the calls that give models to parameters of this file's functions, if all are seen."""
     plain_calls: frozenset[Signature] = frozenset()
     """Calls of this file that give plain models, by the constants that they are given."""
+
+    above_sharding: frozenset[tuple[int, str]] = frozenset()
+    """Expressions of models that the same function shards below, and which are plain there: line and text."""
 
     plain: frozenset[tuple[int, str]] = frozenset()
     """Expressions of a file to which a model may come that the project shows to be plain: line and text."""

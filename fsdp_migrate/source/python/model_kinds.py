@@ -16,8 +16,8 @@ from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
+    is_made_anew,
     is_wrapped_between,
-    was_just_made,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -84,6 +84,8 @@ class ModelKinds:
     index: Index
     links: Links = NOTHING
     """What other files of the project say of this one."""
+    plain_above: frozenset[cst.CSTNode] = frozenset()
+    """What other files show that the same function shards below."""
     facts: dict[Key, set[str]] = field(default_factory=dict)
     made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The targets of the assignments by which a name becomes a model."""
@@ -133,9 +135,8 @@ class ModelKinds:
         key = self.key_of(node)
         if key is None or self.frameworks.is_trained(node):
             return False
-        if self._is_bound_anew(node, key) or (
-            self.is_inner(node) and was_just_made(self.index, node, self.inner[key])
-        ):
+        is_new = is_made_anew(self.index, node, self.made.get(key, ()), self.inner.get(key, ()))
+        if is_new or node in self.plain_above or self._is_bound_anew(node, key):
             return True
         if key in self.given:
             return self._is_wrapped_below(node)
@@ -167,11 +168,10 @@ class ModelKinds:
         function, order, text = self.index.function(node), self.index.order, text_of(node)
         for call, model in self._wrappings:
             if model == text and order[call] > order[node] and self.index.function(call) is function:
-                above = set(of_one_object(self.index, node))
                 known = {test for test, _ in self.guards.facts(node)}
                 if not any(test not in known for test, _ in self.guards.facts(call)):
                     loops = (a for a in self.index.ancestors(call) if isinstance(a, (cst.For, cst.While)))
-                    return above.isdisjoint(loops)
+                    return {*of_one_object(self.index, node)}.isdisjoint(loops)
         return False
 
     @functools.cached_property
@@ -179,7 +179,7 @@ class ModelKinds:
         """The calls that make FSDP1 models, and what each is given."""
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
         calls = [call for call in calls if self.is_constructor(call.func) and not self.never.holds(call)]
-        made = [(call, model_argument(call, 0)) for call in calls]
+        made = ((call, model_argument(call, 0)) for call in calls)
         return [(call, text_of(model)) for call, model in made if model is not None]
 
     def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:

@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_said
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.evidence import imports_fsdp1
-from fsdp_migrate.source.python.fabric_models import set_up
+from fsdp_migrate.source.python.fabric_models import is_set_up_plain, set_up
 from fsdp_migrate.source.python.held import WRAPS
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -203,6 +203,8 @@ def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int)
         return isinstance(value, (cst.Name, cst.Attribute, cst.Subscript)) and is_unknown(
             source, value, depth + 1
         )
+    if is_set_up_plain(source.index, value):
+        return False
     name = (dotted(value.func) or "").split(".")[-1]
     if not name and isinstance(value.func, cst.Attribute):  # `make(x).eval()`
         shards = _SHARDS.search(value.func.attr.value) is not None  # `make(x).prepare(net)`

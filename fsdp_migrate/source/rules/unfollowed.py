@@ -29,9 +29,11 @@ from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.unknown_foreach import of_foreach
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
+from fsdp_migrate.source.python.unknown_optimizers import is_made_of_unknown
 from fsdp_migrate.source.python.xlas import imports_xlas
 from fsdp_migrate.source.unknown_gradients import is_of_gradients, knows_dtensors, of_unknown_lists
-from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.unknown_wrappers import of_wrappers
+from fsdp_migrate.source.uses import Found, Remove
 
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ _GRADIENTS = (
     "rank's, and collectives take none. clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime gives "
     "the norm as a plain tensor."
 )
+_MODULE = "the sharded model has none: FSDP2 wraps nothing, take the model itself."
 _LIST = (
     "of a sharded model's parameters the norm is that of the whole gradient, and a DTensor, which a text "
     "does not take; FSDP1's was one rank's. clip_grad_norm_(model, max_norm) of fsdp_migrate.runtime gives a "
@@ -104,7 +107,7 @@ _OF_FUNCTIONS: Final = {
 }
 
 _MAY_FIND: Final = re.compile(
-    r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
+    r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
     r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
     r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]*['\"]no_sync['\"]"
@@ -143,22 +146,25 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     """Find what the other rules have said nothing of, in files that a sharded model may come to."""
     if not source.links.is_near or (not source.uses_fsdp1 and imports_xlas(source.index)):
         return
+    found = [*found]
     said = {source.index.statement(each.node) for _, each in found}
+    said |= {source.index.statement(edit.statement) for edit in _removed(found)}
     commented = {line for line, *_ in find_left(source.code)}
     is_fsdp2_file = _shards_by_fsdp2_alone(source)
     is_foreach_said = any(each.code == "FM447" and each.action == "commented" for _, each in found)
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
     both = () if is_foreach_said else of_foreach(source)
+    wrapped = ((node, model, _MODULE) for node, model in of_wrappers(source))
     lists: list[tuple[cst.CSTNode, None, str]] = [
         *((each, None, _LIST) for each in _clipped_lists(source)),
         *((each, None, _GRADIENTS) for each in of_unknown_lists(source)),
         *((each, None, _FOREACH) for each in both),
         *((each, None, _KEPT) for each in kept_in_doubt(source)),
     ]
-    for node, model, meant in (*done, *_loops(source), *lists):
+    for node, model, meant in (*done, *wrapped, *_loops(source), *lists):
         statement = source.index.statement(node)
-        is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))
+        is_known = model is not None and (not _is_unknown(source, model) or is_seen_plain(source, model))
         is_known = is_known or (model is not None and is_annotated_plain(source.index, model))
         is_whole = meant in {_BESIDE, _PRETRAINED, _STATE} and source.contexts.is_summoned(node)
         if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
@@ -170,6 +176,17 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         if source.position(statement)[0] not in commented:
             said.add(statement)
             yield Found("FM450", node, meant, "unclear")
+
+
+def _removed(found: Iterable[tuple[str, Found]]) -> Iterator[Remove]:
+    yield from (edit for _, each in found for edit in each.edits if isinstance(edit, Remove))
+
+
+def _is_unknown(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a model or an optimizer comes from where it is not seen, or is made of what does."""
+    if is_unknown(source, node):
+        return True
+    return is_optimizer(last_word(node)) and is_made_of_unknown(source, node)
 
 
 def _shards_by_fsdp2_alone(source: Source) -> bool:
