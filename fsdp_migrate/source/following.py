@@ -37,7 +37,7 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of
+from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of, returned_to
 from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_facts import ProjectFacts
 from fsdp_migrate.source.project_fields import fields_of
@@ -94,7 +94,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     following: _Following | None = None
     frameworks = framework_models(project, around)
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
-        following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
+        following = _Following(project, frameworks=frameworks, handed_on=HandedOn(project), around=around)
         following.run()
         links = with_fsdp2_givers(project, Told(following).links())
     links = with_kept_in_families(project, links, following)
@@ -109,6 +109,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
 @dataclass(eq=False)
 class _Following(ProjectFacts):
     handed_on: HandedOn = field(kw_only=True)
+    around: Iterable[str | os.PathLike[str]] = field(kw_only=True)
     gives: dict[tuple[Path, str], set[str]] = field(default_factory=dict)
     fields_told: dict[Path, dict[str, Fields]] = field(default_factory=dict)
     types_from: set[Path] = field(default_factory=set)
@@ -130,7 +131,7 @@ class _Following(ProjectFacts):
     @functools.cached_property
     def items(self) -> ItemMethods:
         """The methods of what lists hold of which nothing shows the class."""
-        return ItemMethods(self.project)
+        return ItemMethods(self.project, self.around)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -490,7 +491,7 @@ class _Following(ProjectFacts):
     ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self.written(func, place)
-        found = set(self.returned(definition))
+        found = set(returned_to(self, func, place, definition))
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")
