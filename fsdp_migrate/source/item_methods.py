@@ -64,7 +64,7 @@ class ItemMethods:
             for each in self._methods(func.attr):
                 owner = each.owner
                 is_its = owner is not None and (named is None or is_of(self.project, owner, named, place))
-                yield from (each,) if is_its and _takes(each, call) else ()
+                yield from (each,) if is_its and takes(each, call) else ()
 
     def instantiated(self, call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Iterator[Definition]:
         """Yield the classes of which hydra may make an object: those that take what it is given by name."""
@@ -128,12 +128,13 @@ def _items_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     return frozenset({*names, *(arg.arg for arg in (*node.args.args, *node.args.kwonlyargs))})
 
 
-def _takes(method: Definition, call: ast.Call) -> bool:
-    """Tell whether a method can be called so, by the number of what it takes."""
+def takes(method: Definition, call: ast.Call) -> bool:
+    """Tell whether a function, or a method of an object, can be called so, by the number of what it takes."""
     node = method.node
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
-    most = len(node.args.args) - 1
+    is_static = any(dotted(each) == "staticmethod" for each in node.decorator_list)
+    most = len(node.args.args) - (0 if method.owner is None or is_static else 1)
     named = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
     is_starred = any(isinstance(each, ast.Starred) for each in call.args)
     is_many = is_starred or node.args.vararg is not None or len(call.args) <= most
