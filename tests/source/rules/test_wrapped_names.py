@@ -212,8 +212,6 @@ def test_a_function_of_another_file_asks_for_the_name(tmp_path: Path) -> None:
     for given, is_said in (("model", True), ("net.other", False)):
         main = f"{IMPORTS}from ask import is_one\n\ndef main(net):\n    model = FSDP(net)\n"
         main += f"    is_one({given})\n"
-            f"{IMPORTS}from ask import is_one\n\ndef main(net):\n    model = FSDP(net)\n    is_one({given})\n"
-        )
         (tmp_path / "main.py").write_text(main)
         said = [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("ask.py")]
         assert ("FM316" in said) is is_said
