@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.looked_up_functions import looked_up
+from fsdp_migrate.source.optimizers_before import OptimizersBefore
 from fsdp_migrate.source.picked_functions import PickedFunctions
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_kinds import ANY, MAKES_ONE, MODELS, ProjectKinds
@@ -35,6 +36,18 @@ class PickedKinds(ProjectKinds):
     def registries(self) -> Registries:
         """What stands in registries."""
         return Registries(self.project, self.globals)
+
+    @functools.cached_property
+    def _before(self) -> OptimizersBefore:
+        return OptimizersBefore()
+
+    def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
+        """Return what a name may be; of an optimizer too that was made before its model was sharded."""
+        found = super().text_kinds(text, node, place)
+        return found or self._before.kinds(text, place, functools.partial(self._is_sharded_at, node))
+
+    def _is_sharded_at(self, node: ast.expr, model: str, place: Place) -> bool:
+        return bool(model) and "fsdp" in super().text_kinds(model, node, place)
 
     def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
         if isinstance(node, ast.Lambda):

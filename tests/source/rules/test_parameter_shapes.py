@@ -189,7 +189,7 @@ CHOSEN = [
     "big = list(p for p in model.parameters() if p.nelement() < 1_000)",
     "for p in model.parameters():\n    if p.numel() > 1000:\n        big.append(p)",
     "for p in model.parameters():\n    if p.shape[-1] == 8:\n        p.requires_grad = False",
-    "for p in model.parameters():\n    n = p.numel()\n    if n < 9:\n        pass\n    else:\n        big.append(p)",
+    "for p in model.parameters():\n    n = p.numel()\n    if n < 9:\n        n\n    else:\n        x.add(p)",
     "for n, p in model.named_parameters():\n    if p.numel() > 1000:\n        rates[n] = 0.1",
     "def put(p):\n    if p.numel() > 1000:\n        big.append(p)\nfor p in model.parameters():\n    put(p)",
 ]
