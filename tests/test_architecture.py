@@ -111,7 +111,7 @@ HOUSE: House = (
                 "source.plugin_attributes",
                 "source.waiting_gradients",
             ],
-            "source.asked_states",
+            ["source.asked_states", "source.states_by_name"],
             "source.rules",
             "source",
         ),
