@@ -102,6 +102,7 @@ HOUSE: House = (
                 "source.wrapped_twice",
             ],
             [
+                "source.children_of_wrappers",
                 "source.copied_parameters",
                 "source.counts_of_models",
                 "source.framework_words",
