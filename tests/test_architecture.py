@@ -102,7 +102,6 @@ HOUSE: House = (
                 "source.wrapped_twice",
             ],
             [
-                "source.children_of_wrappers",
                 "source.copied_parameters",
                 "source.counts_of_models",
                 "source.framework_words",
@@ -112,7 +111,7 @@ HOUSE: House = (
                 "source.plugin_attributes",
                 "source.waiting_gradients",
             ],
-            ["source.asked_states", "source.states_by_name"],
+            ["source.asked_states", "source.children_of_wrappers", "source.states_by_name"],
             "source.rules",
             "source",
         ),

@@ -69,8 +69,13 @@ class GivenOtherwise(ProjectFacts):
         for each in (
             *self.picked.registered(node, place),
             *(self.renamed.given_by(made) if made is not None else ()),
-            *(each for each in looked_up(self.project, node, place) if takes(each, call)),
         ):
+            self._give(each, call, given, named)
+        found = [each for each in looked_up(self.project, node, place) if takes(each, call)]
+        if len(found) > 1:
+            given = [_in_doubt(each) for each in given]
+            named = {name: _in_doubt(each) for name, each in named.items()}
+        for each in found:
             self._give(each, call, given, named)
         for side in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ():
             self._give_value(side, place, call, given, named)
@@ -141,3 +146,8 @@ class GivenOtherwise(ProjectFacts):
         if has_model(kinds) and self.left.note_other(parameter):
             self._found_more(parameter)
         self._add(parameter, kinds, from_others=True)
+
+
+def _in_doubt(kinds: set[str]) -> set[str]:
+    """Return what a function may be given that is one of several which a name may stand for."""
+    return kinds | {"other"} if "fsdp" in kinds else kinds

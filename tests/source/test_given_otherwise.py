@@ -106,6 +106,27 @@ def test_what_is_not_picked_is_given_none(tmp_path: Path, use: str) -> None:
     assert not _is_said(tmp_path, {"lib.py": LIB, "main.py": MAIN.format(use)}, "lib.py")
 
 
+@pytest.mark.parametrize(
+    ("use", "code"),
+    [
+        ("getattr(lib, 'save')(model)", "FM308"),
+        ("getattr(lib, f'sa{cfg.x}e')(model)", "FM308"),
+        ("getattr(lib, cfg.step)(model)", "FM333"),
+        ("getattr(lib, cfg.step)(model=model)", "FM333"),
+    ],
+)
+def test_of_several_that_a_name_may_stand_for_none_is_certain(tmp_path: Path, use: str, code: str) -> None:
+    saves = "def save(model):\n    return model.state_dict()\n\n"
+    files = {
+        "lib.py": saves + saves.replace("save", "keep"),
+        "main.py": f"{FSDP}import lib\n\ndef main(net, cfg):\n    model = FSDP(net)\n    {use}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    said = {each.code for each in scan_paths([tmp_path]).uses if each.path.endswith("lib.py")}
+    assert said - {"FM450"} == {code}
+
+
 OWN = f"""\
 {FSDP}
 class Base:
