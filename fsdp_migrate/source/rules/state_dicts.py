@@ -39,6 +39,7 @@ from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
+from fsdp_migrate.source.states_by_name import states_by_name
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
@@ -128,6 +129,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_plain_call(source, call)
             yield from of_asking(source, call)
             yield from of_functions(source, call)
+    yield from states_by_name(source)
 
 
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
