@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     IsClass = Callable[[cst.CSTNode], bool]
     Fact = tuple[cst.BaseExpression, bool]
+    Facts = tuple[tuple[Fact, ...], cst.FunctionDef | None]
+    Sure = tuple[cst.CSTNode, cst.BaseExpression, bool]
 
 
 _MAX_DEPTH = 3
@@ -70,6 +72,12 @@ class Guards:
     """Wrappers' classes of other files, that are none of FSDP1's."""
     given: frozenset[str] = frozenset()
     """Functions that other files give sharded models."""
+    _without: dict[cst.FunctionDef, bool] = field(default_factory=dict, repr=False)
+    _facts: dict[int, Facts] = field(default_factory=dict, repr=False)
+    """By the nodes of this source what is known where they stand: many ask of the same."""
+    _chosen: dict[cst.FunctionDef, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
+    _sure: dict[int, list[Sure]] = field(default_factory=dict, repr=False)
+    """By the blocks of this source what their statements make sure for those below."""
 
     def holds(self, node: cst.CSTNode, is_class: IsClass) -> bool:
         """Tell whether an expression stands where it was found to be of a class."""
@@ -118,10 +126,6 @@ class Guards:
     def _places_of(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
         is_given = self.index.path_of(function) in self.given
         return [] if is_given else places_chosen(self.index, function)
-
-    @functools.cached_property
-    def _without(self) -> dict[cst.FunctionDef, bool]:
-        return {}
 
     @functools.cached_property
     def _has_switch(self) -> bool:
@@ -193,7 +197,7 @@ class Guards:
         # A body runs later, when what was tested around it may have changed, but not the launch.
         return iter(facts if function is None else (*facts, *self._chosen_by(function)))
 
-    def _find_facts(self, node: cst.CSTNode) -> tuple[tuple[Fact, ...], cst.FunctionDef | None]:
+    def _find_facts(self, node: cst.CSTNode) -> Facts:
         """Return what is known within the function that a node stands in, and that function."""
         found: list[Fact] = []
         below: cst.CSTNode = node
@@ -218,11 +222,6 @@ class Guards:
                 return tuple(found), above if isinstance(above, cst.FunctionDef) else None
             below = above
         return tuple(found), None
-
-    @functools.cached_property
-    def _facts(self) -> dict[int, tuple[tuple[Fact, ...], cst.FunctionDef | None]]:
-        """By the nodes of this source what is known where they stand: many ask of the same."""
-        return {}
 
     def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""
@@ -252,10 +251,6 @@ class Guards:
     def _asks_launch(self) -> bool:
         return asks_for_launch(self.index)
 
-    @functools.cached_property
-    def _chosen(self) -> dict[cst.FunctionDef, tuple[Fact, ...]]:
-        return {}
-
     def _before(self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode) -> Iterator[Fact]:
         """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
         known = self._sure.get(id(block))
@@ -267,11 +262,6 @@ class Guards:
             if place is not None and order[each] >= place:
                 return
             yield test, truth
-
-    @functools.cached_property
-    def _sure(self) -> dict[int, list[tuple[cst.CSTNode, cst.BaseExpression, bool]]]:
-        """By the blocks of this source what their statements make sure for those below."""
-        return {}
 
     def _says(
         self,
