@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
@@ -15,6 +15,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.named_loops import named_loops
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.sharded_parts import whole_of
@@ -83,25 +84,41 @@ def find(source: Source) -> Iterator[Found]:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
             continue
-        loop, names = _loop_over(source, call)
         model = whole_of(source, func.value)
-        if loop is None or model is None or source.contexts.is_summoned(call):
+        if model is None or source.contexts.is_summoned(call):
             continue
-        function = source.index.function(call) or source.module
-        is_choice = _chooses(loop, names[1])
-        if _CLEANED.search(text_of(function)) or not (is_choice or _changes(loop, names[1])):
-            continue
-        by = source.models.sharded_by(model)
-        if by in _OF_A_MODULE:
-            continue
-        # A part has names of the model's own, but for those of flat parameters.
-        is_inner = model is not func.value or text_of(func.value).endswith(".module")
-        of_flat = "" if by in _KEEP_NAMES else flat
-        said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat)) if is_choice else {}
-        if not is_inner:
-            said_of |= dict.fromkeys(_of_names_before(source, loop, names, copies), _FROM_BEFORE)
-        for node, said in said_of.items():
-            yield Found("FM318", node, said, "commented")
+        for loop, names in named_loops(source.index, call):
+            if isinstance(loop, _LOOPS):
+                yield from _of_loop(source, loop, names, Asked(func.value, model, flat, copies))
+
+
+class Asked(NamedTuple):
+    """A question for named parameters."""
+
+    asked: cst.BaseExpression
+    """What was asked: the model, or a part of it."""
+    model: cst.BaseExpression
+    flat: str
+    """What is said of flat parameters' names."""
+    copies: PlainCopies
+
+
+def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Asked) -> Iterator[Found]:
+    """Find where a loop over a sharded model's parameters asks for their names."""
+    function = source.index.function(loop) or source.module
+    is_choice = _chooses(loop, names[1])
+    if _CLEANED.search(text_of(function)) or not (is_choice or _changes(loop, names[1])):
+        return
+    sharded_by = source.models.sharded_by(by.model)
+    if sharded_by in _OF_A_MODULE:
+        return
+    # A part has names of the model's own, but for those of flat parameters.
+    is_inner = by.model is not by.asked or text_of(by.asked).endswith(".module")
+    of_flat = "" if sharded_by in _KEEP_NAMES else by.flat
+    said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat)) if is_choice else {}
+    if not is_inner:
+        said_of |= dict.fromkeys(_of_names_before(source, loop, names, by.copies), _FROM_BEFORE)
+    yield from (Found("FM318", node, said, "commented") for node, said in said_of.items())
 
 
 def _said(
@@ -229,22 +246,6 @@ def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | Non
     return last_value(source.index, node) if isinstance(node, cst.Name) else node
 
 
-def _loop_over(source: Source, call: cst.Call) -> tuple[cst.CSTNode | None, tuple[str, str]]:
-    """Return the loop that goes through what a call gives, and what it calls names and parameters."""
-    for above in source.index.ancestors(call):
-        if isinstance(above, (cst.For, cst.CompFor)):
-            target = above.target
-            if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
-                return None, ("", "")
-            loop = source.index.parents[above] if isinstance(above, cst.CompFor) else above
-            is_in_iter = call in walk_for(above.iter, cst.Call)
-            names = (text_of(target.elements[0].value), text_of(target.elements[1].value))
-            return (loop, names) if is_in_iter and isinstance(loop, _LOOPS) else (None, names)
-        if isinstance(above, cst.BaseStatement):
-            break
-    return None, ("", "")
-
-
 def _chooses(loop: cst.CSTNode, parameter: str) -> bool:
     """Tell whether a loop gives some of the parameters away, or freezes them."""
     if not isinstance(loop, cst.For):
@@ -317,7 +318,7 @@ def _asked(test: cst.CSTNode, known: set[str], name: str = "") -> Iterator[tuple
 def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
     """Tell whether a function of the source is given a name, and asks for what is in it."""
     places = [place for place, arg in enumerate(call.args) if _is_name(arg.value, known)]
-    for function in source.models.guards.functions(call.func) if places else ():
+    for function in _run_by(source, call.func) if places else ():
         params = [
             each.name.value for each in function.params.params if each.name.value not in {"cls", "self"}
         ]
@@ -326,6 +327,14 @@ def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
         if given and not is_cleaned and any(_asked(function.body, given)):
             return True
     return False
+
+
+def _run_by(source: Source, func: cst.BaseExpression) -> Iterator[cst.FunctionDef | cst.Lambda]:
+    """Yield the functions of the source that a call runs, also one without a name of its own."""
+    yield from source.models.guards.functions(func)
+    value = last_value(source.index, func) if isinstance(func, cst.Name) else None
+    if isinstance(value, cst.Lambda):
+        yield value
 
 
 def _is_name(node: cst.BaseExpression, known: set[str]) -> bool:

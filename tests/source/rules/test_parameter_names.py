@@ -36,6 +36,18 @@ NAMES = [
     _LIST.format("n.split('.')[-1] == 'bias'"),
     _LIST.format("fnmatch(n, '*.bias')"),
     "def plain(name):\n    return 'bias' in name\n" + _LIST.format("plain(n)"),
+    "plain = lambda name, p: 'bias' in name\n" + _LIST.format("plain(n, p)"),
+    "named = list(model.named_parameters())\nxs = [p for n, p in named if 'bias' in n]\n",
+    "named = dict(model.named_parameters())\nxs = [p for n, p in named.items() if 'bias' in n]\n",
+    (
+        "named = {n: p for n, p in model.named_parameters()}\n"
+        "some = {n: p for n, p in named.items() if p.requires_grad}\n"
+        "xs = [p for n, p in some.items() if 'bias' in n]\n"
+    ),
+    (
+        "named = sorted([(n, p) for n, p in model.named_parameters()])\nfor n, p in named:\n"
+        "    if 'bias' in n:\n        xs.append(p)\n"
+    ),
 ]
 _FUNCTION = "def is_other(text):\n    return {}\n\n"
 _LINES = "for n, p in model.named_parameters():\n    {}\n    if {}:\n        xs.append(p)\n"
@@ -49,6 +61,8 @@ NAMES += [
     "for n, p in model.named_parameters():\n    p.requires_grad_(any(x in n for x in xs))\n",
 ]
 OTHERS = [
+    "named = list(x.named_parameters())\nmodel.named_parameters()\nxs = [p for n, p in named if 'bias' in n]\n",
+    "named = list(model.named_parameters())\nnamed = []\nxs = [p for n, p in named if 'bias' in n]\n",
     _LIST.format("p.requires_grad"),
     _LOOP.format("'bias' in n", "print(n, p)"),
     _LOOP.format("'bias' in n", "names.append(n)"),
