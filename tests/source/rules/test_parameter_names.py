@@ -61,7 +61,7 @@ NAMES += [
     "for n, p in model.named_parameters():\n    p.requires_grad_(any(x in n for x in xs))\n",
 ]
 OTHERS = [
-    "named = list(x.named_parameters())\nmodel.named_parameters()\nxs = [p for n, p in named if 'bias' in n]\n",
+    "n = list(x.named_parameters())\nmodel.named_parameters()\nxs = [p for m, p in n if 'bias' in m]\n",
     "named = list(model.named_parameters())\nnamed = []\nxs = [p for n, p in named if 'bias' in n]\n",
     _LIST.format("p.requires_grad"),
     _LOOP.format("'bias' in n", "print(n, p)"),
