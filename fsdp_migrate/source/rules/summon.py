@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.called_methods import is_the_model, methods_that_may_run
+from fsdp_migrate.source.called_methods import is_own, is_the_model, methods_that_may_run
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
@@ -250,12 +250,23 @@ def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None
             part
             and _PARTS.search(part)
             and not _OF_A_TENSOR.search(part)
-            and not last.startswith(("get_", "named_", "set_"))
+            and not _runs_nothing(source, inner, last)
         ):
             if part == last and _METHODS.search(part):
                 return part
             found = ""
     return found
+
+
+def _runs_nothing(source: Source, call: cst.Call, method: str) -> bool:
+    """Tell whether a method of a part runs nothing: ``encoder.state_dict()``, ``head.reset_parameters()``."""
+    if method.startswith(("get_", "named_", "set_")):
+        return True
+    # `vit.to_embedding(x)` is a part that is called, and `vit.init_embedding()` is not.
+    is_result_left = isinstance(source.index.parents[call], cst.Expr)
+    if method == "__call__" or (_PARTS.search(method) and not is_result_left):
+        return False
+    return not is_own(method) or method.endswith("_")
 
 
 def _is_of_a_plain_model(source: Source, func: cst.BaseExpression, model: str, body: cst.CSTNode) -> bool:

@@ -76,6 +76,31 @@ def test_the_comment_names_what_runs(inner: str, said: str) -> None:
     assert said in turned(f"{MODEL}with FSDP.summon_full_params(model):\n    y = {inner}\n")
 
 
+@pytest.mark.parametrize(
+    ("runs", "is_said"),
+    [
+        ("torch.save(model.encoder.state_dict(), path)", False),
+        ("model.layers.load_state_dict(state)", False),
+        ("[p.zero_() for p in model.module.decoder.parameters()]", False),
+        ("model.head.reset_parameters()", False),
+        ("model.head.init_embeddings()", False),
+        ("model.embed.position.normal_(0.0, 0.02)", False),
+        ("model.layers.append(more)", False),
+        ("load(model.decoder)", False),
+        ("y = model.vit.to_embedding(x)", True),
+        ("y = model.encoder.__call__(x)", True),
+        ("y = model.encoder.layers.first(x)", True),
+        ("model.encoder(x)", True),
+    ],
+)
+def test_what_a_part_is_asked_for_does_not_run_it(runs: str, *, is_said: bool) -> None:
+    load = "def load(part):\n    part.block.load_state_dict(part.blocks.state_dict())\n\n\n"
+    body = f"{load}{MODEL}with FSDP.summon_full_params(model, writeback=True):\n    {runs}\n"
+    assert (("FM332", "commented") in codes(body)) is is_said
+    part = body.replace("summon_full_params(model,", "summon_full_params(model.decoder,")
+    assert ("FM332", "commented") not in codes(part.replace(runs, "load(model.decoder)"))
+
+
 INNER = """\
 class Loop:
     def draw(self, batch):
