@@ -74,7 +74,6 @@ HOUSE: House = (
             "source.python",
             "source.answers",
             [
-                "source.as_before",
                 "source.called_methods",
                 "source.check_functions",
                 "source.compiled_names",
@@ -102,6 +101,7 @@ HOUSE: House = (
                 "source.wrapped_twice",
             ],
             [
+                "source.as_before",
                 "source.copied_parameters",
                 "source.counts_of_models",
                 "source.framework_words",

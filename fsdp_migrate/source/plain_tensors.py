@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of
 from fsdp_migrate.source.python.tensor_words import gives_its_kind
 
 
@@ -40,23 +40,38 @@ _MAKERS = frozenset(
     }
 )
 _BY_VALUE = frozenset(
-    {"add", "copy_", "div", "fmod", "lerp", "maximum", "minimum", "mul", "multiply", "sub", "subtract"}
+    {
+        *(
+            "add",
+            "addcdiv",
+            "addcmul",
+            "clamp",
+            "copy_",
+            "div",
+            "fmod",
+            "lerp",
+            "masked_fill",
+            "masked_select",
+        ),
+        *("maximum", "minimum", "mul", "multiply", "pow", "remainder", "sub", "subtract", "where"),
+    }
 )
 _DEEPEST = 4
 
 
 def met(values: ParameterValues) -> Iterator[cst.CSTNode]:
     """Yield where a plain tensor that is made here meets a parameter of a sharded model, or becomes one's."""
-    source = values.source
+    source, buffers = values.source, _buffers(values)
     for call in source.calls:
         if isinstance(call.func, cst.Attribute) and _is_arithmetic(call.func.attr.value):
-            yield from _of_sides(values, call, [call.func.value, *(a.value for a in call.args if not a.star)])
+            sides = [call.func.value, *(each.value for each in call.args if not each.star)]
+            yield from _of_sides(values, call, sides, buffers)
     for kind in (cst.AugAssign, cst.BinaryOperation):
         for node in source.index.by_kind.get(kind, ()):
             if isinstance(node, cst.AugAssign):
-                yield from _of_sides(values, node, [node.target, node.value])
+                yield from _of_sides(values, node, [node.target, node.value], buffers)
             elif isinstance(node, cst.BinaryOperation):
-                yield from _of_sides(values, node, [node.left, node.right])
+                yield from _of_sides(values, node, [node.left, node.right], buffers)
     for assign in source.assignments:
         targets = [each.target for each in assign.targets]
         is_its = any(_is_put(each) and values.is_one(each) for each in targets)
@@ -76,10 +91,31 @@ def _is_arithmetic(name: str) -> bool:
 
 
 def _of_sides(
-    values: ParameterValues, node: cst.CSTNode, sides: list[cst.BaseExpression]
+    values: ParameterValues, node: cst.CSTNode, sides: list[cst.BaseExpression], buffers: set[str]
 ) -> Iterator[cst.CSTNode]:
-    if any(is_made_plain(values.source, each) for each in sides) and any(map(values.is_one, sides)):
+    if not any(map(values.is_one, sides)):
+        return
+    is_met = any(_is_attribute_of(each, buffers) and not values.is_one(each) for each in sides)
+    if is_met or any(is_made_plain(values.source, each) for each in sides):
         yield node
+
+
+def _is_attribute_of(node: cst.BaseExpression, names: set[str]) -> bool:
+    return isinstance(node, cst.Attribute) and node.attr.value in names
+
+
+def _buffers(values: ParameterValues) -> set[str]:
+    """Return the names of buffers, which FSDP2 leaves plain: ``register_buffer("mask", mask)``."""
+    found: dict[str, bool] = {}
+    for call in values.source.calls if "register_buffer" in values.source.code else ():
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "register_buffer":
+            name, tensor = argument_of(call, 0, {"name"}), argument_of(call, 1, {"tensor"})
+            # One that is made of a sharded parameter is a DTensor.
+            is_plain = tensor is not None and not values.is_one(tensor)
+            if isinstance(name, cst.SimpleString):
+                text = str(name.evaluated_value)
+                found[text] = is_plain and found.get(text, True)
+    return {name for name, is_plain in found.items() if is_plain}
 
 
 def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
@@ -90,6 +126,10 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
         sides = (node.left, node.right)
         is_plain = any(is_made_plain(source, each, depth + 1) for each in sides)
         return is_plain and any(isinstance(each, (cst.Float, cst.Integer, cst.Name)) for each in sides)
+    if isinstance(node, cst.Comparison) and len(node.comparisons) == 1:
+        return is_made_plain(source, node.left, depth + 1) or is_made_plain(
+            source, node.comparisons[0].comparator, depth + 1
+        )
     if isinstance(node, cst.Call):
         known = source.index.qualified(node.func)
         # One number without a dimension may stand beside a DTensor.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.as_before import goes_on
+from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
@@ -24,7 +24,6 @@ from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.averages import is_averaged
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -70,7 +69,6 @@ _COLLECTIVES = frozenset(
 )
 _GATHERED = _COLLECTIVES | {"gather_for_metrics", "pad_across_processes"}
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm"})
-_VALUES = frozenset({"data", "grad"})
 _MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
 # What DTensors refuse, though torch's tensors have it.
 _REFUSED = frozenset(
@@ -255,9 +253,9 @@ def _of_attributes(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator
             is_its = values.is_one(node.value) or values.is_own(node.value)
             if is_its and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
-        elif not named.isdisjoint(source.index.ancestors(node)) or not _is_one_parameters(source, node):
+        elif not named.isdisjoint(source.index.ancestors(node)) or not is_of_one_weight(values, node):
             continue
-        elif not goes_on(source, node):
+        elif not goes_on(source, node, values.is_one):
             # An item is another one, without an error; the rest goes on as a DTensor, or is refused.
             code = "FM423" if isinstance(above, cst.Subscript) else "FM336"
             yield Found(code, node, _on_one_rank(source, node, _ONE), "commented")
@@ -322,27 +320,6 @@ def _move_of(call: cst.Call, parameter: str) -> str:
     is_device = bool(named) or _DEVICE.search(where.strip("'\"")) is not None
     is_device = is_device and not where.startswith(f"{parameter}.")
     return f".{name}({where})" if name in _MOVES or (name == "to" and is_device) else ""
-
-
-def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether an attribute is the gradient, or the values, of a weight: ``model.head.weight.grad``."""
-    above = source.index.parents[node]
-    if node.attr.value not in _VALUES or isinstance(above, (cst.AssignTarget, cst.Del, cst.Comparison)):
-        return False
-    if source.contexts.is_summoned(node):
-        return False
-    held: cst.BaseExpression = node.value
-    if not isinstance(held, cst.Attribute) or held.attr.value not in WEIGHTS:
-        return False
-    while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
-        if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
-            return False
-        held = held.func if isinstance(held, cst.Call) else held.value
-        if isinstance(held, (cst.Attribute, cst.Name)) and source.models.certainty(held) is not None:
-            return True
-        if isinstance(held, cst.Name):  # `emb = model.get_input_embeddings()`, `for layer in model.layers`
-            held = item_of(source.index, held) or held
-    return False
 
 
 def _is_other_class(call: cst.Call) -> Iterator[bool]:
