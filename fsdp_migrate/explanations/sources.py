@@ -71,7 +71,9 @@ EXPLANATIONS = {
     ),
     "FM313": (
         "The context gathers whole parameters, and shards them again at its end, written back if asked.",
-        "Nothing. The model must not run inside it; FSDP2 does not allow that.",
+        "Nothing where it was rewritten. Below a comment FSDP1's call, left as it is, gathers nothing of an FSDP2 model, without an error: call"
+        " `fsdp_migrate.runtime.summon_full_params` with the same arguments, by their names, and take the parameters inside of it. The model must not run"
+        " inside; FSDP2 does not allow that.",
     ),
     "FM314": (
         "FSDP1's subclass works only with FSDP1. torch's own `GradScaler` works with `DTensor`, and its ranks agree on an overflow, where FSDP1's decided"

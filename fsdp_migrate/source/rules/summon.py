@@ -163,14 +163,26 @@ def _calls_a_parameter(source: Source, body: cst.CSTNode) -> bool:
 
 
 def _block_of(source: Source, call: cst.Call) -> cst.With | None:
-    """Return the ``with`` statement that enters a context, at once or by a condition, if there is one."""
+    """Return the ``with`` statement that enters a context, also by a condition, or by a name."""
     for above in source.index.ancestors(call):
         if isinstance(above, cst.WithItem):
             block = source.index.parents[above]
             return block if isinstance(block, cst.With) else None
+        if isinstance(above, cst.Assign):
+            return _entered_by_name(source, above)
         if not isinstance(above, cst.IfExp):
             return None
     return None
+
+
+def _entered_by_name(source: Source, assign: cst.Assign) -> cst.With | None:
+    """Return the one ``with`` statement that a name is for: ``context = ...``, ``with context:``."""
+    target = assign.targets[0].target if len(assign.targets) == 1 else None
+    readers = source.readers(target) if isinstance(target, cst.Name) else []
+    item = source.index.parents[readers[0]] if len(readers) == 1 else None
+    block = source.index.parents[item] if isinstance(item, cst.WithItem) else None
+    is_here = block is not None and source.index.function(block) is source.index.function(assign)
+    return block if is_here and isinstance(block, cst.With) else None
 
 
 def _bodies(source: Source, block: cst.With, call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:

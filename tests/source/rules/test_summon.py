@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.left_comments import stops_runs
 from tests.source.projects import FSDP, after
 from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned
 
@@ -99,6 +100,31 @@ def test_what_a_part_is_asked_for_does_not_run_it(runs: str, *, is_said: bool) -
     assert (("FM332", "commented") in codes(body)) is is_said
     part = body.replace("summon_full_params(model,", "summon_full_params(model.decoder,")
     assert ("FM332", "commented") not in codes(part.replace(runs, "load(model.decoder)"))
+
+
+CHOSEN = "context = FSDP.summon_full_params(model, writeback=False) if whole else nullcontext()\n"
+
+
+@pytest.mark.parametrize(
+    ("below", "found"),
+    [
+        ("with context:\n    save(list(model.parameters()))\n", "rewritten"),
+        ("with torch.no_grad(), context:\n    save(list(model.parameters()))\n", "rewritten"),
+        ("with context:\n    model(x)\n", "FM332"),
+        ("with context:\n    pass\nwith context:\n    pass\n", "FM313"),
+        ("def later():\n    with context:\n        pass\n", "FM313"),
+        ("stack.enter_context(context)\n", "FM313"),
+    ],
+)
+def test_a_context_that_a_name_holds(below: str, found: str) -> None:
+    after = turned(f"{MODEL}{CHOSEN}{below}")
+    assert (f"fsdp-migrate: {found}" in after) is (found != "rewritten")
+    new = "context = summon_full_params(model, writeback=False) if whole else nullcontext()"
+    assert (new in after) is (found == "rewritten")
+
+
+def test_fsdp1s_call_that_is_left_stops_a_run() -> None:
+    assert stops_runs("FM313")
 
 
 INNER = """\
