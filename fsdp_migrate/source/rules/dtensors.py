@@ -17,11 +17,16 @@ from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
-from fsdp_migrate.source.local_numbers import said_of_local_number, within_local_numbers
+from fsdp_migrate.source.local_numbers import (
+    asks_whether_empty,
+    said_of_local_number,
+    takes_of_some,
+    within_local_numbers,
+)
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
-from fsdp_migrate.source.python.averages import is_averaged
+from fsdp_migrate.source.python.averages import is_averaged, takes_one
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
@@ -105,6 +110,10 @@ _LOCAL = "stays: the number is taken at once, and is of this rank's part, as bef
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
+)
+_EMPTY = (
+    "numel() counts the whole parameter now, where this rank's part may be empty, of which max() and min() "
+    "raise, on that rank alone: ask .to_local().numel()."
 )
 _COUNTED = (
     "the model counts its whole parameters now, on each rank, where under FSDP1 it counted this rank's part: "
@@ -344,7 +353,8 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         if first is None or name != "all_reduce":
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
-        return _CLIPPED if is_summed or _is_of_gradients(source, call, first) else ""
+        is_one = is_summed or (not takes_one(call) and _is_of_gradients(source, call, first))
+        return _CLIPPED if is_one else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
     return _of_function(values, call, name)
@@ -373,7 +383,7 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     if known & OF_THE_WHOLE:
         return _statistic(source) if _are_given(values, call) else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
-        return _of_method(source, call, call.func.attr.value)
+        return _of_method(values, call, call.func.attr.value)
     return ""
 
 
@@ -387,8 +397,9 @@ def _statistic(source: Source) -> str:
     return _STATISTIC_OR_WHOLE if is_whole else _STATISTIC
 
 
-def _of_method(source: Source, call: cst.Call, name: str) -> str:
+def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     """Return what is said of a method that is called on a parameter."""
+    source = values.source
     if name in _REFUSED:
         return _ONE
     if name == "register_post_accumulate_grad_hook":
@@ -403,6 +414,8 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     if name != "numel":
         return ""
+    if asks_whether_empty(source, call):
+        return _EMPTY if takes_of_some(source, call, values.is_one) else ""
     return _COUNT if is_about_ranks(source.index, call) or is_summed_state(source.models, call) else ""
 
 
@@ -426,7 +439,8 @@ def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
         if value is None:
             continue
         local = within_local_numbers(source, value)
-        if any(each.attr.value == "grad" and each not in local for each in walk_for(value, cst.Attribute)):
+        grads = (each for each in walk_for(value, cst.Attribute) if each.attr.value == "grad")
+        if any(each not in local and not _is_only_asked_for(source, each) for each in grads):
             return True
         names = (each for each in walk_for(value, cst.Name) if each.value != node.value)
         if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):
@@ -435,6 +449,12 @@ def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
         if depth < _DEEPEST and any(_gives_gradients(source, e, binding.index, depth + 1) for e in calls):
             return True
     return False
+
+
+def _is_only_asked_for(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a gradient is only asked for in a test: ``if p.grad is not None and p.grad.numel()``."""
+    tests = (each.test for each in source.index.ancestors(node) if isinstance(each, (cst.CompIf, cst.IfExp)))
+    return any(node in set(walk_for(test, cst.Attribute)) for test in tests)
 
 
 def _gives_gradients(source: Source, call: cst.Call, index: int | None, depth: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes, uses
+from tests.source.samples import IMPORTS, codes, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -218,6 +218,44 @@ def test_what_is_as_it_was_is_not(body: str) -> None:
 def test_an_average_of_equal_norms_is_the_norm(reduced: str, is_said: bool) -> None:
     body = f"{MODEL}g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\n{reduced}"
     assert ("FM423" in {use.code for use in uses(body, HEADER)}) is is_said
+
+
+LARGEST = "x = max((p.grad.abs().max().item() for p in m.parameters() if p.grad is not None), default=0.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "reduced", "is_said"),
+    [
+        (LARGEST, "dist.all_reduce(t, op=dist.ReduceOp.MAX)\n", False),
+        (LARGEST, "dist.all_reduce(t)\n", False),
+        (LARGEST.replace(".max().item()", ".max().log()"), "dist.all_reduce(t)\n", True),
+        (LARGEST.replace(".max().item()", ".max().log()"), "dist.all_reduce(t, dist.ReduceOp.MIN)\n", False),
+    ],
+)
+def test_the_largest_of_each_rank_is_not_summed(made: str, reduced: str, *, is_said: bool) -> None:
+    lines = f"{made}t = torch.tensor([x])\n{reduced}".replace("\n", "\n    ")
+    body = f"def f(m):\n    {lines}return t\nf(FSDP(net))\n"
+    assert ("do not sum it over the ranks" in turned(body, HEADER)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("if p.grad is not None and p.grad.numel() > 0:\n        x = p.grad.abs().max().item()", True),
+        ("if p.numel() == 0:\n        continue\n    x = torch.amin(p).item()", True),
+        ("x = [q.max().item() for q in m.parameters() if q.numel()]", True),
+        ("if p.numel() > 0:\n        x = p.sum().item()", False),
+        ("if p.numel() > 99:\n        x = p.max().item()", False),
+        ("if p.numel() > 0:\n        x = batch.max().item()", False),
+        ("x = p.max().item()", False),
+    ],
+)
+def test_a_part_may_be_empty_where_the_whole_is_not(use: str, *, is_said: bool) -> None:
+    """Tried with torch 2.13 on two ranks, and a parameter with one row."""
+    after = turned(f"{MODEL}for p in m.parameters():\n    {use}\n", HEADER)
+    assert (
+        "FM423 numel() counts the whole parameter now, where this rank's part may be empty" in after
+    ) is is_said
 
 
 def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
