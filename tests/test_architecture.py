@@ -104,6 +104,7 @@ HOUSE: House = (
                 "source.as_before",
                 "source.copied_parameters",
                 "source.counts_of_models",
+                "source.dtensor_hints",
                 "source.framework_words",
                 "source.kept_in_classes",
                 "source.plain_models",

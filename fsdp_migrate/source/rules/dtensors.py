@@ -15,6 +15,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
+from fsdp_migrate.source.dtensor_hints import with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import (
@@ -98,8 +99,9 @@ _COLLECTIVE = (
 )
 _STATISTIC = (
     "this was of one rank's part of a flat parameter, and comes as a DTensor now: .full_tensor() of it, on "
-    "every rank, is that of the whole, and not to be summed over the ranks that share it again; for this "
-    "rank's part, as before, take .to_local() of what it is made of."
+    "every rank, is that of the whole, and not to be summed over the ranks that share it again; .to_local() "
+    "of what it is made of is this rank's rows: of FSDP2's parts the sum over the ranks is that of FSDP1's, "
+    "and what one rank has is not."
 )
 _STATISTIC_OR_WHOLE = (
     "this was of one rank's part of a flat parameter, or under NO_SHARD of the whole, and comes as a DTensor "
@@ -189,10 +191,6 @@ _NO_MEMORY = (
 _NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().data_ptr(), or id() of it."
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
-_GATHERS = (
-    "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
-    "or take .to_local(), which is that rank's part."
-)
 _LIGHTNINGS = re.compile(r"^(?:lightning|pytorch_lightning)\b.*\.grad_norm$")
 _GRAD_NORM = (
     "Lightning's grad_norm makes one tensor of norms that are DTensors now, and raises: log "
@@ -237,7 +235,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
             named.add(call)
             is_number = said in {_STATISTIC, _STATISTIC_OR_WHOLE}
             local = said_of_local_number(source, call, values.is_one) if is_number else None
-            text = _on_one_rank(source, call, local or said)
+            text = with_hints(values, call, local or said)
             yield (
                 Found("FM423", call, _LOCAL, "kept")
                 if local == ""
@@ -267,7 +265,7 @@ def _of_attributes(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator
         elif not goes_on(source, node, values.is_one):
             # An item is another one, without an error; the rest goes on as a DTensor, or is refused.
             code = "FM423" if isinstance(above, cst.Subscript) else "FM336"
-            yield Found(code, node, _on_one_rank(source, node, _ONE), "commented")
+            yield Found(code, node, with_hints(values, node, _ONE), "commented")
 
 
 def _code_of(source: Source, call: cst.Call, said: str) -> str:
@@ -297,12 +295,6 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
             yield each, _ONE
         elif isinstance(each, cst.Attribute) and each.attr.value in WEIGHTS and values.is_one(each):
             yield each, _REPLACED
-
-
-def _on_one_rank(source: Source, node: cst.CSTNode, said: str) -> str:
-    """Return what is said of a place, with a word on gathering where one rank alone comes there."""
-    gathers = "full_tensor()" in said and runs_on_one_rank(source.index, source.models.guards, node)
-    return f"{said} {_GATHERS}" if gathers else said
 
 
 def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression) -> str:

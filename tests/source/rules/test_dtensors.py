@@ -262,10 +262,29 @@ def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
     body = "def norms(model: FSDP):\n    return [p.grad.norm() for p in model.parameters()]\n"
     said = next(use.becomes for use in uses(body, HEADER) if use.code == "FM423")
     assert ".full_tensor() of it, on every rank" in said
-    assert "for this rank's part, as before, take .to_local() of what it is made of" in said
+    assert ".to_local() of what it is made of is this rank's rows" in said
     whole = f"{body}model = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
     said = next(use.becomes for use in uses(whole, HEADER) if use.code == "FM423")
     assert "or under NO_SHARD of the whole" in said
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("FSDP(net, ignored_modules=routers)", True),
+        ("FSDP(net, ignored_states=list(routers.parameters()))", True),
+        ("FSDP(net)", False),
+    ],
+)
+def test_an_ignored_parameter_is_plain(made: str, is_said: bool) -> None:
+    body = f"m = {made}\nfor n, p in m.named_parameters():\n    acc += p.grad.float().pow(2).sum()\n"
+    assert ("that FSDP ignores, which stays plain" in turned(body, HEADER)) is is_said
+
+
+def test_a_step_is_plain() -> None:
+    body = "m = FSDP(net)\nopt = torch.optim.AdamW(m.parameters())\n"
+    body += "n = sum(v.numel() for s in opt.state.values() for v in s.values())\n"
+    assert "`step` is plain" in turned(body, HEADER)
 
 
 COUNTS = "def size(m):\n    return sum(p.numel() for p in m.parameters())\n"
