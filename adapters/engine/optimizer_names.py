@@ -80,7 +80,7 @@ SHIFT_LABELS = (
     "Write 0, and give the Trainer `compute_loss_func=smoothed`, with `def smoothed(outputs, labels, "
     "num_items_in_batch=None): return LabelSmoother(FACTOR)(outputs, labels, shift_labels=True, "
     "num_items_in_batch=num_items_in_batch)`, of transformers.trainer_pt_utils. The Trainer leaves it to "
-    "such a function to divide by num_items_in_batch: one that does not trains with a loss many times as large. "
+    "such a function to divide by num_items_in_batch: any other trains with a loss many times as large. "
     "Where LabelSmoother has no such argument, divide the sum over the labels by it. Models of other kinds, "
     "and adapters of PEFT, are trained as they were."
 )
