@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NAME = "wrapped-names"
-CODES = ("FM316",)
+CODES = ("FM316", "FM335")
 
 _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
 _PART = re.compile(r"(?:_fsdp_wrapped_module|_fpw_module|_flat_param)\.?")
@@ -33,9 +33,10 @@ _LISTED = "stays: one of several parts that names may have, and no name has it a
 _TRIED = "stays: tried after the clean name, which is found first now"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
 _CLASS = (
-    "no FSDP2 model's class has this name: that of a unit is its own class's with FSDP before it. Ask "
-    "isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
+    "this is false now: no FSDP2 model's class has this name, that of a unit is its own class's with FSDP "
+    "before it. Ask isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
 )
+_BESIDE = "So is what stands beside it, {}: leave that out."
 _CLASS_NAME = re.compile(r"FullySharded(DataParallel)?['\"]")
 _STRATEGY = (
     "this is the name of Lightning's FSDP1 strategy: where ModelParallelStrategy takes its place, ask for "
@@ -100,18 +101,33 @@ def _class_names(source: Source) -> Iterator[Found]:
     for test in source.index.by_kind.get(cst.Comparison, ()):
         assert isinstance(test, cst.Comparison)
         if _asks_for_class_name(source, test):
-            yield Found("FM316", test, _CLASS, "commented")
+            yield Found("FM335", test, _said_of_class(source, test), "commented")
         elif _asks_for_strategy([test.left, *(each.comparator for each in test.comparisons)]):
             yield Found("FM316", test, _STRATEGY, "commented")
     for call in source.calls:
         if _asks_how_it_starts(call):
-            yield Found("FM316", call, _CLASS, "commented")
+            yield Found("FM335", call, _said_of_class(source, call), "commented")
         elif (
             isinstance(call.func, cst.Attribute)
             and call.func.attr.value in _ASKED
             and _asks_for_strategy([call.func.value, *(arg.value for arg in call.args)])
         ):
             yield Found("FM316", call, _STRATEGY, "commented")
+
+
+def _said_of_class(source: Source, test: cst.BaseExpression) -> str:
+    """Return what is said of a test for the class's name, with what stands beside it and is false as well."""
+    whole = test
+    for above in source.index.ancestors(test):
+        if not isinstance(above, cst.BooleanOperation) or not isinstance(above.operator, cst.And):
+            break
+        whole = above
+    asked = (call for call in walk_for(whole, cst.Call) if dotted(call.func) == "hasattr")
+    texts = (
+        text_of(call) for call in asked if re.search(r"^['\"]module['\"]$", text_of(call.args[-1].value))
+    )
+    beside = next(texts, None)
+    return _CLASS if beside is None else f"{_CLASS} {_BESIDE.format(beside)}"
 
 
 def _asks_for_strategy(parts: list[cst.BaseExpression]) -> bool:

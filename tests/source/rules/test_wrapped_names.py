@@ -81,11 +81,14 @@ def test_a_part_that_is_asked_for_and_taken_out() -> None:
 )
 def test_the_class_is_asked_for_by_its_name(test: str) -> None:
     code = f"def f(m):\n    kind = m.__class__.__name__\n    return {test}\n"
-    assert [use.action for use in scan_source(code) if use.code == "FM316"] == ["commented"]
+    assert [use.action for use in scan_source(code) if use.code == "FM335"] == ["commented"]
+    beside = code.replace("return ", 'return hasattr(m, "module") and ')
+    said = {use.becomes.partition("So is what stands beside it")[2] for use in scan_source(beside)}
+    assert any(each.endswith('hasattr(m,"module"): leave that out.') for each in said)
 
 
 def test_the_word_in_a_setting_is_no_class() -> None:
-    assert ("FM316", "commented") not in codes('ok = args.strategy == "FullyShardedDataParallel"\n')
+    assert ("FM335", "commented") not in codes('ok = args.strategy == "FullyShardedDataParallel"\n')
 
 
 @pytest.mark.parametrize(
