@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _NO_SUM = re.compile(r"\b(AVG|MAX|MIN)$")
-_OF_ALL = re.compile(r"\b(MAX|MIN)$")
+_OF_ALL = re.compile(r"\b(BAND|BOR|MAX|MIN|PRODUCT)$")
 _RANKS = re.compile(r"world_?size|num_(gpus|ranks)|nprocs", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ def is_averaged(index: Index, call: cst.Call) -> bool:
 
 
 def takes_one(call: cst.Call) -> bool:
-    """Tell whether ``all_reduce(x)`` gives the largest or the smallest, which more ranks do not add to."""
+    """Tell whether ``all_reduce(x)`` gives the largest or the smallest, or whether all agree: no sum."""
     return _OF_ALL.search(_operation(call)) is not None
 
 
