@@ -30,6 +30,11 @@ _OF_OTHERS = (
     "this makes FSDP1's model, by another package, which stays so: call prepare_fully_shard(model, {{...}}) "
     "of fsdp_migrate in place of {}, with what it is given."
 )
+_RAYS = (
+    "this makes FSDP1's model, by Ray, which stays so: give it parallel_strategy=None, with which it only "
+    "chooses the worker's device and moves the model there, and call "
+    "prepare_fully_shard(model, {...}) of fsdp_migrate with what it returns."
+)
 _OF_TNT = (
     "torchtnt makes FSDP1's model by this, which stays so: give the unit, or prepare_module, NOOPStrategy() "
     "and a module on its device that prepare_fully_shard(module, {...}) has sharded, with what stands here."
@@ -49,7 +54,9 @@ def find(source: Source) -> Iterator[Found]:
     is_any = may_be_made_by_others(source.links, source.code)
     for call in source.calls if is_any else ():
         if made := maker_of(call, source.index.qualified(call.func)):
-            yield Found("FM303", call, _OF_OTHERS.format(made), "commented")
+            yield Found(
+                "FM303", call, _RAYS if made.startswith("ray.") else _OF_OTHERS.format(made), "commented"
+            )
 
     yield from (Found("FM303", node, _OF_TNT, "commented") for node in _of_tnt(source))
 

@@ -73,6 +73,12 @@ _RUN_IT = re.compile(
 )
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _DEEPEST = 2
+_AWAY = "take the context away"
+_OUT_OF_IT = (
+    "take out of the context what runs it, and make that fsdp_migrate.runtime.summon_full_params for what "
+    "reads parameters here, which are DTensors outside"
+)
+_READ = frozenset({"get_parameter", "named_parameters", "parameters", "state_dict"})
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _OTHERS = (
     "the parameters in summon_full_params are other objects than those outside of it, which FSDP1's were "
@@ -134,7 +140,9 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     said = next(filter(None, (_said_of(source, *each) for each in _bodies(source, block, call))), "")
     if said:
-        return Found("FM332", call, said, "commented", covers=covers)
+        is_read = _AWAY in said and _reads_parameters(block.body)
+        text = said.replace(_AWAY, _OUT_OF_IT) if is_read else said
+        return Found("FM332", call, text, "commented", covers=covers)
     if _calls_a_parameter(source, block.body):
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     new = source.local_name(SUMMON)
@@ -153,6 +161,15 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return updated.with_changes(func=cst.Name(new), args=args)
 
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
+
+
+def _reads_parameters(body: cst.CSTNode) -> bool:
+    """Tell whether a block reads parameters beside what it runs: ``head.weight``, ``model.parameters()``."""
+    called = {call.func for call in walk_for(body, cst.Call)}
+    return any(
+        each.attr.value in (_READ if each in called else {"bias", "weight"})
+        for each in walk_for(body, cst.Attribute)
+    )
 
 
 def _calls_a_parameter(source: Source, body: cst.CSTNode) -> bool:

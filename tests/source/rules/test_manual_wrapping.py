@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_uncertain, codes
+from tests.source.samples import assert_uncertain, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -90,3 +90,6 @@ def test_what_another_package_makes_is_a_sharded_model(made: str, *, is_said: bo
     )
     found = set(codes(body, "import torch\n\n"))
     assert ({("FM333", "commented"), ("FM425", "commented")} <= found) is is_said
+    # Ray's function chooses the worker's device too, without which NCCL finds one GPU twice.
+    is_rays = is_said and "ray." in made
+    assert ("give it parallel_strategy=None" in turned(body, "import torch\n\n")) is is_rays

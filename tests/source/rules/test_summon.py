@@ -102,6 +102,21 @@ def test_what_a_part_is_asked_for_does_not_run_it(runs: str, *, is_said: bool) -
     assert ("FM332", "commented") not in codes(part.replace(runs, "load(model.decoder)"))
 
 
+@pytest.mark.parametrize(
+    ("inner", "is_read"),
+    [
+        ("out = model.generate(x)\n    w = model.get_output_embeddings().weight\n", True),
+        ("out = model(x)\n    torch.save(model.state_dict(), path)\n", True),
+        ("out = evaluate(model)\n    n = sum(p.abs().sum() for p in model.parameters())\n", True),
+        ("out = model.generate(x)\n    y = out.shape\n", False),
+    ],
+)
+def test_what_reads_parameters_beside_a_run_keeps_its_context(inner: str, *, is_read: bool) -> None:
+    after = turned(f"{MODEL}with FSDP.summon_full_params(model):\n    {inner}")
+    assert ("make that fsdp_migrate.runtime.summon_full_params for what reads parameters" in after) is is_read
+    assert ("take the context away" in after) is not is_read
+
+
 CHOSEN = "context = FSDP.summon_full_params(model, writeback=False) if whole else nullcontext()\n"
 
 
