@@ -88,12 +88,12 @@ def is_of_one_weight(values: ParameterValues, node: cst.Attribute) -> bool:
         return False
     if source.contexts.is_summoned(node):
         return False
-    held = last_value(source.index, node.value) if isinstance(node.value, cst.Name) else node.value
-    if not isinstance(held, cst.Attribute) or held.attr.value not in WEIGHTS:
+    weight = last_value(source.index, node.value) if isinstance(node.value, cst.Name) else node.value
+    if not isinstance(weight, cst.Attribute) or weight.attr.value not in WEIGHTS:
         return False
-    if values.is_module_of_one(held.value):
+    if values.is_module_of_one(weight.value):
         return True
-    held = cst.ensure_type(held, cst.BaseExpression)
+    held: cst.BaseExpression = weight
     while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
         if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
             return False
