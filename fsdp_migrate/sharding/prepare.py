@@ -181,8 +181,7 @@ def prepare_fully_shard(
         )
         check_optimizers(every, parameter_names(model))
         stepping = [each for param in model.parameters() for each in optimizers_in_backward(param)]
-        ignored = {model.get_parameter(name) for name in plan.ignored}
-        apart = made_apart(model, plan.config, ignored, plan.findings)
+        apart = made_apart(model, plan.config, plan.ignored, plan.findings)
         findings = (*plan.findings, *apart, *optimizer_findings([*every, *stepping]))
         plan = replace(plan, findings=findings, communication=check_communication(communication))
         raise_on_findings(plan.findings, strict=strict)

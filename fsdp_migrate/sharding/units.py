@@ -14,7 +14,7 @@ from fsdp_migrate.torch_compat import module_kinds
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import nn
 
@@ -129,24 +129,33 @@ def plan_units(
     elif given.sharding_strategy == "NO_SHARD":
         findings.extend(map(_reduced_in_part, resolved.decisions))
     if given.param_init_fn is not None:
-        findings.extend(made_apart(model, given, request.ignored_params, findings))
+        named = parameter_names(model).items()
+        ignored = [names[0] for parameter, names in named if parameter in request.ignored_params]
+        findings.extend(made_apart(model, given, ignored, findings))
     return units, findings
 
 
 def made_apart(
     model: nn.Module,
     given: FSDP1Config | FSDP2Config,
-    ignored: AbstractSet[nn.Parameter],
+    ignored: Iterable[str],
     told: Iterable[Finding],
 ) -> Iterator[Finding]:
     """Yield ties on the meta device: FSDP1 tore them, as each module was given memory of its own.
 
     Not where rank 0 has a model with values, which the others were to take.
+
+    Args:
+        model: The model.
+        given: FSDP1's arguments, or what became of them.
+        ignored: The first name of each parameter that is ignored.
+        told: What is said of ties already.
     """
+    left = set(ignored)
     known = {each.message for each in told if each.code == "FM273"}
     is_filled = given.sync_module_states if isinstance(given, FSDP1Config) else given.broadcast_from_rank0
     for parameter, names in parameter_names(model).items():
-        is_one = len(names) < 2 or parameter in ignored or is_one_module(model, Tie(names, ()))
+        is_one = len(names) < 2 or names[0] in left or is_one_module(model, Tie(names, ()))
         if is_one or is_filled or not parameter.is_meta:
             continue
         text = " and ".join(f"`{name}`" for name in names)
