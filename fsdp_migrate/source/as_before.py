@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _EACH_ELEMENTS = frozenset(
     {
         "abs_",
+        "absolute_",
         "add_",
+        "atan_",
         "bernoulli_",
         "cauchy_",
         "ceil_",
@@ -36,19 +38,28 @@ _EACH_ELEMENTS = frozenset(
         "clamp_min_",
         "clip_",
         "copysign_",
+        "cos_",
         "detach_",
         "div_",
+        "divide_",
+        "erf_",
         "erfinv_",
         "exp_",
+        "expm1_",
         "exponential_",
         "fill_",
         "floor_",
+        "fmod_",
+        "frac_",
         "geometric_",
+        "log1p_",
         "log_",
         "log_normal_",
         "mul_",
+        "multiply_",
         "nan_to_num_",
         "neg_",
+        "negative_",
         "normal_",
         "pow_",
         "reciprocal_",
@@ -58,11 +69,15 @@ _EACH_ELEMENTS = frozenset(
         "round_",
         "rsqrt_",
         "sigmoid_",
+        "sgn_",
         "sign_",
+        "sin_",
         "sqrt_",
         "square_",
         "sub_",
+        "subtract_",
         "tanh_",
+        "true_divide_",
         "trunc_",
         "uniform_",
         "zero_",
@@ -105,7 +120,7 @@ def is_of_one_weight(values: ParameterValues, node: cst.Attribute) -> bool:
     return False
 
 
-def goes_on(source: Source, node: cst.Attribute, is_one: Callable[[cst.BaseExpression], bool]) -> bool:
+def goes_on(source: Source, node: cst.BaseExpression, is_one: Callable[[cst.BaseExpression], bool]) -> bool:
     """Tell whether nothing is done with a weight's values or gradient here but what goes on as before.
 
     Args:
@@ -132,10 +147,14 @@ def _is_of_dtensors(source: Source, call: cst.Call, is_one: Callable[[cst.BaseEx
     """Tell whether a method of a DTensor changes it in place, by numbers and by DTensors."""
     if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _EACH_ELEMENTS:
         return False
-    is_alone = isinstance(source.index.parents[call], cst.Expr)
-    given = [arg.value for arg in call.args]
-    is_plain = any(arg.star for arg in call.args)
-    return is_alone and not is_plain and all(_is_number(source.index, each) or is_one(each) for each in given)
+    if any(arg.star for arg in call.args):
+        return False
+    if not all(_is_number(source.index, arg.value) or is_one(arg.value) for arg in call.args):
+        return False
+    chained = source.index.parents[call]
+    if isinstance(chained, cst.Attribute) and chained.value is call:
+        return goes_on(source, chained.value, is_one)  # `w.data.mul_(0.5).add_(1)`
+    return isinstance(chained, cst.Expr)
 
 
 def _is_filled(source: Source, arg: cst.Arg) -> bool:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
-from fsdp_migrate.source.method_calls import sureness, was_asked_for
+from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
@@ -51,7 +53,6 @@ _LAYER = (
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
-_CAUGHT = frozenset({"AttributeError", "Exception"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NO_GRAD = frozenset({"inference_mode", "no_grad"})
@@ -69,6 +70,7 @@ def find(source: Source) -> Iterator[Found]:
     said = list(_set_on_the_wrapper(source))
     yield from said
     yield from _layers_of_the_wrapper(source, {each.node for each in said})
+    yield from children_of_wrappers(source)
 
 
 def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[Found]:
@@ -145,7 +147,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
     if is_in_a_module(source, node.value):
         return
-    if was_asked_for(source, node) or _is_tried(source, node):
+    if was_asked_for(source, node) or is_tried_alone(source, node):
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
@@ -154,7 +156,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM335", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
-        note = _OF_NAMES if _keeps_names(source, node) else _SELF
+        note = _OF_NAMES if _keeps_names(source, node) else "" if _is_asked_beside(source, node) else _SELF
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
     elif sure == "mixed":
         said = f"{mixed(source, node.value)}there is no `.module`."
@@ -163,21 +165,35 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM333", node, _MAYBE, "commented")
 
 
-def _is_tried(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether it stands alone in a ``try`` that catches what FSDP2 raises, and goes on without it.
+def _is_asked_beside(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a check only takes the wrapper off: ``m.module if isinstance(m, FSDP) else m``.
 
-    As ``inner = model.module``, or where the handler does the same of the model itself.
+    Or ``if isinstance(m, FSDP): m = m.module``. What comes out is the model itself under both.
     """
+    above = source.index.parents[node]
+    if isinstance(above, cst.IfExp):
+        is_plain = {text_of(above.body), text_of(above.orelse)} == {text_of(node), text_of(node.value)}
+        return is_plain and _asks_for_fsdp(source, above.test, node.value)
     line = source.index.statement(node)
     block = source.index.parents[line]
-    above = source.index.parents.get(block)
-    if not isinstance(above, cst.Try) or block is not above.body or len(above.body.body) != 1:
+    choice = source.index.parents.get(block)
+    is_set = isinstance(above, cst.Assign) and [text_of(to.target) for to in above.targets] == [
+        text_of(node.value)
+    ]
+    is_alone = isinstance(choice, cst.If) and choice.body is block and choice.orelse is None
+    return (
+        is_set and is_alone and isinstance(choice, cst.If) and _asks_for_fsdp(source, choice.test, node.value)
+    )
+
+
+def _asks_for_fsdp(source: Source, test: cst.BaseExpression, model: cst.BaseExpression) -> bool:
+    """Tell whether a test asks whether a model is of FSDP1's class, and nothing else."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _asks_for_fsdp(source, test.expression, model)
+    if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
         return False
-    caught = [each for each in above.handlers if each.type is None or dotted(each.type) in _CAUGHT]
-    if isinstance(source.index.parents[node], cst.Assign):
-        return bool(caught)
-    without = text_of(above.body).replace(text_of(node), text_of(node.value))
-    return any(text_of(each.body) == without for each in caught)
+    is_its = source.index.fsdp1(test.args[1].value) == catalog.FSDP
+    return is_its and text_of(test.args[0].value) == text_of(model)
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:
