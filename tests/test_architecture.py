@@ -74,7 +74,6 @@ HOUSE: House = (
             "source.python",
             "source.answers",
             [
-                "source.as_before",
                 "source.called_methods",
                 "source.check_functions",
                 "source.compiled_names",
@@ -102,8 +101,10 @@ HOUSE: House = (
                 "source.wrapped_twice",
             ],
             [
+                "source.as_before",
                 "source.copied_parameters",
                 "source.counts_of_models",
+                "source.dtensor_hints",
                 "source.framework_words",
                 "source.kept_in_classes",
                 "source.plain_models",

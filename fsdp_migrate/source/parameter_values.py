@@ -116,6 +116,11 @@ class ParameterValues:
         """Tell whether a call gives one of many: ``next(model.parameters())``, ``model.get_parameter(n)``."""
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "get_parameter":
             return self.is_sharded(call.func.value) and not self.source.contexts.is_summoned(call)
+        given = [arg.value for arg in call.args]
+        if dotted(call.func) == "getattr" and len(given) > 1 and dotted(given[0]) != "self":
+            is_named = isinstance(given[1], cst.SimpleString) and given[1].evaluated_value in WEIGHTS
+            is_its = is_named and (_is_part(self.source, given[0]) or self.is_module_of_one(given[0]))
+            return is_its and not self.source.contexts.is_summoned(call)
         return dotted(call.func) == "next" and bool(call.args) and self.is_many(call.args[0].value)
 
     def _is_weight(self, node: cst.Attribute) -> bool:
@@ -130,7 +135,7 @@ class ParameterValues:
             root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
-        is_its = self._is_of_part(node) or self._is_module_of_one(node.value)
+        is_its = self._is_of_part(node) or self.is_module_of_one(node.value)
         return is_its and not self.source.contexts.is_summoned(node)
 
     def is_own(self, node: cst.BaseExpression) -> bool:
@@ -301,7 +306,7 @@ class ParameterValues:
     def is_list(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is ``model.parameters()`` of a sharded model."""
         if isinstance(node, cst.Attribute) and node.attr.value == "_parameters":
-            return self.is_sharded(node.value) or self._is_module_of_one(node.value)
+            return self.is_sharded(node.value) or self.is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
         if not isinstance(node, cst.Call):
@@ -309,7 +314,7 @@ class ParameterValues:
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in PARAMETERS:
             return self.source.models.is_parameters(node)
         model = node.func.value
-        is_its = self.is_sharded(model) or self._is_module_of_one(model)
+        is_its = self.is_sharded(model) or self.is_module_of_one(model)
         return is_its or self._holds_sharded(node, model)
 
     def _holds_sharded(self, call: cst.Call, model: cst.BaseExpression) -> bool:
@@ -329,7 +334,7 @@ class ParameterValues:
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
         return is_fsdp1 or is_itself(self.source, model)
 
-    def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
+    def is_module_of_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False

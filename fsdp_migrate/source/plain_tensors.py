@@ -5,7 +5,6 @@ Under FSDP1 both were plain: ``p.grad.add_(torch.randn(p.grad.shape))``.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -13,7 +12,7 @@ import libcst as cst
 from fsdp_migrate.source.parameter_values import parts_of
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of
 from fsdp_migrate.source.python.tensor_words import gives_its_kind
 
 
@@ -45,8 +44,19 @@ _MAKERS = frozenset(
 )
 _BY_VALUE = frozenset(
     {
-        *("add", "addcdiv", "addcmul", "copy_", "div", "fmod", "lerp", "masked_fill", "maximum", "minimum"),
-        *("mul", "multiply", "sub", "subtract", "where"),
+        *(
+            "add",
+            "addcdiv",
+            "addcmul",
+            "clamp",
+            "copy_",
+            "div",
+            "fmod",
+            "lerp",
+            "masked_fill",
+            "masked_select",
+        ),
+        *("maximum", "minimum", "mul", "multiply", "pow", "remainder", "sub", "subtract", "where"),
     }
 )
 _DEEPEST = 4
@@ -60,7 +70,7 @@ def met(values: ParameterValues, is_plain: IsPlain | None = None) -> Iterator[cs
         is_plain: Tells whether an expression is such a tensor; by default one that is made here.
     """
     source = values.source
-    is_plain = is_plain or functools.partial(is_made_plain, source)
+    is_plain = is_plain or _is_plain_here(values)
     for call in source.calls:
         if sides := _sides_of_call(source, call):
             yield from _of_sides(values, is_plain, call, sides)
@@ -106,6 +116,31 @@ def _of_sides(
         yield node
 
 
+def _is_plain_here(values: ParameterValues) -> IsPlain:
+    """Return what tells tensors that this source makes, and buffers, from others."""
+    buffers = _buffers(values)
+
+    def is_plain(node: cst.BaseExpression) -> bool:
+        is_buffer = isinstance(node, cst.Attribute) and node.attr.value in buffers
+        return is_made_plain(values.source, node) or (is_buffer and not values.is_one(node))
+
+    return is_plain
+
+
+def _buffers(values: ParameterValues) -> set[str]:
+    """Return the names of buffers, which FSDP2 leaves plain: ``register_buffer("mask", mask)``."""
+    found: dict[str, bool] = {}
+    for call in values.source.calls if "register_buffer" in values.source.code else ():
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "register_buffer":
+            name, tensor = argument_of(call, 0, {"name"}), argument_of(call, 1, {"tensor"})
+            # One that is made of a sharded parameter is a DTensor.
+            is_plain = tensor is not None and not values.is_one(tensor)
+            if isinstance(name, cst.SimpleString):
+                text = str(name.evaluated_value)
+                found[text] = is_plain and found.get(text, True)
+    return {name for name, is_plain in found.items() if is_plain}
+
+
 def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
     """Tell whether an expression is a plain tensor of this source: ``torch.randn(p.shape) * 0.1``."""
     if depth > _DEEPEST:
@@ -114,6 +149,10 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
         sides = (node.left, node.right)
         is_plain = any(is_made_plain(source, each, depth + 1) for each in sides)
         return is_plain and any(isinstance(each, (cst.Float, cst.Integer, cst.Name)) for each in sides)
+    if isinstance(node, cst.Comparison) and len(node.comparisons) == 1:
+        return is_made_plain(source, node.left, depth + 1) or is_made_plain(
+            source, node.comparisons[0].comparator, depth + 1
+        )
     if isinstance(node, cst.Call):
         known = source.index.qualified(node.func)
         # One number without a dimension may stand beside a DTensor.

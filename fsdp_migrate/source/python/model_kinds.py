@@ -1,7 +1,4 @@
-"""What expressions are, and what they hold, by the facts that are known: models, and their parameters.
-
-How the facts come about stands in :mod:`fsdp_migrate.source.python.models`.
-"""
+"""What expressions are, and what they hold, by the facts of :mod:`~fsdp_migrate.source.python.models`."""
 
 from __future__ import annotations
 
@@ -43,6 +40,7 @@ from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
 from fsdp_migrate.source.python.made_before import made_before, optimizers_made
+from fsdp_migrate.source.python.made_by_others import maker_of
 from fsdp_migrate.source.python.makers import (
     chosen,
     given_here,
@@ -171,7 +169,7 @@ class ModelKinds:
         for call, model in self._wrappings:
             if model == text and order[call] > order[node] and self.index.function(call) is function:
                 known = {test for test, _ in self.guards.facts(node)}
-                if not any(test not in known for test, _ in self.guards.facts(call)):
+                if all(test in known for test, _ in self.guards.facts(call)):
                     loops = (a for a in self.index.ancestors(call) if isinstance(a, (cst.For, cst.While)))
                     return {*of_one_object(self.index, node)}.isdisjoint(loops)
         return False
@@ -435,8 +433,9 @@ class ModelKinds:
             return {"fsdp2"}
         if others := set().union(*map(of_others, names or {dotted(call.func) or ""})):
             return others
-        if self.index.fsdp1(call.func) == "wrap":
-            return {"fsdp", "other"}  # outside of `enable_wrap` it gives back what it is given
+        # Outside of `enable_wrap` it gives back what it is given; another package's model stays FSDP1's.
+        if self.index.fsdp1(call.func) == "wrap" or maker_of(call, names):
+            return {"fsdp", "other"}
         if gives_fsdp_modules(self.index, call):
             return {f"{EACH}>fsdp"}
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 NAME = "wrapped-names"
-CODES = ("FM316",)
+CODES = ("FM316", "FM335")
 
 _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
 _PART = re.compile(r"(?:_fsdp_wrapped_module|_fpw_module|_flat_param)\.?")
@@ -34,9 +34,10 @@ _LISTED = "stays: one of several parts that names may have, and no name has it a
 _TRIED = "stays: tried after the clean name, which is found first now"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
 _CLASS = (
-    "no FSDP2 model's class has this name: that of a unit is its own class's with FSDP before it. Ask "
-    "isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
+    "this is false now: no FSDP2 model's class has this name, that of a unit is its own class's with FSDP "
+    "before it. Ask isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
 )
+_BESIDE = "So is what stands beside it, {}: leave that out."
 _SINCE = (
     "FSDP1's class had no such name, so that this was false of a sharded model. FSDP2's have it, and it is "
     "true now: see which branch is meant."
@@ -106,19 +107,36 @@ def _class_names(source: Source) -> Iterator[Found]:
         assert isinstance(test, cst.Comparison)
         said = _said_of_class(source, test)
         if said is not None:
-            yield Found("FM316", test, said, "commented")
+            yield Found(*_coded(source, test, said), "commented")
         elif _asks_for_strategy([test.left, *(each.comparator for each in test.comparisons)]):
             yield Found("FM316", test, _STRATEGY, "commented")
     for call in source.calls:
         said = _said_of_class(source, call) if isinstance(call.func, cst.Attribute) else None
         if said is not None:
-            yield Found("FM316", call, said, "commented")
+            yield Found(*_coded(source, call, said), "commented")
         elif (
             isinstance(call.func, cst.Attribute)
             and call.func.attr.value in _ASKED
             and _asks_for_strategy([call.func.value, *(arg.value for arg in call.args)])
         ):
             yield Found("FM316", call, _STRATEGY, "commented")
+
+
+def _coded(source: Source, test: cst.BaseExpression, said: str) -> tuple[str, cst.BaseExpression, str]:
+    """Return the code of such a test: what is false now stops a run; with what is false beside it."""
+    if said is not _CLASS:
+        return "FM316", test, said
+    whole = test
+    for above in source.index.ancestors(test):
+        if not isinstance(above, cst.BooleanOperation) or not isinstance(above.operator, cst.And):
+            break
+        whole = above
+    asked = (call for call in walk_for(whole, cst.Call) if dotted(call.func) == "hasattr")
+    texts = (
+        text_of(call) for call in asked if re.search(r"^['\"]module['\"]$", text_of(call.args[-1].value))
+    )
+    beside = next(texts, None)
+    return "FM335", test, said if beside is None else f"{said} {_BESIDE.format(beside)}"
 
 
 def _said_of_class(source: Source, test: cst.Comparison | cst.Call) -> str | None:
