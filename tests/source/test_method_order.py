@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from states import load
 class Loader:
     def __init__(self):
+        self.model = build()
         {calls}
     def _read(self):
-        self.model = build()
         load(self.model)
         self.model.load_state_dict({{}})
     def _prepare(self):
