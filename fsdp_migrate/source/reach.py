@@ -15,6 +15,7 @@ from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
 from fsdp_migrate.source.sharding_files import ShardingFiles
+from fsdp_migrate.source.without_group import with_tests_without_group
 
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def with_reach(
     ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
+    links = with_tests_without_group(project, links)
     sharding = ShardingFiles(project)
     plain = PlainPlaces(project, sharding)
     if not by_frameworks and FSDP2Alone(plain.callers, sharding, around).holds():
