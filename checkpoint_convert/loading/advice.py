@@ -145,7 +145,8 @@ def _is_files_of_torch(manifest: Manifest) -> bool:
 
 
 def _is_packed(manifest: Manifest) -> bool:
-    return is_packed(manifest.source.rstrip("/").rpartition("/")[2])
+    name = manifest.source.rstrip("/").rpartition("/")[2]
+    return is_packed(name) and name not in manifest.files  # what was in it has another name
 
 
 def _variable(name: str) -> str:

@@ -40,7 +40,8 @@ EXPLANATIONS = {
         " optimizer by `full_optimizer_state_dict(model, optimizer)`; a sharded one by `get_model_state_dict(model)` of"
         " `torch.distributed.checkpoint.state_dict`; loading a file by `fsdp_migrate.load_checkpoint(path, model, optimizer)`, whatever saved it, a state by"
         " `load_full_state_dict` or `set_model_state_dict`. Then remove the context. Where states are taken and loaded by torch's `get_state_dict` and its kin"
-        " alone, which ask for no such context, there is nothing to replace: remove it.",
+        " alone, which ask for no such context, there is nothing to replace: remove it. So it is around `save_model()` of Hugging Face's Trainer, which"
+        " gathers the state itself, if `state_dict_type` of its FSDP config is `FULL_STATE_DICT`.",
     ),
     "FM308": (
         "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave."
@@ -96,13 +97,14 @@ EXPLANATIONS = {
         "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them. A class or a function of another"
         " package that has FSDP in its name may ask a model for them.",
         "Find out what the code was for. Shard and mesh: `p.to_local()`, `p.device_mesh` and `p.placements` of each parameter. Whole parameters:"
-        " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`. Of another package see whether its release takes FSDP2's models.",
+        " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`. Flat parameters that were moved to the host and back:"
+        " `with offloaded(model, optimizer):` of `fsdp_migrate.runtime`. Of another package see whether its release takes FSDP2's models.",
     ),
     "FM318": (
         "FSDP1's parameters were flat once the model was wrapped, of one dimension, with `use_orig_params` true or false: `p.ndim >= 2` was never true. (Only under"
         " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) Without `use_orig_params=True` they had names of their own as well,"
         " which end in `_flat_param`: a test such as `'bias' in name` was never true, and no name began with that of a module."
-        " FSDP2's have the model's shapes and names, and the test does what it says: weight decay"
+        " FSDP2's have the model's shapes and names, and the test does what it says (a size, `p.numel() > 1000`, is that of the whole, and no more of a rank's part): weight decay"
         " or an optimizer comes to other parameters than in the old run, without an error.",
         "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
         ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. (Functions of timm leave an empty group out: then it is one group of all.) To divide them as the test says from now on,'

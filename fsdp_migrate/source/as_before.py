@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _EACH_ELEMENTS = frozenset(
     {
         "abs_",
+        "absolute_",
         "add_",
+        "atan_",
         "bernoulli_",
         "cauchy_",
         "ceil_",
@@ -31,19 +33,28 @@ _EACH_ELEMENTS = frozenset(
         "clamp_min_",
         "clip_",
         "copysign_",
+        "cos_",
         "detach_",
         "div_",
+        "divide_",
+        "erf_",
         "erfinv_",
         "exp_",
+        "expm1_",
         "exponential_",
         "fill_",
         "floor_",
+        "fmod_",
+        "frac_",
         "geometric_",
+        "log1p_",
         "log_",
         "log_normal_",
         "mul_",
+        "multiply_",
         "nan_to_num_",
         "neg_",
+        "negative_",
         "normal_",
         "pow_",
         "reciprocal_",
@@ -53,11 +64,15 @@ _EACH_ELEMENTS = frozenset(
         "round_",
         "rsqrt_",
         "sigmoid_",
+        "sgn_",
         "sign_",
+        "sin_",
         "sqrt_",
         "square_",
         "sub_",
+        "subtract_",
         "tanh_",
+        "true_divide_",
         "trunc_",
         "uniform_",
         "zero_",
@@ -69,7 +84,7 @@ _NUMBERS = frozenset({"bool", "float", "int"})
 _DEEPEST = 4
 
 
-def goes_on(source: Source, node: cst.Attribute) -> bool:
+def goes_on(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether nothing is done with a weight's values or gradient here but what goes on as before."""
     above = source.index.parents[node]
     if isinstance(above, cst.Arg):
@@ -81,8 +96,12 @@ def goes_on(source: Source, node: cst.Attribute) -> bool:
     call = source.index.parents[above]
     if not isinstance(call, cst.Call) or above.attr.value not in _EACH_ELEMENTS:
         return False
-    is_alone = isinstance(source.index.parents[call], cst.Expr)
-    return is_alone and all(not arg.star and _is_number(source.index, arg.value) for arg in call.args)
+    if not all(not arg.star and _is_number(source.index, arg.value) for arg in call.args):
+        return False
+    chained = source.index.parents[call]
+    if isinstance(chained, cst.Attribute) and chained.value is call:
+        return goes_on(source, chained.value)  # `w.data.mul_(0.5).add_(1)`
+    return isinstance(chained, cst.Expr)
 
 
 def _is_filled(source: Source, arg: cst.Arg) -> bool:

@@ -5,10 +5,12 @@ Under FSDP1 both were plain: ``p.grad.add_(torch.randn(p.grad.shape))``.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.parameter_values import parts_of
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of
@@ -16,10 +18,12 @@ from fsdp_migrate.source.python.tensor_words import gives_its_kind
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.parameter_values import ParameterValues
     from fsdp_migrate.source.python.text import Source
+
+    IsPlain = Callable[[cst.BaseExpression], bool]
 
 
 _MAKERS = frozenset(
@@ -40,27 +44,36 @@ _MAKERS = frozenset(
     }
 )
 _BY_VALUE = frozenset(
-    {"add", "copy_", "div", "fmod", "lerp", "maximum", "minimum", "mul", "multiply", "sub", "subtract"}
+    {
+        *("add", "addcdiv", "addcmul", "copy_", "div", "fmod", "lerp", "masked_fill", "maximum", "minimum"),
+        *("mul", "multiply", "sub", "subtract", "where"),
+    }
 )
 _DEEPEST = 4
 
 
-def met(values: ParameterValues) -> Iterator[cst.CSTNode]:
-    """Yield where a plain tensor that is made here meets a parameter of a sharded model, or becomes one's."""
+def met(values: ParameterValues, is_plain: IsPlain | None = None) -> Iterator[cst.CSTNode]:
+    """Yield where a plain tensor meets a parameter of a sharded model, or becomes one's.
+
+    Args:
+        values: The parameters.
+        is_plain: Tells whether an expression is such a tensor; by default one that is made here.
+    """
     source = values.source
+    is_plain = is_plain or functools.partial(is_made_plain, source)
     for call in source.calls:
-        if isinstance(call.func, cst.Attribute) and _is_arithmetic(call.func.attr.value):
-            yield from _of_sides(values, call, [call.func.value, *(a.value for a in call.args if not a.star)])
-    for kind in (cst.AugAssign, cst.BinaryOperation):
+        if sides := _sides_of_call(source, call):
+            yield from _of_sides(values, is_plain, call, sides)
+    for kind in (cst.AugAssign, cst.BinaryOperation, cst.Comparison):
         for node in source.index.by_kind.get(kind, ()):
             if isinstance(node, cst.AugAssign):
-                yield from _of_sides(values, node, [node.target, node.value])
-            elif isinstance(node, cst.BinaryOperation):
-                yield from _of_sides(values, node, [node.left, node.right])
+                yield from _of_sides(values, is_plain, node, [node.target, node.value])
+            elif isinstance(node, (cst.BinaryOperation, cst.Comparison)):
+                yield from _of_sides(values, is_plain, node, list(parts_of(source, node)))
     for assign in source.assignments:
         targets = [each.target for each in assign.targets]
         is_its = any(_is_put(each) and values.is_one(each) for each in targets)
-        if is_its and is_made_plain(source, assign.value):
+        if is_its and is_plain(assign.value):
             yield assign
 
 
@@ -75,10 +88,21 @@ def _is_arithmetic(name: str) -> bool:
     return name in _BY_VALUE or name.removesuffix("_") in _BY_VALUE
 
 
+def _sides_of_call(source: Source, call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what a method or a function joins value by value: ``p.mul_(x)``, ``torch.mul(p, x)``."""
+    given = [arg.value for arg in call.args if not arg.star]
+    known = source.index.qualified(call.func)
+    if known:
+        is_its = any(each.startswith("torch.") and _is_arithmetic(each[6:]) for each in known)
+        return given if is_its else []
+    func = call.func
+    return [func.value, *given] if isinstance(func, cst.Attribute) and _is_arithmetic(func.attr.value) else []
+
+
 def _of_sides(
-    values: ParameterValues, node: cst.CSTNode, sides: list[cst.BaseExpression]
+    values: ParameterValues, is_plain: IsPlain, node: cst.CSTNode, sides: list[cst.BaseExpression]
 ) -> Iterator[cst.CSTNode]:
-    if any(is_made_plain(values.source, each) for each in sides) and any(map(values.is_one, sides)):
+    if any(map(is_plain, sides)) and any(map(values.is_one, sides)):
         yield node
 
 

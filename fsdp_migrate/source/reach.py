@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_alone import FSDP2Alone
+from fsdp_migrate.source.left_words import LeftWords
 from fsdp_migrate.source.live_sharding import LiveSharding
 from fsdp_migrate.source.plain_places import PlainPlaces
 from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
+from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 from fsdp_migrate.source.sharding_files import ShardingFiles
 from fsdp_migrate.source.without_group import with_tests_without_group
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
@@ -57,7 +59,8 @@ def with_reach(
     if not by_frameworks and sharding.is_of_others():
         speaking = (path for path, text in project.texts.items() if "fsdp" in text.lower())
         return {**links, **{each: replace(links.get(each, NOTHING), other_fsdp=True) for each in speaking}}
-    reached = (path for path in _reached(project, sharding, by_frameworks) if may_find(project.texts[path]))
+    every = _reached(project, sharding, by_frameworks, around)
+    reached = (path for path in every if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
     if near and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
         return dict(links)
@@ -78,13 +81,22 @@ def _is_megatrons(text: str) -> bool:
     return _MEGATRON.search(text) is not None and "fsdp" not in text.lower()
 
 
-def _reached(project: Project, files: ShardingFiles, by_frameworks: Iterable[Path]) -> set[Path]:
+def _reached(
+    project: Project,
+    files: ShardingFiles,
+    by_frameworks: Collection[Path],
+    around: Iterable[str | os.PathLike[str]],
+) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
     sharding = {path for path in project.texts if files.shards(path)}
     found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found
-    imports = {path: set(imports_of(project, path)) for path in project.texts if not is_a_test(path)}
+    imports = imports_in(project)
+    runs = RunsWithoutFSDP(project, around, imports)
+    if runs.are_any():
+        left = LeftWords(project, files)
+        found = found - runs.alone(path for path in found.difference(by_frameworks) if left.are_all_of(path))
     latest = found
     for _ in range(_FARTHEST):
         latest = {path for path, those in imports.items() if path not in found and those & latest}
@@ -94,6 +106,11 @@ def _reached(project: Project, files: ShardingFiles, by_frameworks: Iterable[Pat
         latest = {each for path in latest for each in imports.get(path, ()) if each in imports} - found
         found = found | latest
     return found
+
+
+def imports_in(project: Project) -> dict[Path, set[Path]]:
+    """Return by file of a project those that it imports; no tests."""
+    return {path: set(imports_of(project, path)) for path in project.texts if not is_a_test(path)}
 
 
 def imports_of(project: Project, path: Path) -> Iterator[Path]:

@@ -38,10 +38,11 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
+from fsdp_migrate.source.python.last_values import assigned_at, stands_for
 from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
+from fsdp_migrate.source.python.made_before import made_before, optimizers_made
 from fsdp_migrate.source.python.makers import (
     chosen,
     given_here,
@@ -52,7 +53,7 @@ from fsdp_migrate.source.python.makers import (
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
-from fsdp_migrate.source.python.own_parts import holds_models
+from fsdp_migrate.source.python.own_parts import holds_models, of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of, model_of
 from fsdp_migrate.source.python.parameters_told import given_apart, told_model
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
@@ -63,6 +64,7 @@ from fsdp_migrate.source.python.written_names import written_names
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
+    from fsdp_migrate.source.python.made_before import Made
     from fsdp_migrate.source.python.never_run import NeverRun
     from fsdp_migrate.source.python.scopes import Index
     from fsdp_migrate.source.python.shown_here import ShownHere
@@ -251,6 +253,10 @@ class ModelKinds:
         return ShardedByFSDP2(self.index)
 
     @functools.cached_property
+    def _optimizers(self) -> Made:
+        return optimizers_made(self.index)
+
+    @functools.cached_property
     def frameworks(self) -> Frameworks:
         """The models that frameworks shard."""
         return Frameworks(self.index, self.links, self.guards)
@@ -342,9 +348,10 @@ class ModelKinds:
             is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
             return found | theirs if is_here else without_models(found | theirs)
         if not found:
-            return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
+            is_class = node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP
+            return {MAKES} if is_class else made_before(self, self._optimizers, node)
         if has_model(found) and key is not None:
-            found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
+            found = self._of_its_loop(node, key, of_its_wrapper(self, node, found))
         if has_model(found) and self._is_not_here(found, node):
             # By what shards it below alone, nothing is known of it above.
             is_known = key in self.given or not self.is_inner(node)
@@ -359,15 +366,6 @@ class ModelKinds:
         found |= whole(inner) if named.name in {"module", "_orig_mod"} and "fsdp" in inner else set()
         found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
-
-    def _of_its_wrapper(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
-        """Return what a name is above ``m = m.module``, which takes out what ``m = Wrapper(...)`` held."""
-        is_both = (
-            isinstance(node, cst.Name) and "fsdp" in found and any(k.startswith(".module>") for k in found)
-        )
-        made = last_value(self.index, node) if is_both else None
-        kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
-        return found if "fsdp" in kinds else kinds
 
     def _is_not_here(self, found: set[str], node: cst.BaseExpression) -> bool:
         if self.is_before_wrapping(node) or self.is_other_branch(node):

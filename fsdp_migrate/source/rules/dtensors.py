@@ -19,6 +19,7 @@ from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import said_of_local_number, within_local_numbers
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.plain_copies import COPIES, met_copies
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.averages import is_averaged
@@ -75,16 +76,8 @@ _MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
 # What DTensors refuse, though torch's tensors have it.
 _REFUSED = frozenset(
     {
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "index_put_",
-        "masked_scatter_",
-        "resize_",
-        "scatter_",
-        "scatter_add_",
-        "set_",
-        "share_memory_",
+        *("index_add_", "index_copy_", "index_fill_", "index_put_", "masked_scatter_", "resize_"),
+        *("scatter_", "scatter_add_", "set_", "share_memory_"),
     }
 )
 _ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
@@ -109,8 +102,8 @@ _COUNT = (
     "its bytes, and do not multiply by the number of ranks."
 )
 _COUNTED = (
-    "the model counts its whole parameters now, on each rank, where under FSDP1 it counted this rank's part: "
-    "leave the number of ranks out of what is made of this count."
+    "this counts whole parameters now, on each rank, where under FSDP1 it counted this rank's part: leave "
+    "the number of ranks out of what is made of this count."
 )
 _SHAPED = (
     "this was one rank's part of a flat parameter, and is the whole in its own shape now, as a DTensor: take "
@@ -223,7 +216,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _find(values: ParameterValues) -> Iterator[Found]:
     source = values.source
-    named: set[cst.CSTNode] = set()
+    named, local_ones = set[cst.CSTNode](), set[cst.CSTNode]()
     for call in source.calls:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
@@ -231,6 +224,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
             is_number = said in {_STATISTIC, _STATISTIC_OR_WHOLE}
             local = said_of_local_number(source, call, values.is_one) if is_number else None
             text = _on_one_rank(source, call, local or said)
+            local_ones.update([call] if local == "" else [])
             yield (
                 Found("FM423", call, _LOCAL, "kept")
                 if local == ""
@@ -240,7 +234,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         yield Found("FM423", count, _COUNTED, "commented")
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
-        if named.isdisjoint(inside) and not source.contexts.is_summoned(node):
+        if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
             named.add(node)
             code = "FM423" if said == _REPLACED else refused(source, node)
             yield Found(code, node, said, "commented")
@@ -280,6 +274,7 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     """Yield where a plain tensor meets a parameter, and where items of one are set: ``p.grad[mask] = 0``."""
     source = values.source
     yield from ((node, _BESIDE) for node in met(values))
+    yield from ((node, COPIES) for node in met_copies(values))
     yield from ((node, MEANT) for node in met_models(values))
     targets = [each.target for assign in source.assignments for each in assign.targets]
     targets += [

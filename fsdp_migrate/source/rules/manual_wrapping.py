@@ -28,7 +28,8 @@ _MEANT = (
 )
 _OF_OTHERS = (
     "this makes FSDP1's model, by another package, which stays so: call prepare_fully_shard(model, {{...}}) "
-    "of fsdp_migrate in place of {}, with what it is given."
+    "of fsdp_migrate in place of {}, with what it is given. What asks that model below for its state, its "
+    "norm or its parameters is to be changed then too: `rewrite` sees it if FSDP1's own class stands here."
 )
 _OF_TNT = (
     "torchtnt makes FSDP1's model by this, which stays so: give the unit, or prepare_module, NOOPStrategy() "

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
 from fsdp_migrate.source.python.held import has_model
@@ -68,6 +70,7 @@ def find(source: Source) -> Iterator[Found]:
     said = list(_set_on_the_wrapper(source))
     yield from said
     yield from _layers_of_the_wrapper(source, {each.node for each in said})
+    yield from children_of_wrappers(source)
 
 
 def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[Found]:
@@ -153,13 +156,44 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM335", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
-        note = _OF_NAMES if _keeps_names(source, node) else _SELF
+        note = _OF_NAMES if _keeps_names(source, node) else "" if _is_asked_beside(source, node) else _SELF
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
     elif sure == "mixed":
         said = f"{mixed(source, node.value)}there is no `.module`."
         yield from () if source.links.keeps_module else (Found("FM333", node, said, "commented"),)
     elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
+
+
+def _is_asked_beside(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a check only takes the wrapper off: ``m.module if isinstance(m, FSDP) else m``.
+
+    Or ``if isinstance(m, FSDP): m = m.module``. What comes out is the model itself under both.
+    """
+    above = source.index.parents[node]
+    if isinstance(above, cst.IfExp):
+        is_plain = {text_of(above.body), text_of(above.orelse)} == {text_of(node), text_of(node.value)}
+        return is_plain and _asks_for_fsdp(source, above.test, node.value)
+    line = source.index.statement(node)
+    block = source.index.parents[line]
+    choice = source.index.parents.get(block)
+    is_set = isinstance(above, cst.Assign) and [text_of(to.target) for to in above.targets] == [
+        text_of(node.value)
+    ]
+    is_alone = isinstance(choice, cst.If) and choice.body is block and choice.orelse is None
+    return (
+        is_set and is_alone and isinstance(choice, cst.If) and _asks_for_fsdp(source, choice.test, node.value)
+    )
+
+
+def _asks_for_fsdp(source: Source, test: cst.BaseExpression, model: cst.BaseExpression) -> bool:
+    """Tell whether a test asks whether a model is of FSDP1's class, and nothing else."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _asks_for_fsdp(source, test.expression, model)
+    if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
+        return False
+    is_its = source.index.fsdp1(test.args[1].value) == catalog.FSDP
+    return is_its and text_of(test.args[0].value) == text_of(model)
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:

@@ -75,6 +75,10 @@ _SWAPPED = (
     "functions of fsdp_migrate.runtime ask torch.distributed for this rank's number, and give a state to "
     "rank 0 of all: with another group as its world others save nothing. They need no other: take this out."
 )
+_INPUT = (
+    "optim_input named the parameters that the optimizer was given: "
+    "give the optimizer in its place, `optim=`."
+)
 _ODD = "these arguments have no equivalent in fsdp_migrate.runtime."
 
 
@@ -172,6 +176,8 @@ def _loading(source: Source, call: cst.Call, name: str) -> Found:
         return Found("FM309", call, _WHICH, "commented", covers=(call.func,))
     given = _given(call, order)
     known = {"model", "optim", "optim_state_dict"}
+    if given is not None and "optim_input" in given:
+        return Found("FM309", call, _INPUT, "commented", covers=(call.func,))
     if given is None or not {"model", "optim_state_dict"} <= set(given) or set(given) - known:
         return Found("FM309", call, _ODD, "commented", covers=(call.func,))
     flags: dict[str, cst.BaseExpression] = {}
@@ -241,6 +247,8 @@ def _given(call: cst.Call, order: tuple[str, ...]) -> Given | None:
             continue
         old = {"full_optim_state_dict", "sharded_optim_state_dict"}
         renamed["optim_state_dict" if name in old else name] = value
+    if "optim" in renamed:
+        renamed.pop("optim_input", None)  # what the optimizer has
     return renamed
 
 

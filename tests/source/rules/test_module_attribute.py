@@ -282,3 +282,26 @@ def test_a_layer_that_is_set_in_another_file(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(f"{FSDP}from tune import tune\nmodel = FSDP(net)\ntune(model)\n")
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("tune.py")}
     assert found == {"FM315"}
+
+
+ASKED = "isinstance(model, FSDP)"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (f"inner = model.module if {ASKED} else model\n", False),
+        (f"inner = model if not {ASKED} else model.module\n", False),
+        (f"save((model.module if {ASKED} else model).head)\n", False),
+        (f"if {ASKED}:\n    model = model.module\n", False),
+        (f"if {ASKED}:\n    inner = model.module\n", True),
+        (f"if {ASKED}:\n    model = model.module\nelse:\n    run(model)\n", True),
+        (f"inner = model.module if {ASKED} else other\n", True),
+        (f"inner = model.module.head if {ASKED} else model\n", True),
+        ("inner = model.module if fast else model\n", True),
+    ],
+)
+def test_where_the_class_is_asked_for_there_is_nothing_to_settle(body: str, *, is_said: bool) -> None:
+    found = turned(f"model = FSDP(net)\n{body}")
+    assert ".module" not in found.split("fsdp-migrate:")[0]
+    assert ("FM315" in found) is is_said

@@ -36,6 +36,14 @@ OPTIMIZERS = [
         "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n",
     ),
     (
+        "state = FSDP.full_optim_state_dict(model, opt, optim_input=groups)\n",
+        "state = full_optimizer_state_dict(model, opt)\n",
+    ),
+    (
+        "state = FSDP.scatter_full_optim_state_dict(full, model, groups, opt)\n",
+        "state = optim_state_dict_to_load(model, opt, full, from_rank0=True)\n",
+    ),
+    (
         "state = FSDP.shard_full_optim_state_dict(full, model, optim=opt)\n",
         "state = optim_state_dict_to_load(model, opt, full)\n",
     ),
@@ -63,7 +71,7 @@ COMMENTED = [
     ("state = FSDP.rekey_optim_state_dict(state, kind, net)\n", "FM309"),
     ("state = FSDP.optim_state_dict_to_load(a, b, c)\n", "FM309"),
     ("state = FSDP.optim_state_dict(*args)\n", "FM309"),
-    ("state = FSDP.full_optim_state_dict(model, opt, optim_input=groups)\n", "FM309"),
+    ("state = FSDP.shard_full_optim_state_dict(full, model, groups)\n", "FM309"),
     (
         (
             "from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict as load\n"
@@ -125,6 +133,11 @@ def test_a_state_that_torch_gave_is_rekeyed_as_before() -> None:
         "state = get_optimizer_state_dict(net, opt)\nstate = FSDP.rekey_optim_state_dict(state, kind, net)\n"
     )
     assert ("FM309", "kept") in codes(body)
+
+
+def test_parameters_in_the_place_of_an_optimizer_are_told() -> None:
+    after = turned(f"{MODEL}state = FSDP.scatter_full_optim_state_dict(full, model, optim_input=groups)\n")
+    assert "give the optimizer in its place, `optim=`" in after
 
 
 NAMED = """\
