@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
 from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 from fsdp_migrate.source.sharding_files import ShardingFiles
+from fsdp_migrate.source.without_group import with_tests_without_group
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def with_reach(
     ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
+    links = with_tests_without_group(project, links)
     sharding = ShardingFiles(project)
     plain = PlainPlaces(project, sharding)
     if not by_frameworks and FSDP2Alone(plain.callers, sharding, around).holds():

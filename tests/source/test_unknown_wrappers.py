@@ -72,3 +72,11 @@ def test_what_is_asked_first_or_is_in_another_wrapper_is_not(tmp_path: Path, doe
 def test_the_state_of_it_is_said_once(tmp_path: Path) -> None:
     said = found(tmp_path, f"{IMPORTS}def run(model):\n    return model.module.state_dict()\n")
     assert list(said) == ["model.module.state_dict()"]
+
+
+def test_what_a_framework_gave_is_not_named(tmp_path: Path) -> None:
+    gives = (
+        "def run(accelerator, model):\n    model = accelerator.{}(model)\n    return model.module.config\n"
+    )
+    assert found(tmp_path, gives.format("prepare")) == {}
+    assert len(found(tmp_path, gives.format("give"))) == 1

@@ -179,6 +179,9 @@ class Links:
     foreign: frozenset[str] = frozenset()
     """Packages that this file imports from and the project does not have, the frameworks' left out."""
 
+    without_group: bool = False
+    """Whether this is a test that calls nothing which makes a process group: no model is sharded there."""
+
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
