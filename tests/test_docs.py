@@ -18,6 +18,7 @@ from fsdp_migrate.cli.app import app
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.finding_code import Fidelity
 from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.left_comments import stops_runs
 from fsdp_migrate.sharding.prepare import prepare_fully_shard
 from tests import readme_bodies as readme
 from tests.rank_bodies import checkpoints
@@ -224,6 +225,14 @@ def test_the_readme_says_what_becomes_of_every_argument_and_how_faithfully() -> 
     assert {name for name in told if "." not in name} == set(FSDP1Config.model_fields)
     for words in told.values():
         assert words <= set(get_args(Fidelity))
+
+
+def test_which_comments_stop_a_run_is_told_truly() -> None:
+    page = (ROOT / "docs" / "rules.md").read_text().partition("## Comments that stop a run")[2]
+    rows = re.findall(r"^\| (FM\d+) \| (yes|no) \|", page.partition("\n## ")[0], re.MULTILINE)
+    assert len(rows) > 5
+    assert [code for code, told in rows if stops_runs(code) is not (told == "yes")] == []
+    assert [stops_runs(code) for code in re.findall(r"others \((FM\d+)\) do not", README)] == [False]
 
 
 def test_every_keyword_of_prepare_fully_shard_is_documented() -> None:

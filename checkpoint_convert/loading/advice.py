@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdp_migrate.checkpoint_convert.manifest.classify import MODEL_NAMES
 from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
 from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
@@ -13,6 +14,8 @@ from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
 
 
@@ -31,7 +34,7 @@ class LoadAdvice:
     """How a checkpoint is loaded as it is.
 
     Attributes:
-        call: The line of Python.
+        call: The line of Python; of several models one line for each.
         better_converted: When converting it first is better.
         trainer: The line for the framework's Trainer that loads it, where there is one.
         by_framework: How the framework's own FSDP2, or a script of plain torch, loads it as it is, where one
@@ -64,13 +67,51 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         >>> advise_loading(inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp")).call
         "load_checkpoint('tests/checkpoint/data/torch-2.13.0/plain.dcp', model, optimizer)"
     """
+    trainer = None
+    if manifest.framework == "composer":
+        trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
+    by_framework = _by_framework(manifest)
+    better = tuple(_better_converted(manifest, loads_itself=by_framework is not None))
+    return LoadAdvice(_call(manifest), better, trainer, by_framework, _others(manifest))
+
+
+def _call(manifest: Manifest) -> str:
     kinds = [part.kind for part in manifest.parts]
-    arguments = [repr(manifest.source), "model"]
     optimizers = kinds.count("optimizer")
+    if kinds.count("model") > 1:
+        return "\n".join(_lines(manifest))
+    arguments = [repr(manifest.source), "model"]
     if optimizers == 1:
         arguments.append("optimizer")
     elif optimizers:
         arguments.append(f"[{', '.join(f'optimizer{number}' for number in range(optimizers))}]")
+    arguments += _extra(manifest)
+    if optimizers and "model" not in kinds:
+        arguments.append("strict=False")
+    return f"load_checkpoint({', '.join(arguments)})"
+
+
+def _lines(manifest: Manifest) -> Iterator[str]:
+    """Yield a line for each of several models; what else there is comes with the first."""
+    models = [part.name for part in manifest.parts if part.kind == "model"]
+    has_optimizer = any(part.kind == "optimizer" for part in manifest.parts)
+    more = _extra(manifest)
+    for name in models:
+        # `ae.model` is `ae`'s, and `actor` has the name of its own.
+        above, _, last = name.rpartition(".")
+        own = (above or last) if last in MODEL_NAMES or not last.isidentifier() else last
+        own = own.replace(".", "_") or last
+        variable = own if own.isidentifier() and own not in MODEL_NAMES else "model"
+        if last.isdigit():
+            variable = f"model{last}"
+        optimizer = [f"{variable}_optimizer"] if has_optimizer else []
+        arguments = [repr(manifest.source), variable, *optimizer, f"part={name!r}", *more]
+        more = []
+        yield f"load_checkpoint({', '.join(arguments)})"
+
+
+def _extra(manifest: Manifest) -> list[str]:
+    """Return the argument that asks for what is neither a model nor an optimizer."""
     names = [part.name for part in manifest.parts]
     # A name above others stands for them, too.
     others = [
@@ -78,19 +119,11 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         for part in manifest.parts
         if part.kind == "other" and not any(name.startswith(f"{part.name}.") for name in names)
     ]
-    if others:
-        asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
-        more = ", ..." if len(others) > _MOST_EXTRA else ""
-        arguments.append(f"extra={{{asked}{more}}}")
-    if optimizers and "model" not in kinds:
-        arguments.append("strict=False")
-    trainer = None
-    if manifest.framework == "composer":
-        trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
-    by_framework = _by_framework(manifest)
-    better = tuple(_better_converted(manifest, loads_itself=by_framework is not None))
-    call = f"load_checkpoint({', '.join(arguments)})"
-    return LoadAdvice(call, better, trainer, by_framework, _others(manifest))
+    if not others:
+        return []
+    asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
+    more = ", ..." if len(others) > _MOST_EXTRA else ""
+    return [f"extra={{{asked}{more}}}"]
 
 
 def _others(manifest: Manifest) -> str | None:
@@ -145,7 +178,8 @@ def _is_files_of_torch(manifest: Manifest) -> bool:
 
 
 def _is_packed(manifest: Manifest) -> bool:
-    return is_packed(manifest.source.rstrip("/").rpartition("/")[2])
+    name = manifest.source.rstrip("/").rpartition("/")[2]
+    return is_packed(name) and name not in manifest.files  # what was in it has another name
 
 
 def _variable(name: str) -> str:

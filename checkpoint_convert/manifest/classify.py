@@ -52,6 +52,11 @@ _MAX_DEPTH: Final = 3
 _Place = tuple[PartKind, Path]
 
 
+def is_numbered_model(name: str) -> bool:
+    """Tell whether it is one of several models that are numbered, as Accelerate numbers them: ``model_1``."""
+    return _NUMBERED_MODEL.fullmatch(name) is not None
+
+
 def guess_path(key: str) -> Path:
     """Return the path of a key where the checkpoint does not record it: by the names that torch uses.
 

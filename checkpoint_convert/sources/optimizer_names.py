@@ -107,7 +107,10 @@ def _names(
         # By number, whatever the groups' order is: so the help says to give them.
         return dict(zip(sorted(numbers), options.parameter_names, strict=True)), "the names that were given"
     if options.model is not None:
-        return _names_of_model(groups, shapes, options.model)
+        named, reason = _names_of_model(groups, shapes, options.model)
+        # Of several models it may be another's, which that one tells.
+        if named is not None or len(models) < 2:
+            return named, reason
     found = {model.name: match_numbers(groups, shapes, _candidates(model, entries)) for model in models}
     fitting = {name: names for name, names in found.items() if isinstance(names, dict)}
     if len(fitting) == 1:

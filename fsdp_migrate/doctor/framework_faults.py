@@ -54,6 +54,15 @@ def _version_2_with(*names: str) -> Callable[[Sight], str]:
     return sees
 
 
+def _resumes_from_shards(sight: Sight) -> str:
+    """Look for the form that FSDP1 saves and does not load, and for what loads it, if sources are there."""
+    form = str(sight.setting("state_dict_type") or "").upper()
+    if sight.framework not in {"accelerate", "hf"} or "SHARDED" not in form or _is_version_2(sight):
+        return ""
+    loads = sight.find(r"\bload_state\(|\bresume_from_checkpoint\b")
+    return "" if sight.sources and not loads else f"{form}{f', and {loads}' if loads else ''}"
+
+
 def _no_version(sight: Sight) -> str:
     is_missing = sight.settings.get("version") is None and sight.setting("version") is None
     return "`fsdp_config` has no `version`" if is_missing else ""
@@ -260,6 +269,18 @@ FRAMEWORK_FAULTS = (
         _in("accelerate", _forward_prefetch),
         "Leave it out, or shard by `prepare_fully_shard`, which keeps it.",
         (Affected("accelerate", "1.6"),),
+    ),
+    KnownFault(
+        "accelerate-shards-lose-moments",
+        "What Accelerate's `load_state` or HF Trainer resumes under FSDP1 with `SHARDED_STATE_DICT` has no "
+        "moments: it parts from the run that was not stopped at its second step. FSDP2 loads them.",
+        "measured",
+        "config",
+        _resumes_from_shards,
+        "Compare the FSDP2 run with the FSDP1 run that was not stopped, not with one that was resumed.",
+        (Affected("accelerate", "1.13"),),
+        harm="silent",
+        looked_up=_TRIED,
     ),
     KnownFault(
         "accelerate-splits-ties",

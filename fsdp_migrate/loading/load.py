@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from fsdp_migrate.arguments import (
     FLAG,
     FUNCTION,
@@ -37,7 +39,7 @@ from fsdp_migrate.loading.apply import (
 from fsdp_migrate.loading.fit import Fit, fit
 from fsdp_migrate.loading.materialize import check_meta, materialize
 from fsdp_migrate.loading.offer import Offer, make_offer
-from fsdp_migrate.loading.opening import Opened, open_checkpoint
+from fsdp_migrate.loading.opening import LeftOut, Opened, open_checkpoint
 from fsdp_migrate.loading.peers import Peers
 from fsdp_migrate.loading.report import LoadReport
 from fsdp_migrate.loading.transfer import read_jobs, send_jobs
@@ -72,6 +74,7 @@ def load_checkpoint(
     extra: Mapping[str, Any] | None = None,
     strict: bool = True,
     weights_only: bool = False,
+    part: str | None = None,
     rename: Sequence[str] = (),
     map: str | ParameterMap | None = None,
     broadcast: bool | str = "auto",
@@ -99,6 +102,8 @@ def load_checkpoint(
         strict: The names and shapes of the model, the parameter groups and the names in ``extra`` must all be
             there, and no other ones. Without it, what fits is loaded, and the rest is in the findings.
         weights_only: Load the model alone, without optimizers, and what ``extra`` asks for.
+        part: Which of several models in the checkpoint it is, by its name there, such as ``"critic"``. Needed
+            where more than one fits, and none is called ``model`` or the like.
         rename: Changes of names of parameters of the checkpoint, each ``"regex=replacement"``.
         map: What becomes of parameters that the model holds otherwise than the run that saved: a text for
             ``read_map`` such as ``"transformers-5:mixtral"``, or what it gave. ``options`` then describes the
@@ -113,7 +118,7 @@ def load_checkpoint(
 
     Raises:
         CheckpointMismatchError: Something does not fit; the error lists all of it. Or the ranks see different
-            files.
+            files, or several models in the checkpoint fit equally well.
         CheckpointError: The checkpoint cannot be read, in the words of ``convert``.
         RankError: Another rank has an error; it says which, and why.
         OptimizerError: An optimizer holds parameters that are not the model's.
@@ -141,6 +146,7 @@ def load_checkpoint(
         check_arguments(FLAG, strict=strict, weights_only=weights_only)
         check_arguments(TEXTS, rename=rename)
         check_arguments(TEXT | instance_of(ParameterMap) | NOTHING, map=map)
+        check_arguments(TEXT | NOTHING, part=part)
         check_arguments(FLAG | TEXT, broadcast=broadcast)
         check_arguments(FUNCTION | NOTHING, progress=progress)
         check_arguments(instance_of(SourceOptions) | NOTHING, options=options)
@@ -158,20 +164,26 @@ def load_checkpoint(
         run.wanted,
         model,
         broadcast,
-        # Else what `extra` asks for is left out too.
-        left_out="optimizers" if weights_only and extra else "all but models" if weights_only else "",
+        left_out=_left_out(weights_only, named=bool(extra or part)),
         renames=rename,
         map=map,
         options=options,
     )
     try:
-        offer = run.take_offer(opened)
+        offer = run.take_offer(opened, part)
         found = run.compare(offer, strict=strict)
         shown = progress if run.peers.rank == run.peers.ranks[0] else None
         counts = run.fill(opened, offer, found, shown)
     finally:
         opened.close()
     return run.report(opened, offer, found, counts, time.monotonic() - start)
+
+
+def _left_out(weights_only: bool, *, named: bool) -> LeftOut:
+    if not weights_only:
+        return ""
+    # Else what `extra` or `part` asks for is left out too.
+    return "optimizers" if named else "all but models"
 
 
 def _check_extra(extra: Mapping[Any, Any]) -> None:
@@ -211,14 +223,26 @@ class _Run:
         show_shards(self.model, "load_checkpoint")
         self._wanted = look_at(self.model, self.optimizers)
 
-    def take_offer(self, opened: Opened) -> Offer:
+    def take_offer(self, opened: Opened, part: str | None) -> Offer:
         """Return what the checkpoint offers, the same on every rank."""
         names = list(self.wanted.names.values())
+        shapes = {
+            name: tuple(value.shape)
+            for name, value in self.wanted.model.items()
+            if isinstance(value, torch.Tensor)
+        }
         made: list[Offer] = []
 
         def make() -> Offer:
             assert opened.catalogue is not None
-            return make_offer(opened.catalogue, names, list(self.extra), optimizers=bool(self.optimizers))
+            return make_offer(
+                opened.catalogue,
+                names,
+                list(self.extra),
+                optimizers=bool(self.optimizers),
+                shapes=shapes,
+                part=part,
+            )
 
         if opened.sender is not None:
             return self.peers.share(make, opened.sender, _BEFORE)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fsdp_migrate.checkpoint_convert.formats.unflatten import nest
+from fsdp_migrate.loading.parts import choose_model, choose_optimizers, split_state
 
 
 if TYPE_CHECKING:
@@ -89,7 +90,13 @@ class Offer:
 
 
 def make_offer(
-    catalogue: Catalogue, names: Sequence[Names], extra: Collection[str], *, optimizers: bool
+    catalogue: Catalogue,
+    names: Sequence[Names],
+    extra: Collection[str],
+    *,
+    optimizers: bool,
+    shapes: Mapping[str, tuple[int, ...]],
+    part: str | None = None,
 ) -> Offer:
     """Return what a checkpoint offers.
 
@@ -98,23 +105,28 @@ def make_offer(
         names: The parameters of the model, each with all of its names.
         extra: What else is wanted, by name.
         optimizers: Whether optimizers are wanted.
+        shapes: The shapes of the model's parameters and buffers, by name.
+        part: What the model is called in the checkpoint.
 
     Raises:
+        CheckpointMismatchError: Several models in it fit as well, or none is called so.
         CheckpointError: A value is damaged, or asks for a class on no list.
     """
     manifest = catalogue.manifest
     offer = Offer(manifest.source, manifest.layout, findings=catalogue.findings)
     known = {name for every in names for name in every}
-    chosen = _choose_model(catalogue.parts, known)
+    chosen = choose_model(catalogue, known, shapes, part)
     used: set[str] = set()
     if chosen is not None:
         offer.model = {chosen.below(key): _leaf(catalogue, key) for key in chosen.keys}
         used.update(chosen.keys)
     if optimizers:
-        for part in _choose_optimizers(catalogue.parts, chosen, known):
-            _add_optimizer(offer, catalogue, part, known)
-            used.update(part.keys)
-    every = [key for part in catalogue.parts if part.kind == "other" for key in part.keys]
+        for each in choose_optimizers(catalogue.parts, chosen, known):
+            _add_optimizer(offer, catalogue, each, known)
+            used.update(each.keys)
+    every = [
+        key for each in catalogue.parts if each.kind == "other" and each is not chosen for key in each.keys
+    ]
     for name in extra:
         prefix, keys = find_extra(every, name)
         if keys:
@@ -131,42 +143,12 @@ def _leaf(catalogue: Catalogue, key: str) -> Leaf:
     return StoredValue(catalogue.value_bytes(key))
 
 
-def _choose_model(parts: Iterable[OfferedPart], known: Collection[str]) -> OfferedPart | None:
-    """Return the model that has the most names of this one, the first of several."""
-    models = [part for part in parts if part.kind == "model"]
-    return max(models, key=lambda part: sum(part.below(key) in known for key in part.keys), default=None)
-
-
-def _choose_optimizers(
-    parts: Sequence[OfferedPart], chosen: OfferedPart | None, known: Collection[str]
-) -> list[OfferedPart]:
-    """Return the optimizers of a model: all, or of several models' those that have its names."""
-    found = [part for part in parts if part.kind == "optimizer"]
-    if chosen is None or sum(part.kind == "model" for part in parts) < 2:
-        return found
-    own = [part for part in found if any(_split_state(part.below(key), known) for key in part.keys)]
-    named = [part for part in own if chosen.name.rpartition(".")[2] in part.name]
-    return named or own
-
-
-def _split_state(below: str, known: Collection[str]) -> tuple[str, str] | None:
-    """Divide ``state.up.weight.exp_avg`` into the parameter's name and the field; a field can have dots."""
-    if not below.startswith("state."):
-        return None
-    parts = below.removeprefix("state.").split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        name = ".".join(parts[:end])
-        if name in known:
-            return name, ".".join(parts[end:])
-    return (".".join(parts[:-1]), parts[-1]) if len(parts) > 1 else None
-
-
 def _add_optimizer(offer: Offer, catalogue: Catalogue, part: OfferedPart, known: Collection[str]) -> None:
     groups: dict[int, dict[str, Leaf]] = {}
     whole: list[OfferedGroup] = []
     for key in part.keys:
         below = part.below(key)
-        split = _split_state(below, known)
+        split = split_state(below, known)
         if split is not None:
             offer.state.setdefault(split[0], {})[split[1]] = _leaf(catalogue, key)
             continue

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.counting_methods import counting_methods, may_count
+from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.state_hooks import adds_keys
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def of_the_whole(project: Project) -> Links:
         own_groups=has_own_groups(project),
         no_shard=has_no_shard(project),
         counting_methods=counting_methods(_counting(project)),
+        counting_functions=counting_functions(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         falls_back=has_fallback(project),
@@ -50,7 +52,7 @@ def called_summoned(project: Project) -> set[str]:
     """Return the names of what is called where parameters are summoned: of methods their last words."""
     paths = [path for path, text in project.texts.items() if "summon_full_params" in text]
     asking = filter(None, map(project.module, paths))
-    blocks = (node for module in asking for node in ast.walk(module.tree) if isinstance(node, ast.With))
+    blocks = (node for module in asking for node in walked(module.tree) if isinstance(node, ast.With))
     summoned = (
         block
         for block in blocks
@@ -123,7 +125,7 @@ def has_own_groups(project: Project) -> bool:
         path for path, text in project.texts.items() if catalog.FSDP in text and "process_group=" in text
     )
     for module in filter(None, map(project.module, paths)):
-        for node in ast.walk(module.tree):
+        for node in walked(module.tree):
             # A partial of the class is given what its calls give to the class.
             parts = [node.func, *node.args[:1]] if isinstance(node, ast.Call) else []
             names = [ast.unparse(each).split(".")[-1] for each in parts]
@@ -165,7 +167,7 @@ def makes_its_own(module: Module, method: str) -> bool:
     # A trainer's, which asks the model that it holds for the same, is not the model's.
     handed_on = re.compile(rf"\bself\.(?:\w+\.)+{re.escape(method)}\(")
     owners = {each for each in owners if not handed_on.search(module.definitions[f"{each}.{method}"].written)}
-    calls = (node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)) if owners else ()
+    calls = (node.func for node in walked(module.tree) if isinstance(node, ast.Call)) if owners else ()
     return any(isinstance(func, ast.Name) and func.id in owners for func in calls)
 
 

@@ -123,11 +123,13 @@ class Callers:
         if isinstance(node, ast.Constant):
             return False if picks_nothing(above, around.above) else None
         assert isinstance(node, (ast.Attribute, ast.Name))
-        text = dotted(node)
-        place = around.places.get(id(above))
         is_method = function.owner is not None
         if isinstance(node, ast.Name) and (is_method or isinstance(node.ctx, ast.Store)):
             return False
+        if isinstance(node, ast.Name) and module is not function.module and _is_its_own(module, node.id):
+            return False
+        text = dotted(node)
+        place = around.places.get(id(above))
         meant = None if text is None else self.stands_for(text, place or Place(module, ""))
         if meant is not None and meant is not function:
             # A method that a class below has of its own is another.
@@ -252,6 +254,11 @@ def _word(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.split(".")[-1].split(":")[-1]
     return None
+
+
+def _is_its_own(module: Module, name: str) -> bool:
+    """Tell whether a name is a file's own function or class, which nothing that is imported may replace."""
+    return name in module.definitions and name not in module.imports and not module.stars
 
 
 def _is_plain(node: Function) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Module, Project, dotted
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def with_compat_modules(project: Project, links: dict[Path, Links]) -> dict[Path
 
 def _wraps(project: Project, module: Module) -> bool:
     """Tell whether a file puts what FSDP2 shards into an object of a class that has it as ``.module``."""
-    for function in (node for node in ast.walk(module.tree) if isinstance(node, _FUNCTIONS)):
+    for function in (node for node in walked(module.tree) if isinstance(node, _FUNCTIONS)):
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         sharded = {ast.unparse(call.args[0]) for call in calls if call.args and _is_fsdp2s(call)}
         for call in calls:

@@ -13,6 +13,7 @@ from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.call_signatures import signature_of
 from fsdp_migrate.source.python.known_constants import Constants, Value, constant, truth_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def constants_of(function: Definition, call: ast.Call) -> dict[str, Value]:
     )
     if not isinstance(node, _FUNCTIONS) or is_open:
         return {}
-    stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and not _is_read(each)}
+    stored = {each.id for each in walked(node) if isinstance(each, ast.Name) and not _is_read(each)}
     order = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     names = {*(each.arg for each in order), *(each.arg for each in call.keywords if each.arg)}
     given = ((name, constant(given_by(function, name, call))) for name in names - stored)

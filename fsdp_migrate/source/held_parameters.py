@@ -13,6 +13,7 @@ from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.argument_places import argument_at, given_at
 from fsdp_migrate.source.python.links import PART
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class HeldParameters:
     def _find_given(self, function: Definition) -> Iterator[GivenParameters]:
         place = Place(function.module, function.name)
         held = self.held(function.node, place)
-        for line in ast.walk(function.node):
+        for line in walked(function.node):
             value = line.value if isinstance(line, (ast.Return, ast.Yield)) else None
             if value is None:
                 continue

@@ -18,6 +18,7 @@ from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.argument_places import argument_at, given_at
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.taken_lists import COUNTS, above_of, is_taken_at
 
 
@@ -173,7 +174,7 @@ def _prepared(function: ast.AST) -> Iterator[tuple[int, str]]:
 def _set_as(module: Module, name: str) -> set[str]:
     """Return the attributes that a function is set as, of something else than ``self``."""
     found: set[str] = set()
-    for node in ast.walk(module.tree):
+    for node in walked(module.tree):
         if isinstance(node, ast.Assign) and dotted(node.value) == name:
             targets = (each for each in node.targets if isinstance(each, ast.Attribute))
             found |= {each.attr for each in targets if dotted(each.value) != "self"}

@@ -16,6 +16,7 @@ from fsdp_migrate.source.lightning_modules import HARMLESS, HOOKS, MODULE, OLD_H
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class _Hooks:
     def modules(self, module: Module) -> Iterator[tuple[str, Definition]]:
         """Yield the LightningModules of other files that a file makes, as its imports write them."""
         place = Place(module, "")
-        for node in ast.walk(module.tree):
+        for node in walked(module.tree):
             text = dotted(node.func) if isinstance(node, ast.Call) else None
             while text:
                 found = self.project.named(text, place)

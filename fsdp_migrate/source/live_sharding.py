@@ -81,7 +81,7 @@ class LiveSharding:
         if any(not _only_asks(node, above.get(id(node)), above) for node in asked):
             return True
         given_out = (each for each in module.definitions.values() if self._is_for_users(each))
-        return any(node in asked for each in given_out for node in ast.walk(each.node))
+        return any(node in asked for each in given_out for node in walked(each.node))
 
     def _is_for_users(self, function: Definition) -> bool:
         """Tell whether nothing in the project calls a function of a file: who has such models may."""

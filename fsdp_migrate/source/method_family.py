@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.source.project import Definition, Module, Project, dotted
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Family:
         """Yield the calls of a method by the names under which objects have it."""
         names = {f"self.{name}" for name, found in self.by_name.items() if method in found}
         for each in self.methods:
-            calls = (node for node in ast.walk(each.node) if isinstance(node, ast.Call))
+            calls = (node for node in walked(each.node) if isinstance(node, ast.Call))
             yield from (call for call in calls if dotted(call.func) in names)
 
     def _in(self, method: Method, one: Spot, other: Spot) -> bool | None:

@@ -149,7 +149,7 @@ def picked(value: ast.expr, module: Module, called: Called, depth: int = 0) -> I
             each for each in called(value.func, Place(module, "")) if not isinstance(each.node, ast.ClassDef)
         ]
         for function in functions:
-            for given in ast.walk(function.node):
+            for given in walked(function.node):
                 if isinstance(given, ast.Return) and given.value is not None:
                     yield from picked(given.value, function.module, called, depth + 1)
     for each in () if found else _stands_for(value, module):
@@ -174,7 +174,7 @@ def _stands_for(value: ast.expr, module: Module) -> Iterator[ast.expr]:
 def _bound(module: Module) -> dict[str, list[ast.expr]]:
     """Return what each name of a file is assigned, wherever that is."""
     found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(module.tree):
+    for node in walked(module.tree):
         for target in node.targets if isinstance(node, ast.Assign) else ():
             if isinstance(node, ast.Assign) and isinstance(target, ast.Name):
                 found.setdefault(target.id, []).append(node.value)

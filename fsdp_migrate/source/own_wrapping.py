@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -155,7 +156,7 @@ def _holds(known: ProjectKinds, node: ast.expr, place: Place, owner: Definition)
 
 def _only_makes(known: ProjectKinds, module: Module, owner: Definition) -> bool:
     """Tell whether a file makes objects of a class by calls that give names a value, and nothing else."""
-    above = {child: node for node in ast.walk(module.tree) for child in ast.iter_child_nodes(node)}
+    above = {child: node for node in walked(module.tree) for child in ast.iter_child_nodes(node)}
     for node, call in above.items():
         text = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
         if text is None or known.project.named(text, Place(module, "")) is not owner:

@@ -380,12 +380,15 @@ class Project:
                 found.add(name)
         return found
 
-    def is_subclass(self, owner: Definition) -> bool:
-        """Tell whether a class derives from FSDP1's."""
-        assert isinstance(owner.node, ast.ClassDef)
+    def is_subclass(self, owner: Definition, depth: int = 0) -> bool:
+        """Tell whether a class derives from FSDP1's, also by another class of the project."""
+        if not isinstance(owner.node, ast.ClassDef):
+            return False
         texts = filter(None, map(dotted, owner.node.bases))
         known = (self.qualified(text, Place(owner.module, "")) for text in texts)
-        return any(catalog.fsdp1_name(each) == catalog.FSDP for each in known)
+        if any(catalog.fsdp1_name(each) == catalog.FSDP for each in known):
+            return True
+        return depth < _DEEPEST and any(self.is_subclass(base, depth + 1) for base in self.bases(owner))
 
 
 def _asks_above(method: ast.AST) -> bool:
@@ -448,11 +451,15 @@ def dotted(node: ast.expr) -> str | None:
 
 def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
     """Yield the calls of a statement, those of the statements in it left out."""
+    yield from (each for each in parts_of_one(node) if isinstance(each, ast.Call))
+
+
+def parts_of_one(node: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement, the statements in it left out."""
     todo = [child for child in children_of(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))]
     while todo:
         each = todo.pop()
-        if isinstance(each, ast.Call):
-            yield each
+        yield each
         todo += children_of(each)
 
 

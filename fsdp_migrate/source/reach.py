@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
 from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 from fsdp_migrate.source.sharding_files import ShardingFiles
+from fsdp_migrate.source.without_group import with_tests_without_group
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def with_reach(
     ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
+    links = with_tests_without_group(project, links)
     sharding = ShardingFiles(project)
     plain = PlainPlaces(project, sharding)
     if not by_frameworks and FSDP2Alone(plain.callers, sharding, around).holds():
@@ -62,7 +64,15 @@ def with_reach(
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
     if near and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
         return dict(links)
-    told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
+    told = {
+        path: replace(
+            links.get(path, NOTHING),
+            is_near=True,
+            plain=plain.of(path),
+            above_sharding=plain.above_sharding(path),
+        )
+        for path in near
+    }
     return {**links, **told}
 
 
@@ -106,7 +116,7 @@ def imports_in(project: Project) -> dict[Path, set[Path]]:
 def imports_of(project: Project, path: Path) -> Iterator[Path]:
     """Yield the files that a file imports, by its text: all are asked, and parsing takes long."""
     text = project.texts[path]
-    for written, is_name in _written(text):
+    for written, is_name in written_imports(text):
         yield from _files(project, path, written, is_name=is_name)
     for name, end in _BY_NAME.findall(text):
         if end == ".{":  # `import_module(f"tasks.{name}")`: whatever stands in that folder
@@ -127,7 +137,7 @@ def _files(
     found = project.paths(here, written)
     if is_name and found and found[0].stem == "__init__" and depth < _FARTHEST and found[0] != path:
         # `from pkg import hooks`: whatever is handed on by it may be used.
-        for inner, is_one in _written(project.texts[found[0]]):
+        for inner, is_one in written_imports(project.texts[found[0]]):
             yield from _files(project, found[0], inner, depth + 1, is_name=is_one)
     if found:
         yield from (each for each in found if each.stem != "__init__")
@@ -137,7 +147,7 @@ def _files(
         if each.stem != "__init__":
             yield each
             continue
-        for inner, _ in _written(project.texts[each]) if depth < _FARTHEST else ():
+        for inner, _ in written_imports(project.texts[each]) if depth < _FARTHEST else ():
             last = inner.rpartition(".")[2]
             if last == name and each != path:
                 yield from _files(project, each, inner, depth + 1)
@@ -150,7 +160,7 @@ def _defines(text: str, name: str) -> bool:
     return re.search(rf"^(?:(?:async )?def|class) {re.escape(name)}\b", text, re.MULTILINE) is not None
 
 
-def _written(text: str) -> Iterator[tuple[str, bool]]:
+def written_imports(text: str) -> Iterator[tuple[str, bool]]:
     """Yield what a text imports, as it is written, ``.wrap.shard`` for ``from .wrap import shard``.
 
     Beside each stands whether it is a name of something, or the whole of it: ``import wrap``.

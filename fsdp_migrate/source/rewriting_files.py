@@ -18,7 +18,7 @@ from fsdp_migrate.source.following import links_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import parse_module
 from fsdp_migrate.source.rewriting import rewrite_linked
-from fsdp_migrate.source.scanning import on_all_cores
+from fsdp_migrate.source.scanning import collecting_seldom, on_all_cores
 from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
 
 
@@ -99,6 +99,7 @@ class RewriteReport:
         }
 
 
+@collecting_seldom()
 def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = False) -> RewriteReport:
     """Turn the FSDP1 code of files and folders into FSDP2 code; nothing of it is imported or run.
 

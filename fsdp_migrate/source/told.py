@@ -28,7 +28,7 @@ from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
 from fsdp_migrate.source.state_methods import is_a_module, saves_itself, states_by_file
 from fsdp_migrate.source.told_parameters import told_parameters
-from fsdp_migrate.source.wrapper_classes import wrapper_classes
+from fsdp_migrate.source.wrapper_classes import class_functions, subclasses, wrapper_classes
 
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Told:
         wrappers = {
             module.path: wrapper_classes(self.known.project, module) for module in self.known.looked_at
         }
+        subclasses_of = subclasses(project, self.known.looked_at)
         return {
             p: replace(
                 whole_project,
@@ -89,7 +90,8 @@ class Told:
                 gives_parameters=kept.gives.get(p, {}),
                 keeps_parameters=kept.keeps.get(p, {}),
                 takes_lists=kept.takes.get(p, {}),
-                names=names.get(p, {}),
+                names={**class_functions(subclasses_of.get(p, {})), **names.get(p, {})},
+                subclasses=frozenset(subclasses_of.get(p, ())),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),
                 whole_optimizers=optimizers.of_wholes(p),

@@ -12,6 +12,7 @@ from fsdp_migrate.source.held_parameters import HeldParameters
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.parameters import PARAMETERS
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _note_handed(known: _Following, told: ToldParameters, call: ast.Call, place:
 def _functions(definitions: Iterable[Definition]) -> Iterator[Definition]:
     for each in definitions:
         if isinstance(each.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            calls = (call.func for call in ast.walk(each.node) if isinstance(call, ast.Call))
+            calls = (call.func for call in walked(each.node) if isinstance(call, ast.Call))
             if any(isinstance(func, ast.Attribute) and func.attr in PARAMETERS for func in calls):
                 yield each
 

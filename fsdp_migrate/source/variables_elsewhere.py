@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.project import dotted, is_a_test
 from fsdp_migrate.source.python.environment import joined
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
 
 
@@ -66,7 +67,7 @@ def _set_in(project: Project, path: Path) -> Iterator[tuple[str, str | None]]:
     if is_a_test(path) or not any(word in text for word in _WORDS) or _SETS.search(text) is None:
         return
     module = project.module(path)
-    for node in ast.walk(module.tree) if module is not None else ():
+    for node in walked(module.tree) if module is not None else ():
         for name, value in _sets(node):
             known = name.value if isinstance(name, ast.Constant) else name
             if isinstance(known, str) and _NAMES.match(known):

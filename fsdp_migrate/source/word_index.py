@@ -55,4 +55,5 @@ class WordIndex(Generic[KeyT]):
         # Of `state.model` each word is one of the text's as well.
         pattern = re.compile(rf"\b{re.escape(name)}\b")
         likely = set(range(len(self._keys))).intersection(*(self._by_word.get(word, ()) for word in words))
-        return [place for place in likely if pattern.search(self.texts[self._keys[place]])]
+        texts = ((place, self.texts[self._keys[place]]) for place in likely)
+        return [place for place, text in texts if name in text and pattern.search(text)]

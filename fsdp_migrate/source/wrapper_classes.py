@@ -1,17 +1,19 @@
-"""The classes of a project that wrap models as FSDP1's does, and derive from none of FSDP1's."""
+"""The classes of a project that wrap models as FSDP1's does, and those that derive from FSDP1's."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Module, Project
 
@@ -30,7 +32,7 @@ def wrapper_classes(project: Project, module: Module) -> frozenset[str]:
         for written, owner in found.items()
         if owner is not None
         and isinstance(owner.node, ast.ClassDef)
-        and not _is_fsdp1s(project, owner)
+        and not project.is_subclass(owner)
         and (WRAPPERS.search(written) or _is_ddps(project, owner))
     )
 
@@ -52,7 +54,51 @@ def _is_ddps(project: Project, owner: Definition, depth: int = 0) -> bool:
     return depth < _DEEPEST and any(_is_ddps(project, base, depth + 1) for base in project.bases(owner))
 
 
-def _is_fsdp1s(project: Project, owner: Definition, depth: int = 0) -> bool:
-    if project.is_subclass(owner):
-        return True
-    return depth < _DEEPEST and any(_is_fsdp1s(project, base, depth + 1) for base in project.bases(owner))
+def subclasses(project: Project, modules: Iterable[Module]) -> dict[Path, dict[str, frozenset[str]]]:
+    """Return by file the subclasses of FSDP1's class that it imports, with the names that these give anew."""
+    names = _names_of_subclasses(project)
+    found: dict[Path, dict[str, frozenset[str]]] = {}
+    for module in modules if names else ():
+        for written in set(module.imports.values()):
+            owner = project.find(module, written) if written.rpartition(".")[2] in names else None
+            if owner is not None and isinstance(owner.node, ast.ClassDef) and project.is_subclass(owner):
+                found.setdefault(module.path, {})[written] = frozenset(_own(project, owner))
+    return found
+
+
+def _names_of_subclasses(project: Project) -> set[str]:
+    """Return what classes are called that derive from FSDP1's, or by their words from one of those."""
+    found: set[str] = set()
+    for path in project.holding([catalog.FSDP]):
+        module = project.module(path)
+        owners = module.definitions.values() if module is not None else ()
+        classes = (each for each in owners if isinstance(each.node, ast.ClassDef))
+        found.update(each.node.name for each in classes if project.is_subclass(each))
+    for path in project.holding(found):
+        module = project.module(path)
+        for each in module.definitions.values() if module is not None and found else ():
+            bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
+            if any((dotted(base) or "").rpartition(".")[2] in found for base in bases):
+                found = found | {each.node.name}
+    return found
+
+
+def class_functions(classes: Mapping[str, frozenset[str]]) -> dict[str, str]:
+    """Return what functions of subclasses are FSDP1's own, by their names as imports write them.
+
+    Example:
+        >>> class_functions({"lib.Sharded": catalog.CLASS_FUNCTIONS - {"optim_state_dict"}})
+        {'lib.Sharded.optim_state_dict': 'torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict'}
+    """
+    return {
+        f"{written}.{name}": f"{catalog.PACKAGE}.{catalog.FSDP}.{name}"
+        for written, own in classes.items()
+        for name in sorted(catalog.CLASS_FUNCTIONS - own)
+    }
+
+
+def _own(project: Project, owner: Definition, depth: int = 0) -> Iterator[str]:
+    assert isinstance(owner.node, ast.ClassDef)
+    yield from (each.name for each in owner.node.body if isinstance(each, ast.FunctionDef))
+    for base in project.bases(owner) if depth < _DEEPEST else ():
+        yield from _own(project, base, depth + 1)

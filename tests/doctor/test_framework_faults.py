@@ -93,6 +93,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_config("accelerate", forward_prefetch=True),
         of_config("accelerate"),
     ),
+    "accelerate-shards-lose-moments": (
+        replace(of_config("accelerate"), settings={"fsdp_state_dict_type": "SHARDED_STATE_DICT"}),
+        replace(of_config("accelerate"), settings={"fsdp_state_dict_type": "FULL_STATE_DICT"}),
+    ),
     "accelerate-splits-ties": (with_model(Tied(twice=True)), with_model(Tied())),
     "accelerate-splits-modules": (
         replace(of_config("accelerate", auto_wrap_policy=BLOCKS), model=Towers()),
@@ -184,3 +188,12 @@ def test_who_goes_over_the_meta_device() -> None:
     tied = Tied()
     tied.tie_weights = lambda: None  # type: ignore[assignment]
     assert not fault_of("accelerate-tears-ties").sees(with_model(tied))
+
+
+def test_sources_show_whether_a_run_is_resumed() -> None:
+    fault = next(each for each in FRAMEWORK_FAULTS if each.name == "accelerate-shards-lose-moments")
+    settings = {"fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    sight = replace(of_config("accelerate"), settings=settings)
+    for line, is_there in {"accelerator.load_state(x)": True, "accelerator.save_state(x)": False}.items():
+        assert ("train.py:1" in fault.sees(replace(sight, sources={"train.py": line}))) is is_there
+    assert fault.sees(replace(sight, settings={**settings, "fsdp_version": 2})) == ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths, scan_source
+from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source import rewrite_paths, scan_paths, scan_source
 from tests.source.files import write
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -44,3 +47,27 @@ def test_a_scan_counts_by_rule_and_says_where(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", ["", "\n", "# nothing", "x = 1\n", "\f\n", "\ufeff"])
 def test_sources_without_fsdp1_have_no_uses(code: str) -> None:
     assert scan_source(code) == []
+
+
+@pytest.mark.parametrize("run", [scan_paths, rewrite_paths])
+@pytest.mark.parametrize(("before", "meanwhile"), [(700, 200_000), (900_000, 900_000), (0, 0)])
+def test_garbage_is_collected_seldom_meanwhile(
+    tmp_path: Path, run: Callable[[Iterator[Path]], object], before: int, meanwhile: int
+) -> None:
+    seen: list[int] = []
+
+    def paths(name: str) -> Iterator[Path]:
+        seen.append(gc.get_threshold()[0])
+        yield tmp_path / name
+
+    (tmp_path / "train.py").write_text("x = 1\n")
+    kept = gc.get_threshold()
+    try:
+        gc.set_threshold(before)
+        run(paths("train.py"))
+        with pytest.raises(SourceError):
+            run(paths("nowhere.py"))
+        after = gc.get_threshold()[0]
+    finally:
+        gc.set_threshold(*kept)
+    assert (seen, after) == ([meanwhile, meanwhile], before)

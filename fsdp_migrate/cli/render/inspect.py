@@ -137,7 +137,8 @@ def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
     """Show what one types to load it without converting, and when converting is better."""
     out, advice = console(), advise_loading(manifest)
     out.print("Without converting, `fsdp_migrate.load_checkpoint` loads it into a model:")
-    print_text(out, advice.call, indent="      ", first="  ")
+    for line in advice.call.splitlines():
+        print_text(out, line, indent="      ", first="  ")
     if "extra=" in advice.call:
         print_text(
             out,

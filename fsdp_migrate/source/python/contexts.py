@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -113,6 +114,9 @@ class Contexts:
 
     def settings_at(self, node: cst.CSTNode) -> Settings | None:
         """Return what a call outside of every context is told, or None where that is not known."""
+        entered = self._entered_around(node)
+        if entered:
+            return _same_everywhere(entered)
         if not self._is_in_no_other(node):
             return None  # the call may run in a context that stands elsewhere
         if not self.setters:
@@ -125,12 +129,57 @@ class Contexts:
         found = next((each for each in self.setters if each.call is decides), None)
         return found.settings if found is not None and found.problem is None else None
 
+    @functools.cached_property
+    def _generators(self) -> dict[cst.FunctionDef, list[Context]]:
+        """The functions whose callers run in a context: ``with FSDP.state_dict_type(...): yield``."""
+        found: dict[cst.FunctionDef, list[Context]] = {}
+        for each in self.every:
+            function = self.source.index.function(each.call)
+            if function is not None and each.block is not None and any(walk_for(each.block.body, cst.Yield)):
+                found.setdefault(function, []).append(each)
+        return found
+
+    def is_entered_here(self, context: Context) -> bool:
+        """Tell whether blocks of this source enter a context by a generator, and ask for its type alone."""
+        function = self.source.index.function(context.call)
+        every = self._generators.get(function, []) if function is not None else []
+        return _same_everywhere(every) is not None and bool(self._blocks_of(context))
+
+    def _entered_by(self, item: cst.BaseExpression) -> list[Context]:
+        """Return the contexts that a call enters by a generator here: ``with self.sharded(model):``."""
+        if not isinstance(item, cst.Call) or not self._generators:
+            return []
+        functions = set(self.source.models.guards.functions(item.func))
+        if not functions and isinstance(item.func, cst.Attribute):
+            # A method, of whatever object.
+            functions = {each for each in self._generators if each.name.value == item.func.attr.value}
+        return [each for function in functions for each in self._generators.get(function, ())]
+
+    def _entered_around(self, node: cst.CSTNode) -> list[Context]:
+        """Return what the innermost ``with`` around a node enters by a generator."""
+        below: cst.CSTNode = node
+        for above in self.source.index.ancestors(node) if self._generators else ():
+            if isinstance(above, cst.With) and below is above.body:
+                entered = [each for item in above.items for each in self._entered_by(item.item)]
+                if entered:
+                    return entered
+            below = above
+        return []
+
+    def _blocks_of(self, context: Context) -> list[cst.With]:
+        """Return the blocks that run in a context: its own, or those of who enters it by a generator."""
+        if not any(context in each for each in self._generators.values()):
+            return [context.block] if context.block is not None else []
+        blocks = (cst.ensure_type(each, cst.With) for each in self.source.index.by_kind.get(cst.With, ()))
+        return [each for each in blocks if any(context in self._entered_by(item.item) for item in each.items)]
+
     def _may_hold_around(self, context: Context, function: cst.CSTNode | None) -> bool:
         """Tell whether another function may be called in a context: what is torch's calls none."""
         if self.source.index.function(context.call) is function:
             return False
-        inside = walk_for(context.block.body, cst.Call) if context.block is not None else None
-        return inside is None or not all(map(self._calls_nothing_here, inside))
+        blocks = self._blocks_of(context)
+        inside = (call for block in blocks for call in walk_for(block.body, cst.Call))
+        return not blocks or not all(map(self._calls_nothing_here, inside))
 
     def _calls_nothing_here(self, call: cst.Call) -> bool:
         func = call.func
@@ -384,6 +433,15 @@ class Contexts:
         if name.split(".")[-1] not in _ASK_ONLY and any(text_of(arg.value) == text for arg in call.args):
             return f"`{name or 'a call'}` is given the model, and may ask for its state"
         return None
+
+
+def _same_everywhere(contexts: Sequence[Context]) -> Settings | None:
+    """Return what the one context of several functions' callers says: names of its own are unknown there."""
+    settings = contexts[0].settings if len(contexts) == 1 else None
+    if settings is None:
+        return None
+    flags = (settings.offload, settings.rank0, settings.optim_offload, settings.optim_rank0)
+    return settings if all(isinstance(each, bool) for each in flags) else None
 
 
 def can_turn(call: cst.Call) -> bool:

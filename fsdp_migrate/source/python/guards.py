@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
     IsClass = Callable[[cst.CSTNode], bool]
+    Fact = tuple[cst.BaseExpression, bool]
+    Facts = tuple[tuple[Fact, ...], cst.FunctionDef | None]
+    Sure = tuple[cst.CSTNode, cst.BaseExpression, bool]
 
 
 _MAX_DEPTH = 3
@@ -69,6 +72,12 @@ class Guards:
     """Wrappers' classes of other files, that are none of FSDP1's."""
     given: frozenset[str] = frozenset()
     """Functions that other files give sharded models."""
+    _without: dict[cst.FunctionDef, bool] = field(default_factory=dict, repr=False)
+    _facts: dict[int, Facts] = field(default_factory=dict, repr=False)
+    """By the nodes of this source what is known where they stand: many ask of the same."""
+    _chosen: dict[cst.FunctionDef, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
+    _sure: dict[int, list[Sure]] = field(default_factory=dict, repr=False)
+    """By the blocks of this source what their statements make sure for those below."""
 
     def holds(self, node: cst.CSTNode, is_class: IsClass) -> bool:
         """Tell whether an expression stands where it was found to be of a class."""
@@ -117,10 +126,6 @@ class Guards:
     def _places_of(self, function: cst.FunctionDef) -> list[cst.BaseExpression]:
         is_given = self.index.path_of(function) in self.given
         return [] if is_given else places_chosen(self.index, function)
-
-    @functools.cached_property
-    def _without(self) -> dict[cst.FunctionDef, bool]:
-        return {}
 
     @functools.cached_property
     def _has_switch(self) -> bool:
@@ -183,8 +188,18 @@ class Guards:
         checks = (test for test, truth in self.facts(node) if truth and isinstance(test, cst.Call))
         return any(is_class(call.args[1].value) for call in checks if asks_class(call))
 
-    def facts(self, node: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, bool]]:
-        """Yield the tests that are known to be true, or false, where a node is reached; the nearest first."""
+    def facts(self, node: cst.CSTNode) -> Iterator[Fact]:
+        """Return the tests that are known to be true, or false, where a node is; the nearest first."""
+        known = self._facts.get(id(node))
+        if known is None:
+            known = self._facts[id(node)] = self._find_facts(node)
+        facts, function = known
+        # A body runs later, when what was tested around it may have changed, but not the launch.
+        return iter(facts if function is None else (*facts, *self._chosen_by(function)))
+
+    def _find_facts(self, node: cst.CSTNode) -> Facts:
+        """Return what is known within the function that a node stands in, and that function."""
+        found: list[Fact] = []
         below: cst.CSTNode = node
         for above in self.index.ancestors(node):
             if type(above) not in _TELL:
@@ -192,24 +207,23 @@ class Guards:
                 continue
             # Blocks first, most of what is met: to ask what is no instance of an abstract class is slow.
             if isinstance(above, (cst.IndentedBlock, cst.Module)):
-                yield from self._before(above, below)
+                found += self._before(above, below)
             elif isinstance(above, (cst.If, cst.IfExp)):
                 if below is not above.test:
-                    yield above.test, below is above.body
+                    found.append((above.test, below is above.body))
             elif isinstance(above, cst.While) and below is above.body:
-                yield above.test, True
+                found.append((above.test, True))
             elif isinstance(above, cst.BooleanOperation) and below is above.right:
                 # The right of `and` is evaluated where the left is true, that of `or` where it is not.
-                yield above.left, isinstance(above.operator, cst.And)
+                found.append((above.left, isinstance(above.operator, cst.And)))
             elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
-                yield from ((each.test, True) for each in above.for_in.ifs)
+                found += ((each.test, True) for each in above.for_in.ifs)
             elif isinstance(above, (cst.FunctionDef, cst.ClassDef)):
-                # A body runs later, when what was tested around it may have changed, but not the launch.
-                yield from self._chosen_by(above) if isinstance(above, cst.FunctionDef) else ()
-                return
+                return tuple(found), above if isinstance(above, cst.FunctionDef) else None
             below = above
+        return tuple(found), None
 
-    def _chosen_by(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
+    def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""
         if not self._asks_launch:
             return ()
@@ -218,8 +232,8 @@ class Guards:
             self._chosen[function] = self._find_chosen(function)
         return self._chosen[function]
 
-    def _find_chosen(self, function: cst.FunctionDef) -> tuple[tuple[cst.BaseExpression, bool], ...]:
-        said: list[tuple[cst.BaseExpression, bool]] = []
+    def _find_chosen(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
+        said: list[Fact] = []
         for place in places_chosen(self.index, function):
             known = ((fact, self._said(fact)) for fact in self.facts(place))
             fact, is_fsdp = next(
@@ -230,20 +244,14 @@ class Guards:
             said.append(fact)
         return tuple(said[:1])
 
-    def _said(self, fact: tuple[cst.BaseExpression, bool]) -> bool | None:
+    def _said(self, fact: Fact) -> bool | None:
         return fsdp_said(fact[0], truth=fact[1], index=self.index)
 
     @functools.cached_property
     def _asks_launch(self) -> bool:
         return asks_for_launch(self.index)
 
-    @functools.cached_property
-    def _chosen(self) -> dict[cst.FunctionDef, tuple[tuple[cst.BaseExpression, bool], ...]]:
-        return {}
-
-    def _before(
-        self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode
-    ) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    def _before(self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode) -> Iterator[Fact]:
         """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
         known = self._sure.get(id(block))
         if known is None:
@@ -254,11 +262,6 @@ class Guards:
             if place is not None and order[each] >= place:
                 return
             yield test, truth
-
-    @functools.cached_property
-    def _sure(self) -> dict[int, list[tuple[cst.CSTNode, cst.BaseExpression, bool]]]:
-        """By the blocks of this source what their statements make sure for those below."""
-        return {}
 
     def _says(
         self,
@@ -322,9 +325,7 @@ class Guards:
         nones = (name for test, truth in facts if (name := _none(test, truth=truth)) is not None)
         return any(self._is_set_of_each(name, facts, text, is_class) for name in nones)
 
-    def _is_set_of_each(
-        self, name: cst.Name, facts: list[tuple[cst.BaseExpression, bool]], text: str, is_class: IsClass
-    ) -> bool:
+    def _is_set_of_each(self, name: cst.Name, facts: list[Fact], text: str, is_class: IsClass) -> bool:
         """Tell whether a name gets the state of each model of a class, by a check and nothing else."""
         known = {test for test, _ in facts}
         for binding in self.index.scopes[name].lookup(name.value) if name in self.index.scopes else ():
@@ -453,14 +454,15 @@ def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:
 
 
 def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
-    """Tell whether it is the other branch of ``if fsdp_model is not None:``.
+    """Tell whether it is the other branch of ``if fsdp_model is not None:``, or of a switch: ``self.fsdp``.
 
     In that of ``if fsdp_model is None:`` such a model may be made.
     """
     if truth or len(test.comparisons) != 1 or text_of(test.comparisons[0].comparator) != "None":
         return False
-    named = _HELD.match((dotted(test.left) or "").split(".")[-1].lower())
-    return named is not None and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
+    last = (dotted(test.left) or "").split(".")[-1].lower()
+    is_named = _HELD.match(last) is not None or FSDP_SWITCH.match(last) is not None
+    return is_named and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
 
 
 def _is_ddps_case(node: cst.CSTNode) -> bool:

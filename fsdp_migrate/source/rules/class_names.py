@@ -96,6 +96,7 @@ def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
         and not _OF_BOTH.search(name)
         and not any(full.startswith(_PLAIN) for full in those)
         and not source.models.is_constructor(each)
+        and source.links.subclasses.isdisjoint(those)
         and not is_wrapper(each)
     ]
 

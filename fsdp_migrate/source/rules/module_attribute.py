@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
-from fsdp_migrate.source.method_calls import sureness, was_asked_for
+from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
@@ -52,7 +53,6 @@ _LAYER = (
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
-_CAUGHT = frozenset({"AttributeError", "Exception"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NO_GRAD = frozenset({"inference_mode", "no_grad"})
@@ -70,6 +70,7 @@ def find(source: Source) -> Iterator[Found]:
     said = list(_set_on_the_wrapper(source))
     yield from said
     yield from _layers_of_the_wrapper(source, {each.node for each in said})
+    yield from children_of_wrappers(source)
 
 
 def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[Found]:
@@ -146,7 +147,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
     if is_in_a_module(source, node.value):
         return
-    if was_asked_for(source, node) or _is_tried(source, node):
+    if was_asked_for(source, node) or is_tried_alone(source, node):
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
@@ -193,23 +194,6 @@ def _asks_for_fsdp(source: Source, test: cst.BaseExpression, model: cst.BaseExpr
         return False
     is_its = source.index.fsdp1(test.args[1].value) == catalog.FSDP
     return is_its and text_of(test.args[0].value) == text_of(model)
-
-
-def _is_tried(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether it stands alone in a ``try`` that catches what FSDP2 raises, and goes on without it.
-
-    As ``inner = model.module``, or where the handler does the same of the model itself.
-    """
-    line = source.index.statement(node)
-    block = source.index.parents[line]
-    above = source.index.parents.get(block)
-    if not isinstance(above, cst.Try) or block is not above.body or len(above.body.body) != 1:
-        return False
-    caught = [each for each in above.handlers if each.type is None or dotted(each.type) in _CAUGHT]
-    if isinstance(source.index.parents[node], cst.Assign):
-        return bool(caught)
-    without = text_of(above.body).replace(text_of(node), text_of(node.value))
-    return any(text_of(each.body) == without for each in caught)
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:

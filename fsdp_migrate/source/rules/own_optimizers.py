@@ -115,15 +115,11 @@ def find(source: Source) -> Iterator[Found]:
         stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
         yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
         yield from (Found("FM445", each, _PUT, "commented") for each in _put_anew(source, node))
-    for call in dict.fromkeys([*_given_parameters(source), *_made_by_methods(source)]):
-        known = _known(source, call)
-        if known & _ADAMW:
-            yield Found("FM445", call, _TRANSFORMERS, "kept")
-        elif refused := sorted(known & set(_TORCHS)):
-            which = _MAY_BE.format(refused[0]) if _chosen(source, call) else ""
-            yield Found("FM445", call, f"{which}{_REFUSE.format(_TORCHS[refused[0]])}", "commented")
-        elif _is_foreign_optimizer(source, call):
-            yield Found("FM445", call, _FOREIGN, "commented")
+    by_methods = set(_made_by_methods(source))
+    for call in source.calls:
+        said = _said_of(source, call)  # few calls make an optimizer: what each is given takes longer to tell
+        if said is not None and (call in by_methods or is_given_parameters(source, call)):
+            yield said
     for held, by in dict.fromkeys([*kept_in_functions(source), *kept_in_classes(source)]):
         yield Found("FM446", held, kept(by) if by else _KEPT, "commented")
     for call in source.calls:
@@ -133,6 +129,17 @@ def find(source: Source) -> Iterator[Found]:
             yield from (Found("FM446", each, _KEPT, "commented") for each in before)
             if (name := optimizer_beside(source, call)) is not None:
                 yield Found("FM446", source.index.statement(call), _GIVEN.format(name), "commented")
+
+
+def _said_of(source: Source, call: cst.Call) -> Found | None:
+    """Return what is to be said of a call that makes an optimizer of sharded parameters."""
+    known = _known(source, call)
+    if known & _ADAMW:
+        return Found("FM445", call, _TRANSFORMERS, "kept")
+    if refused := sorted(known & set(_TORCHS)):
+        which = _MAY_BE.format(refused[0]) if _chosen(source, call) else ""
+        return Found("FM445", call, f"{which}{_REFUSE.format(_TORCHS[refused[0]])}", "commented")
+    return Found("FM445", call, _FOREIGN, "commented") if _is_foreign_optimizer(source, call) else None
 
 
 def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
@@ -149,21 +156,16 @@ def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
 
 
 @functools.lru_cache(maxsize=1)
-def _given_parameters(source: Source) -> list[cst.Call]:
-    """Return the calls that are given parameters; several rules ask for those of one source."""
-    return [call for call in source.calls if is_given_parameters(source, call)]
-
-
-def classes_given_parameters(source: Source) -> Iterator[cst.ClassDef]:
-    """Yield the classes of optimizers here that are given the parameters of a sharded model."""
-    known = {name for call in _given_parameters(source) if (name := dotted(call.func)) is not None}
-    for node in source.index.by_kind.get(cst.ClassDef, ()):
-        assert isinstance(node, cst.ClassDef)
-        is_known = node.name.value in source.links.optimizers
-        if is_known or (
-            node.name.value in known | _bases(source, known) and is_optimizer_class(source, node)
-        ):
-            yield node
+def classes_given_parameters(source: Source) -> tuple[cst.ClassDef, ...]:
+    """Return the classes of optimizers here that are given a sharded model's parameters: rules share them."""
+    classes = [each for each in source.index.by_kind.get(cst.ClassDef, ()) if isinstance(each, cst.ClassDef)]
+    own = {each for each in classes if is_optimizer_class(source, each)}
+    names = {each.name.value for each in classes} if own else set()
+    made = ((dotted(call.func), call) for call in source.calls) if own else ()
+    known = {name for name, call in made if name in names and is_given_parameters(source, call)}
+    known |= _bases(source, known)
+    told = source.links.optimizers
+    return tuple(each for each in classes if each.name.value in (told | known if each in own else told))
 
 
 def is_optimizer_class(source: Source, node: cst.ClassDef, depth: int = 0) -> bool:

@@ -5,6 +5,7 @@ What is decided by it after wrapping, such as which parameters are decayed, come
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.chosen_by_size import size_asked
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
@@ -37,6 +39,11 @@ _MEANT = (
     "their own shapes, so this decides differently, without an error. Decide which is meant; a checkpoint of "
     "FSDP1 has the old groups."
 )
+_SIZES = (
+    "FSDP1's parameters had the size of this rank's part here, another on each rank; FSDP2's say the whole "
+    "size. So this chooses others, without an error. Decide which is meant; a checkpoint of FSDP1 has the "
+    "old groups."
+)
 _SQUEEZED = "And squeeze() itself raises where FSDP2 shards over a dimension of one element."
 _SAME = frozenset({"clone", "contiguous", "detach", "squeeze"})
 _GROUPED = f"timm groups parameters by their dimensions. {_MEANT}"
@@ -44,7 +51,7 @@ _TIMM = re.compile(
     r"^timm\.optim\.(\w+\.)?"
     r"(add_weight_decay|create_optimizer(_v2)?|param_groups_(weight|layer)_decay)$"
 )
-_OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "shape", "size")
+_OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "nelement", "numel", "shape", "size")
 _COMPARED: Mapping[type[cst.BaseCompOp], Callable[[int, int], bool]] = {
     cst.LessThan: operator.lt,
     cst.LessThanEqual: operator.le,
@@ -83,14 +90,33 @@ def find(source: Source) -> Iterator[Found]:
     seen: set[cst.CSTNode] = set()
     for function in functions:
         for test in walk_for(function, cst.Comparison):
-            if test in seen or not _is_of_dimensions(source, test) or _is_of_wholes(source, function, test):
+            size = size_asked(source.index, test)
+            is_about = size is not None or _is_of_dimensions(source, test)
+            if test in seen or not is_about or _is_of_wholes(source, function, test):
                 continue
             # What the function itself is given, which goes through parameters too, is none of them.
-            if _is_of_loop(source, test, or_given=source.index.function(test) not in going):
+            asked = size if size is not None else _asked_of(test)
+            if _is_of_loop(source, asked, or_given=source.index.function(test) not in going):
                 seen.add(test)
+                if size is not None:
+                    yield Found("FM318", test, _SIZES, "commented")
+                    continue
                 said = f"{_MEANT} {_SQUEEZED}" if ".squeeze(" in text_of(test) else _MEANT
                 yield Found("FM318", test, said, "commented")
+    in_lambdas = (test for test in _in_lambdas(source, values) if test not in seen)
+    yield from (Found("FM318", test, _MEANT, "commented") for test in in_lambdas)
     yield from _of_timm(source)
+
+
+def _in_lambdas(source: Source, values: ParameterValues) -> Iterator[cst.Comparison]:
+    """Yield the tests of dimensions in functions without a name: ``filter(lambda p: p.ndim > 1, params)``."""
+    for function in source.index.by_kind.get(cst.Lambda, ()):
+        home = source.index.function(function) or source.module
+        for test in walk_for(function, cst.Comparison):
+            if _is_of_dimensions(source, test) and not _is_of_wholes(source, home, test):
+                name = _name_asked(_root(source, _held(source, _asked_of(test))))
+                if name is not None and values.is_one(name):
+                    yield test
 
 
 def _of_timm(source: Source) -> Iterator[Found]:
@@ -141,6 +167,8 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
         return
     model = call.func.value
     name = call.func.attr.value
+    if name not in _LISTS and name not in _going(source):
+        return
     is_known = whole_of(source, model) is not None or FLAT in source.models.kinds(model)
     if not is_known and not (name in _LISTS and source.models.is_parameters(call)):
         return
@@ -148,6 +176,14 @@ def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
         yield source.index.function(call) or source.module
         return
     yield from _methods(source, {name})
+
+
+@functools.lru_cache(maxsize=1)
+def _going(source: Source) -> frozenset[str]:
+    """Return the names of the methods here that go through their own parameters."""
+    functions = source.index.by_kind.get(cst.FunctionDef, ())
+    names = {each.name.value for each in functions if isinstance(each, cst.FunctionDef)}
+    return frozenset(each.name.value for each in _methods(source, names))
 
 
 def _asked_elsewhere(source: Source) -> Iterator[cst.FunctionDef]:
@@ -166,13 +202,11 @@ def _methods(source: Source, names: Collection[str]) -> Iterator[cst.FunctionDef
                 yield node
 
 
-def _is_of_loop(source: Source, test: cst.Comparison, *, or_given: bool) -> bool:
+def _is_of_loop(source: Source, asked: cst.BaseExpression, *, or_given: bool) -> bool:
     """Tell whether what is tested is what a loop goes through, or, if ``or_given``, a function is given."""
-    root = _root(source, _held(source, _asked_of(test)))
-    below: cst.CSTNode | None = root
-    while isinstance(below, cst.Attribute) or _is_same_tensor(below):
-        below = below.func if isinstance(below, cst.Call) else cst.ensure_type(below, cst.Attribute).value
-    if not isinstance(below, cst.Name):
+    root = _root(source, _held(source, asked))
+    below = _name_asked(root)
+    if below is None:
         return False
     bindings = source.index.scopes[below].lookup(below.value)
     loops = (cst.For, cst.CompFor)
@@ -191,6 +225,13 @@ def _is_of_loop(source: Source, test: cst.Comparison, *, or_given: bool) -> bool
         )
         for binding in bindings
     )
+
+
+def _name_asked(below: cst.CSTNode | None) -> cst.Name | None:
+    """Return the name whose dimensions are asked: ``p`` of ``p.data.squeeze().ndim``."""
+    while isinstance(below, cst.Attribute) or _is_same_tensor(below):
+        below = below.func if isinstance(below, cst.Call) else cst.ensure_type(below, cst.Attribute).value
+    return below if isinstance(below, cst.Name) else None
 
 
 def _is_same_tensor(node: cst.CSTNode | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -25,6 +26,11 @@ NAME = "private"
 CODES = ("FM317",)
 
 _MEANT = "private to FSDP1: FSDP2 has no flat parameters, handles or wrapped modules; find what it was for."
+_MOVED = (
+    "flat parameters that are moved by hand: FSDP2 has none. Take this function away, and put what needs the "
+    "device meanwhile below `with offloaded(model, optimizer):` of fsdp_migrate.runtime."
+)
+_WITH_IT = "goes with the function, which moves flat parameters"
 _OWN = (
     "FSDP2's modules have no such attribute, unless the model itself has one of this name: take what "
     "prepare_fully_shard was given, or fsdp_migrate.shard_plan(model)."
@@ -88,7 +94,28 @@ _WITH_DEFAULT = {"getattr": 3}
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find names of torch's private modules, and FSDP1's private attributes."""
+    """Find what is private to FSDP1: a function that moves flat parameters is told once."""
+    told: set[cst.FunctionDef] = set()
+    for each in _find(source):
+        function = source.index.function(each.node)
+        if function is None or each.action != "commented" or not _moves(function):
+            yield each
+        elif function in told:
+            yield replace(each, becomes=_WITH_IT, action="kept")
+        else:
+            told.add(function)
+            yield replace(each, becomes=_MOVED)
+
+
+def _moves(function: cst.FunctionDef) -> bool:
+    """Tell whether a function moves flat parameters: ``handle.flat_param_to(...)``, ``flat.data = ...``."""
+    if any(each.attr.value == "flat_param_to" for each in walk_for(function, cst.Attribute)):
+        return True
+    targets = (each.target for each in walk_for(function, cst.AssignTarget))
+    return any((dotted(each) or "").endswith(("flat_param.data", "_local_shard")) for each in targets)
+
+
+def _find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if any(map(_COMPOSERS.search, source.index.qualified(call.func))):
             yield Found("FM317", call, _ASKS_FSDP1, "commented")

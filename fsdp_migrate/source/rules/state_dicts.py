@@ -39,6 +39,7 @@ from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
+from fsdp_migrate.source.states_by_name import states_by_name
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
@@ -73,6 +74,10 @@ _FOLDER = (
     " The files of all ranks that are read here: load_checkpoint(FOLDER, {}, optimizer) of fsdp_migrate "
     "loads the model's state and the optimizer's of them, with the folder where they lie; without files of "
     "the optimizer leave that out. What else they hold (a schedule, an average) is loaded as before."
+)
+_ENTERED = (
+    "the states in the blocks that enter this are turned, by its type. Take this context away, and keep the "
+    "`yield`; see that nothing else in those blocks asks for a state."
 )
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
@@ -124,12 +129,14 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_plain_call(source, call)
             yield from of_asking(source, call)
             yield from of_functions(source, call)
+    yield from states_by_name(source)
 
 
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
     covers = tuple(names_in(context.call))
     if context.problem is not None or context.settings is None or context.item is None:
-        said = f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
+        is_entered = source.contexts.is_entered_here(context)
+        said = _ENTERED if is_entered else f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
         yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)

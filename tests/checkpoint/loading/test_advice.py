@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -87,3 +87,35 @@ def test_the_state_dict_type_is_named_as_its_reader_names_it(tmp_path: Path, is_
     said = str(advise_loading(inspect_checkpoint(tmp_path)).by_framework)
     assert ("`fsdp_state_dict_type: FULL_STATE_DICT`, from" in said) is not is_trainers
     assert ("`state_dict_type: FULL_STATE_DICT` in the HF Trainer's `fsdp_config`" in said) is is_trainers
+
+
+def net(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, width), nn.LayerNorm(width))
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (3, 4)])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_of_several_models_each_has_its_line(
+    tmp_path: Path, widths: tuple[int, int], is_nested: bool
+) -> None:
+    """One line with all optimizers was named, which raised."""
+    saved: dict[str, Any] = {"step": 3}
+    states = {}
+    for name, width in zip(("gen", "disc"), widths, strict=True):
+        model = net(width)
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        states[name] = model.state_dict()
+        parts = {"model": model.state_dict(), "opt": optimizer.state_dict()}
+        saved |= {name: parts} if is_nested else {name: parts["model"], f"opt_{name}": parts["opt"]}
+    torch.save(saved, tmp_path / "gan.pt")
+    lines = advise_loading(inspect_checkpoint(tmp_path / "gan.pt")).call.splitlines()
+    assert len(lines) == 2
+    assert "extra={'step': 0}" in lines[0]
+    for name, width, line in zip(("gen", "disc"), widths, lines, strict=True):
+        model = net(width)
+        given: dict[str, Any] = {name: model, f"{name}_optimizer": torch.optim.Adam(model.parameters())}
+        eval(line, {"load_checkpoint": load_checkpoint, **given})
+        assert all(torch.equal(value, states[name][key]) for key, value in model.state_dict().items())
+        assert len(given[f"{name}_optimizer"].state) == 4

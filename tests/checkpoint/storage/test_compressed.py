@@ -100,6 +100,22 @@ def test_what_composer_packed_is_what_it_saved(suffix: str, tmp_path: Path, temp
     assert len(list(temporary_folder.iterdir())) == 1
 
 
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("name", ["best.pth.tar", "best.tar", "best.pt.gz"])
+def test_a_file_of_torch_save_by_the_name_of_an_archive(
+    name: str, is_zip: bool, tmp_path: Path, temporary_folder: Path
+) -> None:
+    """timm, and torch's own example for ImageNet, call theirs ``model_best.pth.tar``."""
+    state = training_state()
+    source = tmp_path / name
+    torch.save(state, source, _use_new_zipfile_serialization=is_zip)
+    manifest = inspect_checkpoint(source)
+    assert (manifest.layout, "packed" in manifest.evidence) == ("file", False)
+    convert_checkpoint(source, tmp_path / "out", world_size=2)
+    assert_equal(load_with_torch(tmp_path / "out"), state)
+    assert list(temporary_folder.iterdir()) == []
+
+
 def test_behind_a_url(tmp_path: Path) -> None:
     state = composer_state()
     fsspec.filesystem("memory").pipe("/packed/ep0-ba2-rank0.pt.zst", PACKERS["pt.zst"](saved(state)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes, turned
+from tests.source.samples import IMPORTS, MODEL, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -228,3 +228,51 @@ def test_what_is_given_beside_the_model_is_an_optimizer_by_any_name(given: str, 
         f"    o.load_state_dict(FSDP.optim_state_dict_to_load(model, {given}, y))\n"
     )
     assert ("FM307" in turned(body)) is not is_seen
+
+
+SHARDED = "ShardedStateDictConfig(offload_to_cpu=True)"
+ENTERED = (
+    f"{MODEL}@contextlib.contextmanager\ndef own(model):\n"
+    f"    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, {SHARDED}):\n        yield\n"
+)
+
+
+def test_a_context_that_a_generator_enters_holds_in_the_blocks_of_its_callers() -> None:
+    """What is below it was given the default, whole on every rank: a sharded save became a whole one."""
+    block = (
+        "with own(model):\n    state = model.state_dict()\n    other = FSDP.optim_state_dict(model, opt)\n"
+    )
+    after = turned(f"{ENTERED}{block}plain = model.state_dict()\n")
+    assert "state = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))" in after
+    assert '= sharded_state_dict(model, opt, cpu_offload=True)["optimizer"]' in after
+    assert "plain = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
+    assert "FM307 the states in the blocks that enter this are turned" in after
+
+
+def test_a_context_that_a_method_enters_is_that_of_whoever_calls_it() -> None:
+    own = ENTERED.replace("def own(model", "    def own(self, model").replace("@", "class S:\n    @")
+    own = own.replace("    with FSDP", "        with FSDP").replace("        yield", "            yield")
+    after = turned(f"{own}with saver.own(model):\n    state = model.state_dict()\n")
+    assert "state = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))" in after
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "with own(model):\n    save(model)\n",  # what it calls asks there
+        "",  # other files enter it
+    ],
+)
+def test_what_may_run_in_such_a_context_is_not_given_the_default(block: str) -> None:
+    after = turned(f"{ENTERED}def save(model: FSDP):\n    state = model.state_dict()\n{block}")
+    assert "state = model.state_dict()" in after
+    assert "FM308 what this gives was decided by contexts" in after
+
+
+def test_of_two_types_that_a_generator_may_enter_none_is_taken() -> None:
+    two = ENTERED.replace("    with FSDP", "    if x:\n     with FSDP").replace(
+        "        yield", "      yield"
+    )
+    whole = "    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n        yield\n"
+    after = turned(f"{two}{whole}with own(model):\n    state = model.state_dict()\n")
+    assert "state = model.state_dict()" in after

@@ -251,3 +251,25 @@ def test_a_file_that_is_given_a_model_asks_it_for_what_is_private(tmp_path: Path
     assert "FM317" in found
     (tmp_path / "main.py").write_text(main.format("net") + "other = FSDP(net.other)\n")
     assert "FM317" not in {use.code for file in scan_paths([tmp_path]).files for use in file.uses}
+
+
+MOVES = """\
+def offload(model: FSDP):
+    for handle in model._all_handles:
+        flat_param = handle.flat_param
+        {}
+        flat_param._local_shard = flat_param.data
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["handle.flat_param_to('cpu', non_blocking=True)", "flat_param.data = flat_param.data.cpu()"]
+)
+def test_a_function_that_moves_flat_parameters_is_told_once_with_what_takes_its_place(line: str) -> None:
+    after = turned(MODEL + MOVES.format(line))
+    assert after.count("# fsdp-migrate: FM317") == 1
+    assert "with offloaded(model, optimizer):` of fsdp_migrate.runtime" in after
+    asks = MOVES.partition("        {}")[0] + "        print(flat_param.numel())\n"
+    after = turned(MODEL + asks)
+    assert "offloaded" not in after
+    assert "FM317" in after
