@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 NAME = "module-attribute"
 CODES = ("FM315", "FM333", "FM335")
 
-_SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
+_IS_SET = (
+    "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. What is set here is set on the "
+    "model that is sharded, and on units themselves, which FSDP1's wrappers took: is that what is meant? A "
+    "layer that is put in is not sharded: do that above the sharding."
+)
 _OF_NAMES = (
     "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. FSDP1's names held "
     "`_fsdp_wrapped_module.` here, for each unit inside: take it out where a file that has them as keys is "
@@ -51,6 +55,7 @@ _LAYER = (
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
+_PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
 _CAUGHT = frozenset({"AttributeError", "Exception"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
@@ -154,13 +159,43 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM335", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
-        note = _OF_NAMES if _keeps_names(source, node) else _SELF
+        # What is read or called is the same as before: there is nothing to settle.
+        note = _OF_NAMES if _keeps_names(source, node) else _IS_SET if _is_set(source, node) else ""
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
     elif sure == "mixed":
         said = f"{mixed(source, node.value)}there is no `.module`."
         yield from () if source.links.keeps_module else (Found("FM333", node, said, "commented"),)
     elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
+
+
+def _is_set(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether something is set below a node, or below the name that it is bound to: ``m.module.a = b``."""
+    parents = source.index.parents
+    whole = node
+    while isinstance(parents[whole], (cst.Attribute, cst.Subscript)) and not _is_index(parents[whole], whole):
+        whole = parents[whole]
+    above = parents[whole]
+    if isinstance(above, (cst.AugAssign, cst.AnnAssign)):
+        if above.target is whole and whole is not node:
+            return True
+    elif isinstance(above, cst.AssignTarget):
+        return whole is not node
+    if isinstance(above, cst.Call) and above.func is whole:
+        return isinstance(whole, cst.Attribute) and whole.attr.value in _PUTS_IN
+    if isinstance(above, cst.Arg):
+        call = parents[above]
+        is_first = isinstance(call, cst.Call) and call.args[0] is above
+        return is_first and isinstance(call, cst.Call) and dotted(call.func) == "setattr"
+    if whole is node and isinstance(above, cst.Assign) and len(above.targets) == 1:
+        target = above.targets[0].target
+        readers = source.readers(target) if isinstance(target, cst.Name) else ()
+        return any(each is not target and _is_set(source, each) for each in readers)
+    return False
+
+
+def _is_index(above: cst.CSTNode, node: cst.CSTNode) -> bool:
+    return isinstance(above, cst.Subscript) and above.value is not node
 
 
 def _is_tried(source: Source, node: cst.Attribute) -> bool:

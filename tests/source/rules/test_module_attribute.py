@@ -9,6 +9,7 @@ import pytest
 from fsdp_migrate.source import scan_paths
 from tests.source.projects import FSDP
 from tests.source.samples import (
+    MODEL,
     assert_commented,
     assert_kept,
     assert_left_alone,
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.any_torch
 
 
 TURNED = [
-    ("print(model.module.config)\n", "# fsdp-migrate: FM315\nprint(model.config)\n"),
+    ("print(model.module.config)\n", "print(model.config)\n"),
     (
         "def save():\n    torch.save(model.module, 'a.pt')\n",
-        "def save():\n    # fsdp-migrate: FM315\n    torch.save(model, 'a.pt')\n",
+        "def save():\n    torch.save(model, 'a.pt')\n",
     ),
 ]
 
@@ -282,3 +283,34 @@ def test_a_layer_that_is_set_in_another_file(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(f"{FSDP}from tune import tune\nmodel = FSDP(net)\ntune(model)\n")
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("tune.py")}
     assert found == {"FM315"}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("out = model.module.generate(ids)", False),
+        ("inner = model.module\nprint(inner.config)", False),
+        ("layers = model.module.layers[0]", False),
+        ("scores[model.module.name] = 1", False),
+        ("setattr(report, 'name', model.module.name)", False),
+        ("model.module.head = new", True),
+        ("model.module.layers[0] = new", True),
+        ("model.module.scale += 1", True),
+        ("model.module.step: int = 1", True),
+        ("setattr(model.module, 'head', new)", True),
+        ("model.module.add_module('head', new)", True),
+        ("inner = model.module\ninner.head = new", True),
+    ],
+)
+def test_what_is_set_on_the_model_within_is_to_be_looked_at(line: str, *, is_said: bool) -> None:
+    """A comment stood above each `.module` that was rightly taken out."""
+    after = turned(f"{MODEL}{line}\n")
+    assert ("FM315" in after) is is_said
+    assert ".module" not in after.replace("`.module`", "")
+
+
+def test_where_the_class_is_asked_for_there_is_nothing_to_settle() -> None:
+    body = "def unwrap(model):\n    return model.module if isinstance(model, FSDP) else model\n"
+    after = turned(f"{MODEL}{body}")
+    assert "FM315" not in after
+    assert "return model if isinstance(model, FSDPModule) else model" in after
