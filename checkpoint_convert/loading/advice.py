@@ -178,7 +178,9 @@ def _is_files_of_torch(manifest: Manifest) -> bool:
 
 
 def _is_packed(manifest: Manifest) -> bool:
-    return is_packed(manifest.source.rstrip("/").rpartition("/")[2])
+    # What was packed has the name of what was in it.
+    name = manifest.source.rstrip("/").rpartition("/")[2]
+    return is_packed(name) and name not in manifest.files
 
 
 def _variable(name: str) -> str:

@@ -73,6 +73,12 @@ def is_packed(name: str) -> bool:
     return known and len(parts) > 2 and parts[-2] in (*_WEIGHTS, "tar")
 
 
+def is_saved_by_torch(location: Location) -> bool:
+    """Tell by its first bytes whether a file is what torch.save wrote, whatever it is called."""
+    with _opened(os.fspath(location)) as file:
+        return file.read(max(map(len, _SAVED_STARTS))).startswith(_SAVED_STARTS)
+
+
 class UnpackedFolder(LocalFolder):
     """The one file that was packed, as a folder; ``url`` is where the packed one is."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed, open_unpacked
+from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed, is_saved_by_torch, open_unpacked
 from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at
 
 
@@ -30,7 +30,8 @@ def unpacked(folder: Folder, location: Location) -> Folder:
         CheckpointFormatError: It is a packed file that is damaged.
     """
     name = os.fspath(location).rstrip("/").rpartition("/")[2]
-    if is_packed(name) and getattr(folder, "only", None) == name:
+    # `model_best.pth.tar`, as timm and torch's own examples call it, is what torch.save wrote and no archive.
+    if is_packed(name) and getattr(folder, "only", None) == name and not is_saved_by_torch(location):
         folder.close()
         return open_unpacked(location)
     return folder

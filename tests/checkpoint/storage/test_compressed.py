@@ -24,6 +24,7 @@ from fsdp_migrate.checkpoint_convert import (
     verify_checkpoints,
 )
 from fsdp_migrate.checkpoint_convert.execution.execute import execute_plan
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from fsdp_migrate.checkpoint_convert.storage import compressed
 from fsdp_migrate.errors import (
     CheckpointFormatError,
@@ -98,6 +99,21 @@ def test_what_composer_packed_is_what_it_saved(suffix: str, tmp_path: Path, temp
     assert source.read_bytes() == before
     # One copy at a time, however often it was opened.
     assert len(list(temporary_folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["model_best.pth.tar", "a.tar", "a.pt.gz"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_torch_saved_is_no_archive_whatever_it_is_called(
+    name: str, is_old: bool, tmp_path: Path, temporary_folder: Path
+) -> None:
+    state = composer_state()
+    torch.save(state, tmp_path / name, _use_new_zipfile_serialization=not is_old)
+    manifest = inspect_checkpoint(tmp_path / name)
+    assert "packed" not in manifest.evidence
+    assert not any("packed" in each for each in advise_loading(manifest).better_converted)
+    convert_checkpoint(tmp_path / name, tmp_path / "out")
+    assert_equal(load_with_torch(tmp_path / "out"), state)
+    assert not list(temporary_folder.iterdir())
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
