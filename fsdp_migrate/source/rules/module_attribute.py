@@ -170,7 +170,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
 
 
 def _is_set(source: Source, node: cst.CSTNode) -> bool:
-    """Tell whether something is set below a node, or below the name that it is bound to: ``m.module.a = b``."""
+    """Tell whether something is set below a node, or below the name it is bound to: ``m.module.a = b``."""
     parents = source.index.parents
     whole = node
     while isinstance(parents[whole], (cst.Attribute, cst.Subscript)) and not _is_index(parents[whole], whole):

@@ -115,7 +115,7 @@ def test_of_several_models_each_has_its_line(
     assert "extra={'step': 0}" in lines[0]
     for name, width, line in zip(("gen", "disc"), widths, lines, strict=True):
         model = net(width)
-        given = {name: model, f"{name}_optimizer": torch.optim.Adam(model.parameters())}
+        given: dict[str, Any] = {name: model, f"{name}_optimizer": torch.optim.Adam(model.parameters())}
         eval(line, {"load_checkpoint": load_checkpoint, **given})
         assert all(torch.equal(value, states[name][key]) for key, value in model.state_dict().items())
         assert len(given[f"{name}_optimizer"].state) == 4
