@@ -215,7 +215,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM317": FindingCode(
             "refused",
-            "Private to FSDP1, or its wrapper's own: flat parameters, handles, `model.sharding_strategy`.",
+            "Private to FSDP1, its wrapper's own, or made for its models: flat parameters, handles, `FSDPCheckpointer`.",
         ),
         "FM318": FindingCode(
             "changed", "Tests of parameters' dimensions or names: FSDP1's were flat, FSDP2's have their own."

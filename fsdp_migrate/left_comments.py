@@ -25,7 +25,7 @@ _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # does not happen any more, a number or a step is another one, or parameters come into other groups.
 _SILENT = frozenset({"FM318", "FM335", "FM423"})
 # Codes that stand above a use only where it is left as it was.
-_LEFT = frozenset({"FM308", "FM309"})
+_LEFT = frozenset({"FM308", "FM309", "FM313"})
 # Whoever settles one of these writes a call of `prepare_fully_shard`.
 _LEAD_TO_IT = frozenset({"FM301", "FM302", "FM303", "FM304", "FM319", "FM331", "FM429"})
 _MOST_NAMED = 6

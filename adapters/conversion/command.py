@@ -29,7 +29,11 @@ from fsdp_migrate.adapters.conversion.flag_edits import edits_of
 from fsdp_migrate.adapters.conversion.flags import Flag, read_flags
 from fsdp_migrate.adapters.conversion.here_documents import escaping, opened, settings_written
 from fsdp_migrate.adapters.conversion.line_ends import with_line_feeds, with_pieces
-from fsdp_migrate.adapters.conversion.script_arguments import decays_nothing, packs_weights, told_of_arguments
+from fsdp_migrate.adapters.conversion.script_arguments import (
+    decays_by_no_name,
+    packs_weights,
+    told_of_arguments,
+)
 from fsdp_migrate.adapters.conversion.script_notes import nothing_in_script
 from fsdp_migrate.adapters.conversion.shell import is_printed, launch_of, number_of, value_of, words_of
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
@@ -324,7 +328,7 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         told = framework == runner == "accelerate" and {"use_fsdp", "config_file"} & set(flags)
         return _told(command, flags, settings or Settings()) if told else None
     flagged = as_command(settings or Settings(), flags, is_launched=runner == "accelerate")
-    if framework == runner == "accelerate" and decays_nothing(_of_script(command)):
+    if framework == runner == "accelerate" and decays_by_no_name(_of_script(command)):
         flagged = replace(flagged, decays_alike=lambda: True)
     if framework == runner == "accelerate":
         flagged = replace(flagged, is_packed=_packs(command, flagged))

@@ -15,6 +15,7 @@ from fsdp_migrate.adapters.conversion.here_documents import holds_settings
 from fsdp_migrate.adapters.conversion.notebook_cells import Cell, cells_of, with_bodies
 from fsdp_migrate.adapters.conversion.notebook_lines import ShellLines, shell_lines
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.conversion.written_configs import named_in
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.errors import ConfigError, NothingToConvertError, UnsupportedFeatureError
 from fsdp_migrate.findings import listed, make_finding
@@ -59,6 +60,7 @@ def convert_notebook(text: str, settings: Settings | None = None) -> TextConvers
     lines = shell_lines(cells)
     bodies: dict[int, str] = {}
     blocks, findings, names = [], [], False
+    written: set[str] = set()
     for each in converted_cells(cells, lines, settings):
         names |= each.names_fsdp
         place = _placing(each.cell, lines)
@@ -68,6 +70,7 @@ def convert_notebook(text: str, settings: Settings | None = None) -> TextConvers
             message = f"Left as it is. {each.problem}"
             findings += [make_finding("FM355", where, message, _LEFT)] if is_said else []
             continue
+        written |= {each.cell.name.rpartition("/")[2]} if each.cell is not None and each.cell.name else set()
         blocks += [replace(block, path=place(block.path)) for block in each.done.blocks]
         findings += [replace(found, subject=place(found.subject)) for found in each.done.findings]
         if each.done.is_changed:
@@ -76,6 +79,7 @@ def convert_notebook(text: str, settings: Settings | None = None) -> TextConvers
     if not blocks:
         said = " ".join(f"{each.subject}: {each.message}" for each in findings)
         raise NothingToConvertError(f"{_NOTHING} {said}".strip(), names_fsdp=names)
+    findings = [each for each in findings if named_in(each).rpartition("/")[2] not in written]
     before = {cell.number: cell.body for cell in cells}
     bodies = {number: body for number, body in bodies.items() if body != before[number]}
     return TextConversion(text, with_bodies(text, bodies), tuple(blocks), tuple(findings))

@@ -9,6 +9,7 @@ from fsdp_migrate.adapters.conversion.environment import told_of_precision
 from fsdp_migrate.adapters.conversion.flags import Flag, is_on
 from fsdp_migrate.adapters.conversion.shell import launch_of, words_of
 from fsdp_migrate.adapters.conversion.text import convert_text
+from fsdp_migrate.adapters.engine.low_rank import trains_low_rank_alone
 from fsdp_migrate.adapters.engine.optimizer_names import SMOOTHING
 from fsdp_migrate.adapters.hf_trainer import STRONG
 
@@ -36,13 +37,18 @@ def precision_of(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) -> tu
     return "mixed_precision", (given.value if given is not None else None) or "no"
 
 
-def decays_nothing(of_script: Mapping[str, Flag]) -> bool:
-    """Tell whether the script is an HF Trainer's by its arguments, and these give it no weight decay."""
+def decays_by_no_name(of_script: Mapping[str, Flag]) -> bool:
+    """Tell whether the script is an HF Trainer's by its arguments, and these leave no names to its decay.
+
+    They give no weight decay, or train low-rank matrices alone.
+    """
     given = of_script.get("weight_decay")
     try:
-        return bool(STRONG & set(of_script)) and float(given.value or 0 if given else 0) == 0
+        is_off = float(given.value or 0 if given else 0) == 0
     except ValueError:
-        return False
+        is_off = False
+    values = {name: flag.value or "true" for name, flag in of_script.items()}
+    return bool(STRONG & set(of_script)) and (is_off or trains_low_rank_alone(values))
 
 
 def packs_weights(command: str, of_script: Iterable[Flag], settings: Settings) -> bool:

@@ -37,9 +37,21 @@ class WrittenConfigs:
         return [*others, *self.findings]
 
     def _is_of_written(self, finding: Finding) -> bool:
-        name = finding.message.partition(" is another file")[0].rpartition("/")[2]
+        name = named_in(finding).rpartition("/")[2]
         is_named = any(word.rpartition("/")[2] == name for word in self.asked)
-        return finding.code == "FM356" and finding.subject.endswith("--config_file") and is_named
+        return bool(name) and finding.subject.endswith("--config_file") and is_named
+
+
+def named_in(finding: Finding) -> str:
+    """Return the other file that a finding says is not converted with this one; else nothing.
+
+    Example:
+        >>> from fsdp_migrate.findings import make_finding
+        >>> named_in(make_finding("FM356", "x", "o/c.json is another file."))
+        'o/c.json'
+    """
+    name, is_other, _ = finding.message.partition(" is another file")
+    return name if is_other and finding.code == "FM356" else ""
 
 
 def convert_written(text: str, settings: Settings | None) -> WrittenConfigs:
@@ -71,8 +83,8 @@ def with_writing_line(finding: Finding, text: str) -> Finding:
         >>> print(with_writing_line(said, "echo '{}' > o/c.json").hint)
         Convert it. Line 1 writes that file: what it becomes must stand there.
     """
-    name, is_other, _ = finding.message.partition(" is another file")
-    if finding.code != "FM356" or not is_other or not finding.hint:
+    name = named_in(finding)
+    if not name or not finding.hint:
         return finding
     written = re.search(
         rf"(?:>|\btee\s(?:\s*-a)?)\s*[\"']?(?:\./)?{re.escape(name.removeprefix('./'))}(?![\w.])", text

@@ -77,8 +77,12 @@ SMOOTHED = (
     "without an error."
 )
 SHIFT_LABELS = (
-    "Give the Trainer a `compute_loss_func` that shifts the labels and smooths, or write 0. Models of other "
-    "kinds, and adapters of PEFT, are trained as they were."
+    "Write 0, and give the Trainer `compute_loss_func=smoothed`, with `def smoothed(outputs, labels, "
+    "num_items_in_batch=None): return LabelSmoother(FACTOR)(outputs, labels, shift_labels=True, "
+    "num_items_in_batch=num_items_in_batch)`, of transformers.trainer_pt_utils. The Trainer leaves it to "
+    "such a function to divide by num_items_in_batch: any other trains with a loss many times as large. "
+    "Where LabelSmoother has no such argument, divide the sum over the labels by it. Models of other kinds, "
+    "and adapters of PEFT, are trained as they were."
 )
 
 

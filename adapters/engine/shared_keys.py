@@ -22,6 +22,7 @@ from fsdp_migrate.adapters.engine.base import (
     written_key,
 )
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
+from fsdp_migrate.adapters.engine.low_rank import trains_low_rank_alone
 from fsdp_migrate.errors import ConfigError
 
 
@@ -294,9 +295,13 @@ def keep_classes(value: Any, block: Block) -> Outcome:
 
 
 def _decays(block: Block) -> bool:
-    """Tell whether HF Trainer, or Axolotl that is one, decays parameters that it picks by name."""
-    given = plain_values(block.owner).get("weight_decay")
-    if block.framework not in {"hf", "axolotl"} or not is_known(given):
+    """Tell whether HF Trainer, or Axolotl that is one, decays parameters that it picks by name.
+
+    Of low-rank matrices it decays each.
+    """
+    values = plain_values(block.owner)
+    given = values.get("weight_decay")
+    if block.framework not in {"hf", "axolotl"} or not is_known(given) or trains_low_rank_alone(values):
         return False
     try:
         return float(str(given)) != 0

@@ -178,9 +178,8 @@ def _is_files_of_torch(manifest: Manifest) -> bool:
 
 
 def _is_packed(manifest: Manifest) -> bool:
-    # What was packed has the name of what was in it.
     name = manifest.source.rstrip("/").rpartition("/")[2]
-    return is_packed(name) and name not in manifest.files
+    return is_packed(name) and name not in manifest.files  # what was in it has another name
 
 
 def _variable(name: str) -> str:

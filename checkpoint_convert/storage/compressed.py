@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from fsdp_migrate.checkpoint_convert.storage.folders import Location
+    from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
 
 
 _COMPRESSIONS: Final = {
@@ -73,10 +73,11 @@ def is_packed(name: str) -> bool:
     return known and len(parts) > 2 and parts[-2] in (*_WEIGHTS, "tar")
 
 
-def is_saved_by_torch(location: Location) -> bool:
-    """Tell by its first bytes whether a file is what torch.save wrote, whatever it is called."""
-    with _opened(os.fspath(location)) as file:
-        return file.read(max(map(len, _SAVED_STARTS))).startswith(_SAVED_STARTS)
+def is_saved_as_it_is(folder: Folder, name: str) -> bool:
+    """Tell whether a file that is named as a packed one is what ``torch.save`` wrote: ``best.pth.tar``."""
+    most = max(map(len, _SAVED_STARTS))
+    size = folder.files(0).get(name, 0)
+    return folder.read(name, 0, min(size, most)).startswith(_SAVED_STARTS)
 
 
 class UnpackedFolder(LocalFolder):

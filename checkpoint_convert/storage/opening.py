@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed, is_saved_by_torch, open_unpacked
+from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed, is_saved_as_it_is, open_unpacked
 from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at
 
 
@@ -30,8 +30,9 @@ def unpacked(folder: Folder, location: Location) -> Folder:
         CheckpointFormatError: It is a packed file that is damaged.
     """
     name = os.fspath(location).rstrip("/").rpartition("/")[2]
-    # `model_best.pth.tar`, as timm and torch's own examples call it, is what torch.save wrote and no archive.
-    if is_packed(name) and getattr(folder, "only", None) == name and not is_saved_by_torch(location):
+    is_named = is_packed(name) and getattr(folder, "only", None) == name
+    # timm and torch's own examples call what torch.save writes `.pth.tar`.
+    if is_named and not is_saved_as_it_is(folder, name):
         folder.close()
         return open_unpacked(location)
     return folder

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
+from fsdp_migrate.doctor.late_settings import late_settings
 from fsdp_migrate.source.catalog import MODEL_ALONE
 
 
@@ -43,6 +44,9 @@ def _offloads_full_state(sight: Sight) -> str:
     return sight.find(r"\bFullStateDictConfig\([^)\n]*\boffload_to_cpu\s*=\s*True")
 
 
+_UNFREEZES = _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS)
+_GOES_BESIDE = _line(_SIDE_BY_SIDE, beside=rf"{_WRAPS}|\b[Aa]ccelerat|\bFabric\b|\bTrainer\b")
+
 SOURCE_FAULTS = (
     KnownFault(
         "initial-lr-is-lost",
@@ -71,7 +75,7 @@ SOURCE_FAULTS = (
         "backward fails, or reduces in low precision silently.",
         "pytorch/pytorch#186998",
         "sources",
-        _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS),
+        lambda sight: _UNFREEZES(sight) or late_settings(sight, is_written=False),
         "Unfreeze before the first forward, or run one forward with everything trained; then freeze. Models "
         "of prepare_fully_shard are not affected.",
         (Affected("torch", "2.8", "2.14"),),  # measured: 2.13 has it, 2.15 has it not; mended in June 2026
@@ -210,13 +214,13 @@ SOURCE_FAULTS = (
     KnownFault(
         "writes-after-evaluation",
         "After a forward without gradients FSDP2's root, and each unit that is not sharded again, shows what "
-        "it has gathered: what is written to it (an average of weights, a target network) is lost silently, "
-        "or meets DTensors and raises. FSDP1 showed its shards.",
+        "it has gathered: what is written to it (an average of weights, a target network), or set on it "
+        "(`requires_grad`, a hook), is lost silently, or meets DTensors and raises. FSDP1 showed its shards.",
         "measured",
         "sources",
-        _line(_SIDE_BY_SIDE, beside=rf"{_WRAPS}|\b[Aa]ccelerat|\bFabric\b|\bTrainer\b"),
-        "Call `reshard()` of every `FSDPModule` of both before you go through their parameters. Models "
-        "of prepare_fully_shard need nothing.",
+        lambda sight: _GOES_BESIDE(sight) or late_settings(sight, is_written=True),
+        "Call `reshard()` of every `FSDPModule` of both before you go through their parameters, also where "
+        "Accelerate or HF Trainer shards. Models of prepare_fully_shard need nothing.",
         reproduced=True,
         harm="silent",
         is_handled=True,

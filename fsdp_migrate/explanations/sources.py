@@ -40,7 +40,8 @@ EXPLANATIONS = {
         " optimizer by `full_optimizer_state_dict(model, optimizer)`; a sharded one by `get_model_state_dict(model)` of"
         " `torch.distributed.checkpoint.state_dict`; loading a file by `fsdp_migrate.load_checkpoint(path, model, optimizer)`, whatever saved it, a state by"
         " `load_full_state_dict` or `set_model_state_dict`. Then remove the context. Where states are taken and loaded by torch's `get_state_dict` and its kin"
-        " alone, which ask for no such context, there is nothing to replace: remove it.",
+        " alone, which ask for no such context, there is nothing to replace: remove it. So it is around `save_model()` of Hugging Face's Trainer, which"
+        " gathers the state itself, if `state_dict_type` of its FSDP config is `FULL_STATE_DICT`.",
     ),
     "FM308": (
         "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave."
@@ -71,7 +72,9 @@ EXPLANATIONS = {
     ),
     "FM313": (
         "The context gathers whole parameters, and shards them again at its end, written back if asked.",
-        "Nothing. The model must not run inside it; FSDP2 does not allow that.",
+        "Nothing where it was rewritten. Below a comment FSDP1's call, left as it is, gathers nothing of an FSDP2 model, without an error: call"
+        " `fsdp_migrate.runtime.summon_full_params` with the same arguments, by their names, and take the parameters inside of it. The model must not run"
+        " inside; FSDP2 does not allow that.",
     ),
     "FM314": (
         "FSDP1's subclass works only with FSDP1. torch's own `GradScaler` works with `DTensor`, and its ranks agree on an overflow, where FSDP1's decided"
@@ -93,16 +96,17 @@ EXPLANATIONS = {
         " `isinstance(m, FSDPModule)`.",
     ),
     "FM317": (
-        "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them.",
+        "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them. A class or a function of another"
+        " package that has FSDP in its name may ask a model for them.",
         "Find out what the code was for. Shard and mesh: `p.to_local()`, `p.device_mesh` and `p.placements` of each parameter. Whole parameters:"
         " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`. Flat parameters that were moved to the host and back:"
-        " `with offloaded(model, optimizer):` of `fsdp_migrate.runtime`.",
+        " `with offloaded(model, optimizer):` of `fsdp_migrate.runtime`. Of another package see whether its release takes FSDP2's models.",
     ),
     "FM318": (
         "FSDP1's parameters were flat once the model was wrapped, of one dimension, with `use_orig_params` true or false: `p.ndim >= 2` was never true. (Only under"
         " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) Without `use_orig_params=True` they had names of their own as well,"
         " which end in `_flat_param`: a test such as `'bias' in name` was never true, and no name began with that of a module."
-        " FSDP2's have the model's shapes and names, and the test does what it says: weight decay"
+        " FSDP2's have the model's shapes and names, and the test does what it says (a size, `p.numel() > 1000`, is that of the whole, and no more of a rank's part): weight decay"
         " or an optimizer comes to other parameters than in the old run, without an error.",
         "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
         ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. (Functions of timm leave an empty group out: then it is one group of all.) To divide them as the test says from now on,'
@@ -209,7 +213,8 @@ EXPLANATIONS = {
         " the whole, the same on each rank, and collectives do not take them. But a number that is taken at once, `p.norm().item()`, is that of"
         " one rank's part, as before; of what is computed with it first, `p.norm() ** 2`, of several stacked, or of what `clip_grad_norm_` gives,"
         " it is that of the whole on torch 2.13, and on torch 2.7 of one rank's part. Under `no_sync` it shows no gradients at all until they are reduced.",
-        "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part. Take out what summed over ranks, where it summed"
+        "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part, which are rows of it: FSDP1's part was another stretch, so that what one"
+        " rank computes of it is another number, and the sum over the ranks the same. What FSDP ignores is plain, and has neither. Take out what summed over ranks, where it summed"
         " what is of the whole now; for norms of"
         " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor.",
     ),
@@ -228,7 +233,7 @@ EXPLANATIONS = {
         " What is done to each element goes on as it is. A norm or a sum is that of the whole, a view or a matrix product gathers or fails,"
         " collectives and kernels do not take DTensors, and neither does arithmetic with a plain tensor beside one.",
         "Go through the class's `step`. Take `p.to_local()` and `p.grad.to_local()` where one rank's part is meant, `.full_tensor()` where the"
-        " whole is, and take out what summed over ranks. Optimizers with kernels of their own (bitsandbytes, apex) need another one.",
+        " whole is, and take out what summed over ranks. A ratio of norms (LAMB, LARS, clipping by unit) of one rank's part was of another stretch under FSDP1: take the whole. Optimizers with kernels of their own (bitsandbytes, apex) need another one.",
     ),
     "FM446": (
         "FSDP2 puts new parameters into the model. A list of the old ones, or an object that holds some, is not the model's any more: nothing"

@@ -100,7 +100,8 @@ EXPLANATIONS = {
         _NOTHING,
     ),
     "FM273": (
-        "Two FSDP1 units held a tied parameter, and each made a flat copy. This broke the tie, and each copy was trained by itself.",
+        "Two FSDP1 units held a tied parameter, and each made a flat copy; or the model was on the meta device, where FSDP1 gave each module memory of its own."
+        " This broke the tie, and each copy was trained by itself.",
         "Continue with an untied model, which is what was trained; or tie them and take one of the two values, which changes the model.",
     ),
     "FM274": (

@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TypeGuard
 
+    from torch import nn
     from torch.optim import Optimizer
 
 
 def is_fsdp1(model: object) -> TypeGuard[FullyShardedDataParallel]:
     """Tell whether an object is a model in FSDP1's wrapper."""
     return isinstance(model, FullyShardedDataParallel)
+
+
+def holds_fsdp1(model: nn.Module) -> bool:
+    """Tell whether a module is in FSDP1's wrapper, or holds units of FSDP1's, as Fabric's module does."""
+    return any(map(is_fsdp1, model.modules()))
 
 
 def whole_states(

@@ -9,12 +9,12 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ModelStateError, UnsupportedFeatureError
-from fsdp_migrate.runtime.fsdp1_models import is_fsdp1
+from fsdp_migrate.runtime.fsdp1_models import holds_fsdp1
 from fsdp_migrate.runtime.sharded import gather, is_first_of_its_shards, shard_like, show_shards, write_back
 from fsdp_migrate.torch_compat.param_groups import without_resets
 
@@ -101,8 +101,10 @@ def summon_full_params(
     flags = {"writeback": writeback, "rank0_only": rank0_only, "offload_to_cpu": offload_to_cpu}
     check_arguments(FLAG, recurse=recurse, with_grads=with_grads, **flags)
     _check_arguments(writeback, rank0_only, offload_to_cpu, with_grads)
-    if is_fsdp1(model):
-        with type(model).summon_full_params(model, recurse=recurse, with_grads=with_grads, **flags):
+    if holds_fsdp1(model):
+        with FullyShardedDataParallel.summon_full_params(
+            model, recurse=recurse, with_grads=with_grads, **flags
+        ):
             yield
         return
     show_shards(model, "summon_full_params")

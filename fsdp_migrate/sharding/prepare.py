@@ -50,6 +50,7 @@ from fsdp_migrate.sharding.skipped_units import agree_on_units
 from fsdp_migrate.sharding.structure import check_is_module
 from fsdp_migrate.sharding.told_in_training import tell_once_where_only_frozen_is_used
 from fsdp_migrate.sharding.tying import parameter_names
+from fsdp_migrate.sharding.units import made_apart
 from fsdp_migrate.sharding.unsettled import refuse_unsettled
 from fsdp_migrate.torch_compat import cpu_mends, device_meshes, devices, fsdp2, module_kinds, param_groups
 from fsdp_migrate.torch_compat.packed_weights import keep_packed, packed_attributes, uncast
@@ -180,7 +181,8 @@ def prepare_fully_shard(
         )
         check_optimizers(every, parameter_names(model))
         stepping = [each for param in model.parameters() for each in optimizers_in_backward(param)]
-        findings = (*plan.findings, *optimizer_findings([*every, *stepping]))
+        apart = made_apart(model, plan.config, plan.ignored, plan.findings)
+        findings = (*plan.findings, *apart, *optimizer_findings([*every, *stepping]))
         plan = replace(plan, findings=findings, communication=check_communication(communication))
         raise_on_findings(plan.findings, strict=strict)
         resolve.check_device(plan.config)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.config import MixedPrecisionPolicy
+from fsdp_migrate.config import FSDP1Config, MixedPrecisionPolicy
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.findings import Finding, make_finding, named
 from fsdp_migrate.mapping import map_config
-from fsdp_migrate.sharding.tying import is_one_module, parameter_names, resolve_ties
+from fsdp_migrate.sharding.tying import Tie, is_one_module, parameter_names, resolve_ties
 from fsdp_migrate.torch_compat import module_kinds
 
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fsdp_migrate.config import FSDP1Config, FSDP2Config
+    from fsdp_migrate.config import FSDP2Config
     from fsdp_migrate.sharding.estimates import UnitBytes
     from fsdp_migrate.sharding.tying import TieDecision, TieOwner
     from fsdp_migrate.sharding.wrap import WrapRequest, WrapUnit
@@ -128,7 +128,43 @@ def plan_units(
         findings.extend(map(_trained_apart, torn))
     elif given.sharding_strategy == "NO_SHARD":
         findings.extend(map(_reduced_in_part, resolved.decisions))
+    if given.param_init_fn is not None:
+        named = parameter_names(model).items()
+        ignored = [names[0] for parameter, names in named if parameter in request.ignored_params]
+        findings.extend(made_apart(model, given, ignored, findings))
     return units, findings
+
+
+def made_apart(
+    model: nn.Module,
+    given: FSDP1Config | FSDP2Config,
+    ignored: Iterable[str],
+    told: Iterable[Finding],
+) -> Iterator[Finding]:
+    """Yield ties on the meta device: FSDP1 tore them, as each module was given memory of its own.
+
+    Not where rank 0 has a model with values, which the others were to take.
+
+    Args:
+        model: The model.
+        given: FSDP1's arguments, or what became of them.
+        ignored: The first name of each parameter that is ignored.
+        told: What is said of ties already.
+    """
+    left = set(ignored)
+    known = {each.message for each in told if each.code == "FM273"}
+    is_filled = given.sync_module_states if isinstance(given, FSDP1Config) else given.broadcast_from_rank0
+    for parameter, names in parameter_names(model).items():
+        is_one = len(names) < 2 or names[0] in left or is_one_module(model, Tie(names, ()))
+        if is_one or is_filled or not parameter.is_meta:
+            continue
+        text = " and ".join(f"`{name}`" for name in names)
+        if not any(each.startswith(f"{text} are one parameter") for each in known):
+            message = (
+                f"{text} are one parameter, on the meta device: FSDP1 gave each module memory of its own, "
+                "and trained them apart, with other random numbers. Here they stay one parameter."
+            )
+            yield make_finding("FM273", "param_init_fn", message, _UNTIE)
 
 
 def _check_decision(decision: TieDecision, selected: Sequence[WrapUnit]) -> None:
@@ -143,6 +179,7 @@ def _check_decision(decision: TieDecision, selected: Sequence[WrapUnit]) -> None
             raise ModelError(msg, fqn=fqn)
 
 
+_UNTIE = "To go on with what FSDP1 trained, untie them in the model: its checkpoint holds all copies."
 _SPEED_ONLY = frozenset({"sharding_strategy", "backward_prefetch", "forward_prefetch", "limit_all_gathers"})
 """What a unit may lose to another without a change of values."""
 
@@ -172,8 +209,7 @@ def _trained_apart(decision: TieDecision) -> Finding:
         f"{names} are one parameter in several units: with `use_orig_params=False` FSDP1 trained a copy in "
         "each, and they became different. Here it stays one parameter."
     )
-    hint = "To go on with what FSDP1 trained, untie them in the model: its checkpoint holds all copies."
-    return make_finding("FM273", "use_orig_params", text, hint)
+    return make_finding("FM273", "use_orig_params", text, _UNTIE)
 
 
 def _reduced_in_part(decision: TieDecision) -> Finding:

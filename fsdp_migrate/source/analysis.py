@@ -125,7 +125,8 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
             is_of_model = each.action == "commented" and not each.covers and rule in OF_MODELS
-            if is_of_model and (guards.is_without_fsdp(each.node) or guards.is_of_others(each.node)):
+            is_off = source.links.without_group or guards.is_without_fsdp(each.node)
+            if is_of_model and (is_off or guards.is_of_others(each.node)):
                 continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
             found = _put_in_its_place(source, found)

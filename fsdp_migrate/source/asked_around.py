@@ -31,8 +31,14 @@ _PAGES: Final = frozenset({".md", ".rst"})
 # They tell of what was, or of others.
 _OF_THE_PAST: Final = re.compile(r"(?i)^(?:change|history|news|release)")
 _TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
+_WINDOWS: Final = frozenset({".bat", ".cmd"})
+_SAID: Final = re.compile(r"^[ \t]*(?:@?rem\b|::).*$", re.MULTILINE | re.IGNORECASE)
+"""What such scripts say to readers alone."""
 _BESIDE: Final = (
-    frozenset({NOTEBOOK, ".cfg", ".dockerfile", ".ini", ".lsf", ".ps1", ".toml"}) | _TEMPLATES | _PAGES
+    frozenset({NOTEBOOK, ".cfg", ".dockerfile", ".ini", ".lsf", ".ps1", ".toml"})
+    | _PAGES
+    | _TEMPLATES
+    | _WINDOWS
 )
 _MOST: Final = 1_000_000
 """Larger files hold data."""
@@ -147,6 +153,8 @@ def _text_of(path: Path) -> str | None:
         if path.stat().st_size > _MOST or not _may_ask(path):
             return None
         text = read_source(path)
+        if path.suffix in _WINDOWS:
+            return _SAID.sub("", text)
         return shown_commands(path, text) if path.suffix in _PAGES else text
     except (SourceError, OSError):
         return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.python.counting_methods import counting_methods, may_count
+from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.state_hooks import adds_keys
@@ -35,6 +35,7 @@ def of_the_whole(project: Project) -> Links:
         own_groups=has_own_groups(project),
         no_shard=has_no_shard(project),
         counting_methods=counting_methods(_counting(project)),
+        counting_functions=counting_functions(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         falls_back=has_fallback(project),

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
-# Of nn.Module, as far as their names do not begin as those below do.
+# Of nn.Module and ModuleList, as far as their names do not begin as those below do.
 _MODULES: Final = frozenset(
     {
         *("apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "double", "eval", "float"),
         *("half", "ipu", "modules", "mtia", "parameters", "share_memory", "train", "type", "xpu"),
         *("check_is_root", "clip_grad_norm_", "extra_repr", "no_sync"),
+        *("append", "clear", "extend", "insert"),
     }
 )
 # What reads, sets or writes, as its first word says.

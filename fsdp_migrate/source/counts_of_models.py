@@ -1,4 +1,4 @@
-"""Counts that a sharded model is asked for by a method or property of its class: ``model.num_params``."""
+"""Counts of a sharded model by its class or by a function: ``model.num_params``, ``count(model)``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.newer_syntax import parse_any
-from fsdp_migrate.source.python.counted import is_about_ranks
-from fsdp_migrate.source.python.counting_methods import OF_TRANSFORMERS, counting_methods, may_count
+from fsdp_migrate.source.python.counted import is_about_ranks, meets_ranks
+from fsdp_migrate.source.python.counting_methods import (
+    OF_TRANSFORMERS,
+    counting_functions,
+    counting_methods,
+    may_count,
+)
 from fsdp_migrate.source.python.nodes import dotted
 
 
@@ -27,6 +32,7 @@ def counts_about_ranks(values: ParameterValues) -> Iterator[cst.BaseExpression]:
 
     ``numel()`` stands in the class, which says nothing of ranks: it is named where it is asked for.
     """
+    yield from _given_counts(values)
     source = values.source
     own = counting_methods([parse_any(source.code)]) if may_count(source.code) else frozenset()
     names = OF_TRANSFORMERS | source.links.counting_methods | own
@@ -39,6 +45,19 @@ def counts_about_ranks(values: ParameterValues) -> Iterator[cst.BaseExpression]:
             continue
         if is_about_ranks(source.index, node):
             yield node
+
+
+def _given_counts(values: ParameterValues) -> Iterator[cst.Call]:
+    """Yield where a function counts a sharded model that it is given: ``count(model) * world_size``."""
+    source = values.source
+    names = source.links.counting_functions
+    if may_count(source.code):
+        names |= counting_functions([parse_any(source.code)])
+    for call in source.calls if names else ():
+        if (dotted(call.func) or "").split(".")[-1] in names and not source.contexts.is_summoned(call):
+            is_its = any(values.is_sharded(arg.value) for arg in call.args)
+            if is_its and meets_ranks(source.index, call):
+                yield call
 
 
 def _asked(node: cst.Attribute | cst.Call) -> tuple[cst.BaseExpression, str] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
+from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.uses import Found
 
 
@@ -39,18 +41,37 @@ def early_optimizers(
         optimizers: What they are called that were made of its parameters before.
     """
     used = [each for each in optimizers if _is_used_below(source, call, each)]
-    if used and _are_flat(made) and not any(_is_filled_since(source, call, each) for each in used):
+    if used and _are_flat(source, made) and not any(_is_filled_since(source, call, each) for each in used):
         yield Found("FM446", call, TRAINS_NOW, "commented")
 
 
-def _are_flat(made: cst.Call) -> bool:
+def _are_flat(source: Source, made: cst.Call) -> bool:
     """Tell whether parameters are flat for certain: ``use_orig_params`` is false, or is not given."""
-    if any(arg.star for arg in made.args) or sum(arg.keyword is None for arg in made.args) > _PLACE:
+    placed = [arg for arg in made.args if arg.keyword is None and arg.star != "**"]
+    if any(arg.star for arg in placed) or len(placed) > _PLACE:
+        return False
+    if not _is_seen_by_stars(source, made):
         return False
     named = {arg.keyword.value: arg.value for arg in made.args if arg.keyword is not None}
     if not _LEAVE_OUT.isdisjoint(named):
         return False
     return "use_orig_params" not in named or literal(named["use_orig_params"]) is False
+
+
+def _is_seen_by_stars(source: Source, made: cst.Call) -> bool:
+    """Tell whether what is given by two stars is seen, and decides nothing here."""
+    if all(arg.star != "**" for arg in made.args):
+        return True
+    func = text_of(made.func)
+    try:
+        tree = ast.parse(source.code)
+    except SyntaxError:  # of a newer Python
+        return False
+    found = (
+        is_given_by_stars(tree, lambda call: ast.unparse(call.func) == func, name)
+        for name in ("use_orig_params", *_LEAVE_OUT)
+    )
+    return all(each is False for each in found)
 
 
 def _is_used_below(source: Source, call: cst.Call, optimizer: str) -> bool:

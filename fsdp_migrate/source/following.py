@@ -7,7 +7,6 @@ here: that ``build_model`` of another file returns an FSDP1 model, and that ``tr
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,18 +15,19 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
+from fsdp_migrate.source.foreign_packages import with_foreign_packages
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
 from fsdp_migrate.source.given_optimizers import with_given_optimizers
-from fsdp_migrate.source.handed_functions import handed_over, is_partial
+from fsdp_migrate.source.given_otherwise import GivenOtherwise
+from fsdp_migrate.source.handed_functions import is_partial
 from fsdp_migrate.source.handed_on import HandedOn
-from fsdp_migrate.source.held_callables import called_parameter, given_callables
-from fsdp_migrate.source.item_methods import ItemMethods
 from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, sources_in
+from fsdp_migrate.source.patched_names import with_patched_names
 from fsdp_migrate.source.project import (
     Definition,
     Module,
@@ -37,9 +37,8 @@ from fsdp_migrate.source.project import (
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of
+from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of, returned_to
 from fsdp_migrate.source.project_containers import pairs
-from fsdp_migrate.source.project_facts import ProjectFacts
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
@@ -53,9 +52,9 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen
 from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
-from fsdp_migrate.source.renamed_functions import Value
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
+from fsdp_migrate.source.unseen_names import with_unseen_names
 from fsdp_migrate.source.variables_elsewhere import with_variables
 
 
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
+    from fsdp_migrate.source.project import Function
     from fsdp_migrate.source.project_scopes import Scope, Statement
     from fsdp_migrate.source.python.links import Fields, Links
 
@@ -94,20 +94,21 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     following: _Following | None = None
     frameworks = framework_models(project, around)
     if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
-        following = _Following(project, handed_on=HandedOn(project), frameworks=frameworks)
+        following = _Following(project, frameworks=frameworks, handed_on=HandedOn(project), around=around)
         following.run()
         links = with_fsdp2_givers(project, Told(following).links())
     links = with_kept_in_families(project, links, following)
-    links = with_given_optimizers(project, links, frameworks)
-    links = with_chosen_optimizers(project, links)
+    links = with_chosen_optimizers(project, with_given_optimizers(project, links, frameworks))
     links = with_frameworks(project.texts, frameworks, links)
-    links = with_texts(project.texts, with_lightning(project, links))
+    links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
+    links = with_unseen_names(project, links, around)
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
+    links = with_foreign_packages(project, links)
     return with_reach(project, links, frameworks.files, around)
 
 
 @dataclass(eq=False)
-class _Following(ProjectFacts):
+class _Following(GivenOtherwise):
     handed_on: HandedOn = field(kw_only=True)
     gives: dict[tuple[Path, str], set[str]] = field(default_factory=dict)
     fields_told: dict[Path, dict[str, Fields]] = field(default_factory=dict)
@@ -124,13 +125,6 @@ class _Following(ProjectFacts):
     _of_modules: set[Fact] = field(default_factory=set, repr=False)
     """The names of files' top levels that are known to be models, and whose users were looked for."""
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
-    _callables: dict[Fact, list[tuple[ast.expr, Place]]] = field(default_factory=dict, repr=False)
-    """What parameters that are called are given, by their function or class and their name."""
-
-    @functools.cached_property
-    def items(self) -> ItemMethods:
-        """The methods of what lists hold of which nothing shows the class."""
-        return ItemMethods(self.project)
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -138,11 +132,12 @@ class _Following(ProjectFacts):
         self.look_at(path for path, text in self.project.texts.items() if _WRAPS.search(text))
         self.look_at(self.frameworks.files)
         for key, name, kinds in self.frameworks.given():
-            self._add_unseen((key, name), set(kinds))
+            self.add_unseen((key, name), set(kinds))
         for _ in range(_MAX_PASSES):
             before = len(self.looked_at)
             self.seen.clear()
             self.names_seen.clear()
+            self.callables.clear()
             for module in tuple(self.looked_at):
                 self._module(module)
             self.look_at(self.project.holding(self._makers() - self._names))
@@ -217,6 +212,7 @@ class _Following(ProjectFacts):
             self.asker = scope
             for function, place in scope.functions:
                 self._parameters(function, place)
+                self._note_decorated(function, place)
             for statement in scope.statements:
                 self._statement(statement)
 
@@ -279,6 +275,10 @@ class _Following(ProjectFacts):
         kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
             kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
+        for each in self.called(value.func, place) if text and isinstance(value, ast.Call) else ():
+            if each.module is place.module and each.node.decorator_list:
+                where = Place(each.module, each.name.rpartition(".")[0])
+                kinds |= self.by_decorators(each.node, where)  # `@sharded` above what makes it
         if text and isinstance(value, ast.Attribute) and dotted(value) is None:
             kinds = self.kinds(value, place)  # `model = setup(cfg).model`
         if text and has_model(kinds):
@@ -315,6 +315,13 @@ class _Following(ProjectFacts):
                 scope = f"{place.scope}.{node.name}" if place.scope else node.name
                 self._add((f"{place.module.path}:{scope}", arg.arg), {f"{ANY}{owner.key}"}, from_others=True)
 
+    def _note_decorated(self, node: Function, place: Place) -> None:
+        """Note what a function gives because of what stands above it: ``@sharded``, which wraps the model."""
+        kinds = self.by_decorators(node, place) if node.decorator_list else set()
+        if kinds:
+            name = f"{place.scope}.{node.name}" if place.scope else node.name
+            self._update(self.returns, f"{place.module.path}:{name}", kinds)
+
     def _call(self, call: ast.Call, place: Place, node: ast.stmt) -> None:
         """Note what a call gives to the parameters of what it calls."""
         given, named = given_to(call, lambda node: self.kinds(node, place) | self._kinds_of_self(node, place))
@@ -342,7 +349,7 @@ class _Following(ProjectFacts):
             if is_about:
                 self._give(definition, call, given, named)
         if is_about:
-            self._give_otherwise(call, place, given, named)
+            self.give_otherwise(call, place, given, named)
 
     def _note_asked(self, call: ast.Call, place: Place) -> None:
         """Note the method that a sharded model is asked for, what that gives ``self`` to, and partials."""
@@ -405,80 +412,6 @@ class _Following(ProjectFacts):
             makers = self.called(value.node.func, value.place) if isinstance(value.node, ast.Call) else ()
             yield from (each.module.path for each in makers)
 
-    def _give_otherwise(
-        self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
-    ) -> None:
-        """Note what a call gives to functions that it hands over, or that are picked out of a dict."""
-        handed = handed_over(call, lambda node: self.kinds(node, place))
-        if handed is not None:
-            self._give_named(handed.func, place, call, handed.given, handed.named)
-        elif not any(self.called(call.func, place)):
-            values = [each.node for each in self.renamed.at(dotted(call.func) or "", place)]
-            for node in (call.func, *values):
-                for value, where in self.picked.of(node, place):
-                    self._give_named(value, where, call, given, named)
-                made = Value(node, place) if isinstance(node, ast.Call) else None
-                for each in (
-                    *self.picked.registered(node, place),
-                    *(self.renamed.given_by(made) if made is not None else ()),
-                ):
-                    self._give(each, call, given, named)
-                if isinstance(node, ast.Lambda):
-                    self._give_lambda(node, place, given)
-            asked = functools.partial(self.kinds, place=place)
-            for each in (*self.items.called(call, place, asked), *self.items.instantiated(call, asked)):
-                self._give(each, call, given, named)
-            if has_model(set().union(*given)):
-                self._call_held(call, place, given, named)
-
-    def _call_held(
-        self, call: ast.Call, place: Place, given: list[set[str]], named: dict[str, set[str]]
-    ) -> None:
-        """Note what a call gives to functions that were given away by their names, or as lambdas."""
-        kept = called_parameter(self.project, call.func, place)
-        if kept is None:
-            return
-        owner, name = kept
-        if (owner.key, name) not in self._callables:
-            self._callables[owner.key, name] = [*given_callables(self.project, self.called, owner, name)]
-        for value, where in self._callables[owner.key, name]:
-            if isinstance(value, ast.Lambda):
-                self._give_lambda(value, where, given)
-            else:
-                self._give_named(value, where, call, given, named)
-
-    def _give_lambda(self, value: ast.Lambda, where: Place, given: list[set[str]]) -> None:
-        """Note what a function without a name gives on: ``lambda m: train(m, config)``."""
-        names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
-        inner = value.body
-        if isinstance(inner, ast.Call):
-            here = [names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args]
-            self._give_named(inner.func, where, inner, here, {})
-
-    def _give_named(
-        self, func: ast.expr, where: Place, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
-    ) -> None:
-        for definition in self.called(func, where):
-            self._give(definition, call, given, named)
-
-    def _give(
-        self, definition: Definition, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]
-    ) -> None:
-        is_class = isinstance(definition.node, ast.ClassDef)
-        made = self.project.method(definition, "__init__") if is_class else definition
-        if made is None:
-            return
-        for name, kinds in (*bound(made, call, given, named), *rest_of(made, given, named)):
-            if kinds:
-                self.look_at([made.module.path])
-                self._add_unseen((made.key, name), kinds)
-
-    def _add_unseen(self, parameter: Fact, kinds: set[str]) -> None:
-        """Note what a parameter is given by a call that does not name its function."""
-        if has_model(kinds) and self.left.note_other(parameter):
-            self._found_more(parameter)
-        self._add(parameter, kinds, from_others=True)
-
     def _parameter(self, definition: Definition, name: str) -> Fact:
         """Return what a parameter is called: of a class without a constructor of its own, the attribute."""
         if isinstance(definition.node, ast.ClassDef):
@@ -490,7 +423,7 @@ class _Following(ProjectFacts):
     ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self.written(func, place)
-        found = set(self.returned(definition))
+        found = set(returned_to(self, func, place, definition))
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")

@@ -32,6 +32,8 @@ from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import has_option, trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
+from fsdp_migrate.source.reach import imports_in
+from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 
 
 if TYPE_CHECKING:
@@ -217,7 +219,7 @@ def framework_models(project: Project, around: Iterable[str | os.PathLike[str]])
     has_units = bool(lightning_files) and wraps(texts, around)
     lightning = LightningProject(project, lightning_files, has_units=has_units)
     lightning = replace(lightning, files=lightning_files.union(lightning.mixins))
-    running = _running_trainers(texts, around)
+    running = _running_trainers(project, around)
     for path, names in own_trainers(project).items() if running else ():
         classes[path] = {**dict.fromkeys(names, frozenset()), **classes.get(path, {})}
     return FrameworkModels(
@@ -277,8 +279,9 @@ def _name_its_files(texts: Mapping[Path, str], around: Iterable[str | os.PathLik
     return is_named and not any("fsdp_version" in text for text in named) and not fsdp2_around(around)
 
 
-def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> set[Path]:
+def _running_trainers(project: Project, around: Iterable[str | os.PathLike[str]]) -> set[Path]:
     """Return the files that use Hugging Face's Trainer, in a project that asks it for FSDP1."""
+    texts = project.texts
     named = {path: text for path, text in texts.items() if any(word in text for word in _OF_TRAINERS)}
     found = {path for path, text in named.items() if _USES_TRAINER.search(text) and not _is_unsloths(text)}
     if not found or not any(_IMPORTS_TRAINER.search(text) for text in named.values()):
@@ -293,7 +296,8 @@ def _running_trainers(texts: Mapping[Path, str], around: Iterable[str | os.PathL
         _asks_any(text) or (path in found and (_asks_itself(text) or _asks_arguments(text)))
         for path, text in texts.items()
     )
-    is_asked = is_asked or (is_question and not fsdp2_around(around))
+    if not is_asked and is_question and not fsdp2_around(around):
+        return found - RunsWithoutFSDP(project, around, imports_in(project)).alone(found)
     return found if is_asked else set()
 
 

@@ -16,7 +16,8 @@ from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerate_models import CLIPS, NORM, prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.asked_as_models import asked_in
-from fsdp_migrate.source.python.fabric_models import FABRICS, SETS_UP, set_up_by, shards_nothing
+from fsdp_migrate.source.python.fabric_models import FABRICS, SETS_UP, set_up_by
+from fsdp_migrate.source.python.fabrics_made import makes_plain, shards_nothing
 from fsdp_migrate.source.python.heirs import OF_KINDS
 from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.starred import given_in
@@ -128,8 +129,12 @@ class FrameworkModels:
 
 
 def is_fabric_plain(owner: str, place: Place) -> bool:
-    """Tell whether the function of a place makes a Fabric, once, that shards nothing."""
+    """Tell whether the function of a place, or its class, makes a Fabric that shards nothing."""
     function = place.module.definitions.get(place.scope)
+    is_own = owner.startswith("self.")
+    around = place.module.definitions.get(place.scope.rpartition(".")[0]) if is_own else function
+    if around is not None and makes_plain(around.written, owner):
+        return True
     assigns = [
         node
         for node in walked(function.node if function is not None else place.module.tree)

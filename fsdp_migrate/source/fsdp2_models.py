@@ -30,9 +30,9 @@ def is_fsdp2s(source: Source, model: cst.BaseExpression) -> bool:
     if source.links.fsdp2_alone or _is_sharded_above(source, model):
         return True
     kinds = source.models.kinds(model)
-    if not kinds <= _KINDS or not isinstance(model, cst.Name):
+    if not kinds <= _KINDS:
         return False
-    bindings = source.index.bindings_of(model) if model in source.index.scopes else []
+    bindings = source.index.bindings_of(model) if isinstance(model, cst.Name) else []
     is_followed = "fsdp2" in kinds and _is_called_here(source, model)
     return bool(bindings) and all(
         _gives_fsdp2s(source, each.value) if each.value is not None else each.kind == "param" and is_followed

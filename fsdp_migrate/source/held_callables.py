@@ -45,14 +45,39 @@ def given_callables(
                         value = call.args[place] if _is_called(call, last) else None
                     if value is not None and _takes(project, called, (call, statement.place), owner, name):
                         yield value, statement.place
+    if place == 0:
+        yield from _decorated(project, owner)
+
+
+def _decorated(project: Project, owner: Definition) -> Iterator[tuple[ast.expr, Place]]:
+    """Yield the names of what a decorator stands above, or the function that gives it: ``@timed(1)``."""
+    known = {owner.name: False, owner.name.rpartition(".")[0]: True}
+    names = "|".join(map(re.escape, filter(None, known)))
+    pattern = re.compile(rf"^[ \t]*@(?:\w+\.)*(?:{names})\b", re.MULTILINE)
+    for path in (path for path, text in project.texts.items() if pattern.search(text)):
+        module = project.module(path)
+        for each in module.definitions.values() if module is not None else ():
+            for by in each.node.decorator_list:
+                is_made = isinstance(by, ast.Call)
+                text = dotted(by.func if isinstance(by, ast.Call) else by) or ""
+                named = project.named(text, Place(each.module, "")) if text else None
+                is_its = named is not None and named.module is owner.module and named.name in known
+                if is_its and named is not None and known[named.name] is is_made:
+                    name = ast.Name(each.node.name, ast.Load(), lineno=1, col_offset=0)
+                    yield name, Place(each.module, each.name.rpartition(".")[0])
 
 
 def called_parameter(project: Project, func: ast.expr, place: Place) -> tuple[Definition, str] | None:
     """Return the function, or the class, whose parameter is called, also by an attribute; and its name."""
     text = dotted(func) or ""
     if not text.startswith("self."):
-        found = place.module.definitions.get(place.scope)
-        return (found, text) if found is not None and text in _names(found) else None
+        scope = place.scope
+        while scope:  # a decorator's inner function calls what the decorator was given
+            found = place.module.definitions.get(scope)
+            if found is not None and text in _names(found):
+                return found, text
+            scope = scope.rpartition(".")[0]
+        return None
     owner = project.class_of(place)
     made = project.method(owner, "__init__")
     for node in walked(made.node) if owner is not None and made is not None else ():

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.annotated_items import annotation_of, is_of, names_of
+from fsdp_migrate.source.config_words import configs_of
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.held import has_model
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import os
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Definition, Place, Project
@@ -28,6 +33,9 @@ _COMMON: Final = frozenset(
 )
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.comprehension)
 _MOST: Final = 24
+TARGET: Final = "_target_"
+_NAMED: Final = re.compile(r"_target_\W{1,6}(?:\w+\.)*(\w+)")
+"""In YAML, in JSON, and in dicts of Python."""
 
 
 @dataclass(eq=False)
@@ -35,9 +43,12 @@ class ItemMethods:
     """Answers for a project. Reads only."""
 
     project: Project
+    around: Iterable[str | os.PathLike[str]] = ()
+    """The files and folders that were given, where configs may be."""
     _known: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
     _items: dict[tuple[Path, str], frozenset[str]] = field(default_factory=dict, repr=False)
     """By functions, each gone through once."""
+    _classes: dict[tuple[Path, str, str], frozenset[str] | None] = field(default_factory=dict, repr=False)
 
     def called(
         self, call: ast.Call, place: Place, kinds: Callable[[ast.expr], set[str]]
@@ -49,8 +60,11 @@ class ItemMethods:
         if func.attr.startswith("__") or not isinstance(func.value, ast.Name) or kinds(func.value):
             return
         if self._is_item(func.value.id, place):
+            named = self._named(func.value.id, place)
             for each in self._methods(func.attr):
-                yield from (each,) if _takes(each, call) else ()
+                owner = each.owner
+                is_its = owner is not None and (named is None or is_of(self.project, owner, named, place))
+                yield from (each,) if is_its and takes(each, call) else ()
 
     def instantiated(self, call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Iterator[Definition]:
         """Yield the classes of which hydra may make an object: those that take what it is given by name."""
@@ -59,13 +73,31 @@ class ItemMethods:
         is_hydras = (dotted(call.func) or "").rpartition(".")[2] == "instantiate" and len(given) > 1
         if not is_hydras or not any(has_model(kinds(each)) for each in named.values()):
             return
-        for path in self.project.holding(["__init__"]):
-            module = self.project.module(path)
-            for each in module.definitions.values() if module is not None else ():
-                node = each.node
-                if each.name.endswith(".__init__") and isinstance(node, ast.FunctionDef):
-                    taken = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-                    yield from (each,) if given <= taken else ()
+        models = {name for name, value in named.items() if has_model(kinds(value))}
+        found = [each for each in self._constructors if _takes_named(each, given, models)]
+        said = [each for each in found if each.name.split(".")[-2] in self._targets]
+        yield from said or found
+
+    @functools.cached_property
+    def _constructors(self) -> list[Definition]:
+        modules = map(self.project.module, self.project.holding(["__init__"]))
+        every = (each for module in modules if module is not None for each in module.definitions.values())
+        return [each for each in every if each.name.endswith(".__init__")]
+
+    @functools.cached_property
+    def _targets(self) -> frozenset[str]:
+        """The last words of what configs, and dicts of sources, name to be made."""
+        sources = (self.project.texts[path] for path in self.project.holding([TARGET]))
+        texts = (*configs_of(self.around, [TARGET]), *sources)
+        return frozenset(name for text in texts for name in _NAMED.findall(text))
+
+    def _named(self, name: str, place: Place) -> frozenset[str] | None:
+        """Return the classes that annotations say a name is of, if they say it."""
+        key = place.module.path, place.scope, name
+        if key not in self._classes:
+            annotation = annotation_of(self.project, name, place)
+            self._classes[key] = names_of(self.project, annotation, place) if annotation is not None else None
+        return self._classes[key]
 
     def _is_item(self, name: str, place: Place) -> bool:
         """Tell whether a name is what a loop goes through, or what a function is given."""
@@ -80,10 +112,11 @@ class ItemMethods:
     def _methods(self, name: str) -> list[Definition]:
         if name not in self._known:
             ending, found = f".{name}", []
+            made = re.compile(rf"\bdef {re.escape(name)}\s*[\[(]")
             for path in self.project.holding([name]):
-                module = self.project.module(path) if f"def {name}(" in self.project.texts[path] else None
-                made = module.definitions.values() if module is not None else ()
-                found += [each for each in made if each.name.endswith(ending) and each.owner is not None]
+                module = self.project.module(path) if made.search(self.project.texts[path]) else None
+                known = module.definitions.values() if module is not None else ()
+                found += [each for each in known if each.name.endswith(ending) and each.owner is not None]
             self._known[name] = found if len(found) <= _MOST else []
         return self._known[name]
 
@@ -95,15 +128,25 @@ def _items_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
     return frozenset({*names, *(arg.arg for arg in (*node.args.args, *node.args.kwonlyargs))})
 
 
-def _takes(method: Definition, call: ast.Call) -> bool:
-    """Tell whether a method can be called so, by the number of what it takes."""
+def takes(method: Definition, call: ast.Call) -> bool:
+    """Tell whether a function, or a method of an object, can be called so, by the number of what it takes."""
     node = method.node
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
-    most = len(node.args.args) - 1
+    is_static = any(dotted(each) == "staticmethod" for each in node.decorator_list)
+    most = len(node.args.args) - (0 if method.owner is None or is_static else 1)
     named = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
     is_starred = any(isinstance(each, ast.Starred) for each in call.args)
     is_many = is_starred or node.args.vararg is not None or len(call.args) <= most
     return is_many and all(
         each.arg is None or each.arg in named or node.args.kwarg is not None for each in call.keywords
     )
+
+
+def _takes_named(made: Definition, given: set[str], models: set[str]) -> bool:
+    """Tell whether a constructor takes what it is given by name; by ``**`` only what is beside the model."""
+    node = made.node
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    taken = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+    return given <= taken or (node.args.kwarg is not None and models <= taken)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.asked_around import ASKS_HF, COMMENT, asks, settings_around
 from fsdp_migrate.source.files import is_shell
 from fsdp_migrate.source.launchers import commands_of
+from fsdp_migrate.source.plain_commands import asks_nothing, folders_of
 
 
 if TYPE_CHECKING:
@@ -17,13 +19,55 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_SCRIPT: Final = re.compile(r"(?<![\w/.-])(?P<path>[\w./-]+\.py)\b")
-# What may ask for FSDP itself: Accelerate's config, variables with arguments, a config of the arguments.
-_OPEN: Final = re.compile(
-    r"\baccelerate\b|(?<!\S)['\"]?[$@`]|(?:\s|--\w*conf\w*=)['\"]?[\w./-]+\.(?:json|toml|ya?ml)\b|\beval\b"
-)
+_SCRIPT: Final = re.compile(r"(?<![\w/.-])(?P<path>[\w./-]+\.py)\b|[ ]-m[ ]+(?P<module>[\w.]+)")
 _PAGES: Final = frozenset({".md", ".rst"})
-_MOST_ABOVE: Final = 3
+
+
+@dataclass(eq=False)
+class Starts:
+    """The scripts that a project's commands start: with FSDP, or a way that may ask for it, and without.
+
+    ``is_unclear``: something asks for FSDP, and which script it is for is not seen.
+    ``by_arguments``: a script's own arguments may ask for it.
+    """
+
+    plain: set[Path] = field(default_factory=set)
+    others: set[Path] = field(default_factory=set)
+    texts: list[str] = field(default_factory=list)
+    is_unclear: bool = False
+    by_arguments: bool = True
+    _named: Counter[str] = field(default_factory=Counter, repr=False)
+
+    @classmethod
+    def read(cls, around: Iterable[str | os.PathLike[str]], *, by_arguments: bool = True) -> Starts:
+        """Read the configs, scripts and pages of a project."""
+        found = cls(by_arguments=by_arguments)
+        for path, text in settings_around(around):
+            found.note(path, COMMENT.sub("", text))
+        return found
+
+    def note(self, path: Path, text: str) -> None:
+        """Note what a script or a page starts, or that a config asks for FSDP."""
+        commands = [each for _, each in commands_of(text)] if is_shell(path) or path.suffix in _PAGES else []
+        self.texts.append(text)
+        is_commands = any(asks(each, ASKS_HF) for each in commands)
+        self.is_unclear = self.is_unclear or (asks(text, ASKS_HF) and not is_commands)
+        for each in commands:
+            starts, is_one = list(_started(path, each)), asks(each, ASKS_HF)
+            self.is_unclear = self.is_unclear or (is_one and not starts)
+            is_plain = not is_one and asks_nothing(path, each, by_arguments=self.by_arguments)
+            (self.plain if is_plain else self.others).update(starts)
+            self._named.update(start.name for start in starts)
+
+    def are_all_of(self, path: Path) -> bool:
+        """Tell whether each place that names a script is a command that starts it."""
+        return self._named[path.name] == sum(_count(path.name, text) for text in self.texts)
+
+    def name(self, path: Path) -> bool:
+        """Tell whether a command starts a script, or anything else here names it."""
+        return path.resolve() in self.plain | self.others or any(
+            _count(path.name, text) for text in self.texts
+        )
 
 
 def launched_otherwise(
@@ -37,37 +81,29 @@ def launched_otherwise(
         >>> launched_otherwise([], {}, [])
         set()
     """
-    plain: set[Path] = set()
-    others: set[Path] = set()
-    named: Counter[str] = Counter()
-    every = [(path, COMMENT.sub("", text)) for path, text in settings_around(around)]
-    for path, text in every:
-        commands = [each for _, each in commands_of(text)] if is_shell(path) or path.suffix in _PAGES else []
-        if asks(text, ASKS_HF) and not any(asks(each, ASKS_HF) for each in commands):
-            return set()
-        for each in commands:
-            starts = list(_started(path, each))
-            if asks(each, ASKS_HF) and not starts:
-                return set()
-            is_plain = not asks(each, ASKS_HF) and _OPEN.search(each) is None
-            (plain if is_plain else others).update(starts)
-            named.update(start.name for start in starts)
-    found = {path for path in files if path.resolve() in plain - others}
+    starts = Starts.read(around)
+    if starts.is_unclear:
+        return set()
+    found = (path for path in files if path.resolve() in starts.plain - starts.others)
     return {
         path
         for path in found
-        if named[path.name] == sum(_count(path.name, text) for _, text in every)
-        and not any(_names(path, text) for other, text in texts.items() if other != path)
+        if starts.are_all_of(path)
+        and not any(
+            _imports(path, text) or is_named(path, text) for other, text in texts.items() if other != path
+        )
     }
 
 
 def _started(place: Path, command: str) -> Iterator[Path]:
-    """Yield the script of a command: the first file of Python's that is there."""
-    folders = [place.parent, *place.absolute().parents[1:_MOST_ABOVE]]
+    """Yield the script of a command, not of a variable: the first file of Python's that is there."""
     for each in _SCRIPT.finditer(command):
-        for folder in folders:
-            if (folder / each["path"]).is_file():
-                yield (folder / each["path"]).resolve()
+        if command[: each.start()].endswith(("=", "='", '="')):
+            return
+        name = each["path"] or f"{each['module'].replace('.', '/')}.py"
+        for folder in folders_of(place):
+            if (folder / name).is_file():
+                yield (folder / name).resolve()
                 return
 
 
@@ -75,13 +111,24 @@ def _count(name: str, text: str) -> int:
     return len(re.findall(rf"(?<![\w-]){re.escape(name)}\b", text)) if name in text else 0
 
 
-def _names(path: Path, text: str) -> bool:
-    """Tell whether another source imports a file, or has its name in a text."""
+def is_named(path: Path, text: str) -> bool:
+    """Tell whether another source has the name of a file in a text, by which it may run it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> train = Path("train.py")
+        >>> is_named(train, "run(['python', 'train.py'])"), is_named(train, "import train")
+        (True, False)
+    """
     stem = re.escape(path.stem)
     return path.stem in text and (
         path.name in text
-        or re.search(rf"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*)?\b{stem}\b", text, re.MULTILINE)
-        is not None
         or re.search(rf"\b(?:__import__|\w+_module)\([^)\n]*\b{stem}['\"]|['\"]-m\b[^\n]*\b{stem}\b", text)
         is not None
     )
+
+
+def _imports(path: Path, text: str) -> bool:
+    """Tell whether another source imports a file."""
+    pattern = rf"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*)?\b{re.escape(path.stem)}\b"
+    return path.stem in text and re.search(pattern, text, re.MULTILINE) is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ _NUMBERS: Final = frozenset({"bool", "float", "int"})
 _COUNTS: Final = frozenset({"nelement", "numel"})
 _COUNTING: Final = re.compile(r"(?i)(?:count|num).*param|param.*count")
 _ASK_EACH: Final = frozenset({"all", "any"})
+_TESTS: Final = (cst.Assert, cst.CompIf, cst.If, cst.IfExp, cst.While)
+# What torch refuses of a part without an element.
+_OF_SOME: Final = frozenset({"amax", "amin", "aminmax", "argmax", "argmin", "max", "min"})
 
 
 def is_local_number(source: Source, call: cst.Call) -> bool:
@@ -88,6 +91,33 @@ def _counts(source: Source, call: cst.Call, is_parameter: Callable[[cst.BaseExpr
     return any(each.attr.value in _COUNTS for one in functions for each in walk_for(one, cst.Attribute))
 
 
+def asks_whether_empty(source: Source, call: cst.Call) -> bool:
+    """Tell whether a count is only asked to be none: ``if p.numel() > 0``, ``... if p.numel()``."""
+    below: cst.CSTNode = call
+    for above in source.index.ancestors(call):
+        if isinstance(above, _TESTS):
+            return above.test is below
+        if isinstance(above, cst.Comparison):
+            sides = {text_of(above.left), *(text_of(each.comparator) for each in above.comparisons)}
+            if sides.isdisjoint({"0", "1"}):
+                return False
+        elif not isinstance(above, (cst.BooleanOperation, cst.UnaryOperation)):
+            return False
+        below = above
+    return False
+
+
+def takes_of_some(source: Source, call: cst.Call, is_parameter: Callable[[cst.BaseExpression], bool]) -> bool:
+    """Tell whether the function around a call takes what an empty part has none of: ``p.max().item()``."""
+    for each in walk_for(source.index.function(call) or source.module, cst.Call):
+        func = each.func
+        name = func.attr.value if isinstance(func, cst.Attribute) else ""
+        given = [func.value, *(arg.value for arg in each.args[:1])] if isinstance(func, cst.Attribute) else []
+        if name in _OF_SOME and any(map(is_parameter, given)) and is_local_number(source, each):
+            return True
+    return False
+
+
 def within_local_numbers(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:
     """Return the attributes within such calls of an expression."""
     return set(_within(source, node))
@@ -115,7 +145,7 @@ def _is_number(source: Source, node: cst.BaseExpression, *, is_named: bool = Fal
         return isinstance(call, cst.Call) and dotted(call.func) in _ASK_EACH
     if isinstance(above, cst.BooleanOperation):
         return _is_number(source, above, is_named=is_named)
-    if isinstance(above, (cst.Assert, cst.CompIf, cst.If, cst.IfExp, cst.While)):
+    if isinstance(above, _TESTS):
         return above.test is node
     if isinstance(above, cst.UnaryOperation):
         return isinstance(above.operator, cst.Not)

@@ -10,6 +10,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.objects_given import objects_given
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.accelerators import ACCELERATORS
 from fsdp_migrate.source.python.fabric_models import FABRICS
@@ -44,8 +45,9 @@ def made_objects(project: Project, heirs: Mapping[Path, Heirs]) -> dict[Path, Ob
         asks = re.compile(rf"\.(?:{'|'.join(sorted(kind.shards))})\(")
         sharding = (path for path, text in project.texts.items() if asks.search(text))
         unknown = {path: names for path in sharding if (names := kind.unknown_in(project.texts[path]))}
+        given = objects_given(project, unknown, kind) if unknown else {}
         for path, names in unknown.items():
-            if told := names & _told(project, path, kind):
+            if told := names & (_told(project, path, kind) | given.get(path, set())):
                 found.setdefault(path, {})[kind.kind] = told
         for path, classes in heirs.items():
             made = frozenset(_of_heirs(project, path, classes, OF_KINDS[kind.kind]))

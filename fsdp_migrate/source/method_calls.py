@@ -27,6 +27,7 @@ MIXED = (
     "sharded, "
 )
 PLAIN = "this may be a plain model as well: where it, or a part of it, is sharded, "
+_CAUGHT = frozenset({"AttributeError", "Exception"})
 _DDP = re.compile(r"(?<!FullySharded)DataParallel|(?<![a-z])ddp|DDP|[Dd]eep[Ss]peed")
 
 
@@ -143,6 +144,23 @@ def was_asked_for(source: Source, node: cst.Attribute) -> bool:
             if same and text_of(call.args[0].value) == text_of(node.value):
                 return True
     return False
+
+
+def is_tried_alone(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether it stands alone in a ``try`` that catches what FSDP2 raises, and goes on without it.
+
+    As ``inner = model.module``, or where the handler does the same of the model itself.
+    """
+    line = source.index.statement(node)
+    block = source.index.parents[line]
+    above = source.index.parents.get(block)
+    if not isinstance(above, cst.Try) or block is not above.body or len(above.body.body) != 1:
+        return False
+    caught = [each for each in above.handlers if each.type is None or dotted(each.type) in _CAUGHT]
+    if isinstance(source.index.parents[node], cst.Assign):
+        return bool(caught)
+    without = text_of(above.body).replace(text_of(node), text_of(node.value))
+    return any(text_of(each.body) == without for each in caught)
 
 
 def unbound(source: Source, call: cst.Call, name: str) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.callers import Callers, picks_nothing
-from fsdp_migrate.source.files import CONFIGS, SHELL, find_sources, read_source
+from fsdp_migrate.source.config_words import configs_of
 from fsdp_migrate.source.plain_doubts import Doubts
 from fsdp_migrate.source.project import Place, dotted, is_a_test
 from fsdp_migrate.source.python.walked import walked
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.project import Definition, Module
 
 
-_CONFIGS: Final = CONFIGS | SHELL | {".cfg", ".toml"}
-_MOST: Final = 1_000_000
-"""Larger files hold data."""
 # They give what a text names that they are given.
 _BY_TEXT: Final = frozenset(
     {"get_method", "get_object", "import_string", "instantiate", "iter_entry_points", "locate"}
@@ -77,14 +72,7 @@ class NamedAtRun:
                 if isinstance(around, ast.JoinedStr) or not picks_nothing(around, above):
                     return True
         whole = re.compile(rf"\b{word}\b")
-        return any(whole.search(text) for text in self._configs())
-
-    def _configs(self) -> Iterator[str]:
-        for path in find_sources(self.around, _CONFIGS) if self.around else ():
-            # What is wrong with one is said where it is looked at.
-            with contextlib.suppress(SourceError, OSError):
-                if path.suffix in _CONFIGS and path.stat().st_size <= _MOST:
-                    yield read_source(path)
+        return any(whole.search(text) for text in configs_of(self.around))
 
     def _picks_any(self, module: Module, is_method: bool) -> bool:
         """Tell whether a file picks functions of the project by texts of which nothing is known here."""

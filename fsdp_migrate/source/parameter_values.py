@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
@@ -52,6 +52,16 @@ _PUT_TOGETHER = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, 
 _DEEPEST = 8
 
 
+class Filling(NamedTuple):
+    """What is put into a list or a dict."""
+
+    key: cst.BaseExpression | None
+    """Where, in a dict."""
+    value: cst.BaseExpression
+    is_many: bool
+    """Whether it is all that is in that."""
+
+
 @dataclass(eq=False)
 class ParameterValues:
     """Answers for one source what holds parameters of a sharded model. Reads only."""
@@ -62,10 +72,10 @@ class ParameterValues:
 
     def is_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a parameter of a sharded model, its gradient, or its values."""
-        while (inner := _inner(self.source, node)) is not None:
+        while (inner := inner_of(self.source, node)) is not None:
             node = inner
         if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
-            if any(map(self.is_one, _parts(self.source, node))):
+            if any(map(self.is_one, parts_of(self.source, node))):
                 return True
             return isinstance(node, cst.Call) and (self._is_taken(node) or self._gives(node, self.is_one))
         if isinstance(node, cst.IfExp):
@@ -81,7 +91,7 @@ class ParameterValues:
             return True
         if loops:
             is_of_one = any(
-                (self._goes_through(loop) and _is_value_of(loop, node.value))
+                (self._goes_through(_over(loop, node.value)) and _is_value_of(loop, node.value))
                 or self._is_in_tuples(loop, node.value)
                 for loop in loops
             )
@@ -106,6 +116,11 @@ class ParameterValues:
         """Tell whether a call gives one of many: ``next(model.parameters())``, ``model.get_parameter(n)``."""
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "get_parameter":
             return self.is_sharded(call.func.value) and not self.source.contexts.is_summoned(call)
+        given = [arg.value for arg in call.args]
+        if dotted(call.func) == "getattr" and len(given) > 1 and dotted(given[0]) != "self":
+            is_named = isinstance(given[1], cst.SimpleString) and given[1].evaluated_value in WEIGHTS
+            is_its = is_named and (_is_part(self.source, given[0]) or self.is_module_of_one(given[0]))
+            return is_its and not self.source.contexts.is_summoned(call)
         return dotted(call.func) == "next" and bool(call.args) and self.is_many(call.args[0].value)
 
     def _is_weight(self, node: cst.Attribute) -> bool:
@@ -120,7 +135,7 @@ class ParameterValues:
             root = root.func if isinstance(root, cst.Call) else root.value
         if node.attr.value not in WEIGHTS or dotted(root) == "self":
             return False
-        is_its = self._is_of_part(node) or self._is_module_of_one(node.value)
+        is_its = self._is_of_part(node) or self.is_module_of_one(node.value)
         return is_its and not self.source.contexts.is_summoned(node)
 
     def is_own(self, node: cst.BaseExpression) -> bool:
@@ -225,18 +240,24 @@ class ParameterValues:
     def _is_filled(self, node: cst.Name | cst.Attribute) -> bool:
         """Tell whether a list or a dict is filled with them, one by one or many at once."""
         key = self.source.models.key_of(node) if node in self.source.index.scopes else None
-        put = self._fillings.get(key, ()) if key is not None else ()
-        return any(self._once(value, self.is_many if is_many else self.is_one) for value, is_many in put)
+        put = self.fillings.get(key, ()) if key is not None else ()
+        return any(self._once(value, self.is_many if is_many else self.is_one) for _, value, is_many in put)
 
     @functools.cached_property
-    def _fillings(self) -> dict[Key, list[tuple[cst.BaseExpression, bool]]]:
-        """What is put into each list and dict: a value, and whether it is all that is in that."""
-        found: dict[Key, list[tuple[cst.BaseExpression, bool]]] = {}
+    def fillings(self) -> dict[Key, list[Filling]]:
+        """What is put into each list and dict."""
+        found: dict[Key, list[Filling]] = {}
 
-        def note(where: cst.BaseExpression, value: cst.BaseExpression, *, is_many: bool) -> None:
+        def note(
+            where: cst.BaseExpression,
+            value: cst.BaseExpression,
+            *,
+            is_many: bool,
+            at: cst.BaseExpression | None = None,
+        ) -> None:
             key = self.source.models.key_of(where) if where in self.source.index.scopes else None
             if key is not None:
-                found.setdefault(key, []).append((value, is_many))
+                found.setdefault(key, []).append(Filling(at, value, is_many))
 
         for call in self.source.calls:
             for where, step, value in added_to(call):
@@ -247,19 +268,19 @@ class ParameterValues:
         for assign in self.source.assignments:
             for target in assign.targets:
                 if isinstance(target.target, cst.Subscript):
-                    note(target.target.value, assign.value, is_many=False)
+                    at = target.target.slice[0].slice
+                    key = at.value if isinstance(at, cst.Index) else None
+                    note(target.target.value, assign.value, is_many=False, at=key)
         return found
 
-    def _goes_through(self, loop: cst.For | cst.CompFor) -> bool:
-        if any(
-            self.is_list(each) for kind in (cst.Call, cst.Subscript) for each in walk_for(loop.iter, kind)
-        ):
+    def _goes_through(self, over: cst.BaseExpression) -> bool:
+        if any(self.is_list(each) for kind in (cst.Call, cst.Subscript) for each in walk_for(over, kind)):
             return True
-        if isinstance(loop.iter, cst.Call) and self._gives(loop.iter, self.is_many):
+        if isinstance(over, cst.Call) and self._gives(over, self.is_many):
             return True
-        if isinstance(loop.iter, _PUT_TOGETHER) and self._once(loop.iter, self.is_many):
+        if isinstance(over, _PUT_TOGETHER) and self._once(over, self.is_many):
             return True
-        names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(loop.iter, kind))
+        names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(over, kind))
         known = [each for each in names if each in self.source.index.scopes]
         return any(self.is_list(each) for each in known) or any(
             isinstance(each, (cst.Name, cst.Attribute)) and (self._is_filled(each) or self._holds_many(each))
@@ -273,8 +294,8 @@ class ParameterValues:
             return False
         key = self.source.models.key_of(over) if over in self.source.index.scopes else None
         place = next((i for i, each in enumerate(target.elements) if text_of(each.value) == name), None)
-        put = self._fillings.get(key, ()) if key is not None and place is not None else ()
-        tuples = [value for value, is_many in put if isinstance(value, cst.Tuple) and not is_many]
+        put = self.fillings.get(key, ()) if key is not None and place is not None else ()
+        tuples = [value for _, value, is_many in put if isinstance(value, cst.Tuple) and not is_many]
         return any(
             place is not None
             and len(each.elements) == len(target.elements)
@@ -285,7 +306,7 @@ class ParameterValues:
     def is_list(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is ``model.parameters()`` of a sharded model."""
         if isinstance(node, cst.Attribute) and node.attr.value == "_parameters":
-            return self.is_sharded(node.value) or self._is_module_of_one(node.value)
+            return self.is_sharded(node.value) or self.is_module_of_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)):
             return self.source.models.is_parameters(node)
         if not isinstance(node, cst.Call):
@@ -293,7 +314,7 @@ class ParameterValues:
         if not isinstance(node.func, cst.Attribute) or node.func.attr.value not in PARAMETERS:
             return self.source.models.is_parameters(node)
         model = node.func.value
-        is_its = self.is_sharded(model) or self._is_module_of_one(model)
+        is_its = self.is_sharded(model) or self.is_module_of_one(model)
         return is_its or self._holds_sharded(node, model)
 
     def _holds_sharded(self, call: cst.Call, model: cst.BaseExpression) -> bool:
@@ -313,7 +334,7 @@ class ParameterValues:
         is_fsdp1 = is_fsdp1 or models.is_asked(model) or _is_wrapped_above(self.source, model)
         return is_fsdp1 or is_itself(self.source, model)
 
-    def _is_module_of_one(self, node: cst.BaseExpression) -> bool:
+    def is_module_of_one(self, node: cst.BaseExpression) -> bool:
         """Tell whether a loop goes through a sharded model's modules: ``for m in model.modules()``."""
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
@@ -359,7 +380,7 @@ def _is_of_the_same(source: Source, value: cst.BaseExpression, name: str) -> boo
 def _innermost(source: Source, value: cst.BaseExpression, *, until: str) -> str:
     """Return what a value in another form is taken of: ``p`` of ``p.data.clone()``."""
     node = value
-    while text_of(node) != until and (inner := _inner(source, node)) is not None:
+    while text_of(node) != until and (inner := inner_of(source, node)) is not None:
         node = inner
     return text_of(node)
 
@@ -370,7 +391,7 @@ def _makes_plain(function: cst.FunctionDef) -> bool:
     return any(name in {"full_tensor", "to_local"} for name in attributes)
 
 
-def _inner(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+def inner_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
     if isinstance(node, cst.Attribute) and node.attr.value in SAME:
         return node.value
@@ -383,7 +404,7 @@ def _inner(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | Non
     return node.func.value if is_one else None
 
 
-def _parts(
+def parts_of(
     source: Source, node: cst.BinaryOperation | cst.Comparison | cst.Call
 ) -> Iterator[cst.BaseExpression]:
     """Yield what a tensor is made of, value by value: ``p ** 2``, ``p == 0``, ``torch.abs(p)``."""
@@ -394,6 +415,16 @@ def _parts(
         yield from (node.left, *compared) if compared else ()
     elif any(map(gives_kind_of_given, source.index.qualified(node.func))):
         yield from (arg.value for arg in node.args if not arg.star)
+
+
+def _over(loop: cst.For | cst.CompFor, name: str) -> cst.BaseExpression:
+    """Return what a loop takes a name from: the list at its place in ``for a, b in zip(xs, ys)``."""
+    over, places = loop.iter, loop.target
+    if isinstance(over, cst.Call) and dotted(over.func) == "zip" and isinstance(places, cst.Tuple):
+        for place, arg in zip(places.elements, over.args, strict=False):
+            if any(each.value == name for each in walk_for(place, cst.Name)):
+                return over if arg.star else arg.value
+    return over
 
 
 def _is_value_of(loop: cst.For | cst.CompFor, name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     Values = dict[tuple[str, str], list[tuple[ast.expr, Place]]]
 
 
-_GIVES_ONE = frozenset({"get", "pop"})
+_DEEPEST = 5
+_GIVES_ONE = frozenset({"get", "pop", "setdefault"})
 _GIVES_ALL = frozenset({"items", "values"})
-_PUTS_LAST = frozenset({"append", "insert"})
+_GIVES_THE_SAME = frozenset({"iter", "list", "reversed", "sorted", "tuple"})
+_PUTS_ALL = frozenset({"extend", "update"})
+_PUTS_LAST = frozenset({"add", "append", "insert"})
 
 
 @dataclass(eq=False)
@@ -36,12 +40,54 @@ class PickedFunctions:
 
     def of(self, node: ast.expr, place: Place) -> list[tuple[ast.expr, Place]]:
         """Return the functions' names that an expression, or the target of a loop around, may stand for."""
-        name = dotted(_container(node) or _gone_through(node, place) or node)
-        if name is None or name == dotted(node):
+        picked = _container(node)
+        container, path = (picked, ()) if picked is not None else _gone_through(node, place)
+        if container is None:
             return []
+        found = self._in(_root(container), place)
+        return [(part, where) for each, where in found if (part := _at(each, path)) is not None]
+
+    def _in(self, container: ast.expr, place: Place) -> list[tuple[ast.expr, Place]]:
+        """Return what a container holds: one written out, by its name, or given by a function."""
+        if literal := _parts(container):
+            return [(each, place) for each in literal]
+        if isinstance(container, ast.Call):
+            return [*self._given_by(container, place)]
+        name = dotted(container)
+        if name is None:
+            return []
+        if name.startswith(("self.", "cls.")) and (owner := self.project.class_of(place)) is not None:
+            return [*self._of_family(owner, f"self.{name.partition('.')[2]}")]
         module, scope, text = self._where(name, place)
-        found = self._held(module).get((scope, text), [])
-        return found or self._held(module).get(("", text), [])
+        return self._held(module).get((scope, text), []) or self._held(module).get(("", text), [])
+
+    def _given_by(self, call: ast.Call, place: Place) -> Iterator[tuple[ast.expr, Place]]:
+        """Yield what is in the lists and dicts that a function of the project gives."""
+        made = self.project.named(dotted(call.func) or "", place)
+        if made is None or isinstance(made.node, ast.ClassDef):
+            return
+        where = Place(made.module, made.name)
+        for node in walked(made.node):
+            value = node.value if isinstance(node, ast.Return) else None
+            if value is not None and not isinstance(value, ast.Call):
+                yield from self._in(value, where)
+
+    def _of_family(self, owner: Definition, text: str) -> Iterator[tuple[ast.expr, Place]]:
+        """Yield what an attribute holds that a class, its bases and those below it fill."""
+        for path in self.project.holding([text.rpartition(".")[2]]):
+            module = self.project.module(path)
+            for (scope, name), values in self._held(module).items() if module is not None else ():
+                other = module.definitions.get(scope) if module is not None and name == text else None
+                is_its = other is not None and (other is owner or self._are_related(other, owner))
+                yield from values if is_its else ()
+
+    def _are_related(self, one: Definition, other: Definition) -> bool:
+        return self._is_below(one, other) or self._is_below(other, one)
+
+    def _is_below(self, one: Definition, other: Definition, depth: int = 0) -> bool:
+        """Tell whether a class is derived from another."""
+        bases = self.project.bases(one) if depth < _DEEPEST else []
+        return other in bases or any(self._is_below(each, other, depth + 1) for each in bases)
 
     def registered(self, node: ast.expr, place: Place) -> list[Definition]:
         """Return what decorators put into the container that an expression picks out of."""
@@ -63,7 +109,15 @@ class PickedFunctions:
             module = self.project.module(self.project.split(f"{origin[0]}x")[0])
             if module is not None:
                 return module, "", origin[1]
-        return place.module, place.scope, name
+        return (place.module, *self._named(name, place))
+
+    def _named(self, name: str, place: Place) -> tuple[str, str]:
+        """Return the scope and the name of a container; of an object's the class, whose methods fill it."""
+        node = self.project.node(place.module, place.scope)
+        if isinstance(node, ast.ClassDef) and "." not in name:
+            return place.scope, f"self.{name}"
+        owner = self.project.class_of(place) if name.startswith(("self.", "cls.")) else None
+        return (owner.name, f"self.{name.partition('.')[2]}") if owner is not None else (place.scope, name)
 
     def _held(self, module: Module) -> Values:
         if module not in self._values:
@@ -72,7 +126,7 @@ class PickedFunctions:
                 for statement in scope.statements:
                     for name, value in _put(statement.node):
                         where = statement.place
-                        found.setdefault((where.scope, name), []).append((value, where))
+                        found.setdefault(self._named(name, where), []).append((value, where))
             self._values[module] = found
         return self._values[module]
 
@@ -98,16 +152,56 @@ def _container(node: ast.expr) -> ast.expr | None:
     return func.value if isinstance(func, ast.Attribute) and func.attr in _GIVES_ONE else None
 
 
-def _gone_through(node: ast.expr, place: Place) -> ast.expr | None:
-    """Return what a loop around goes through whose target a name is."""
+def _gone_through(node: ast.expr, place: Place) -> tuple[ast.expr | None, tuple[int, ...]]:
+    """Return what a loop around goes through whose target a name is, and where in each of that it stands."""
     for loop in place.loops if isinstance(node, ast.Name) else ():
         if isinstance(loop, (ast.For, ast.AsyncFor)):
-            targets = loop.target.elts[-1:] if isinstance(loop.target, ast.Tuple) else [loop.target]
-            if any(dotted(each) == dotted(node) for each in targets):
-                func = loop.iter.func if isinstance(loop.iter, ast.Call) else None
-                is_all = isinstance(func, ast.Attribute) and func.attr in _GIVES_ALL
-                return func.value if is_all and isinstance(func, ast.Attribute) else loop.iter
-    return None
+            path = _path(loop.target, dotted(node))
+            if path is not None:
+                return _each_of(loop.iter, path)
+    return None, ()
+
+
+def _path(target: ast.expr, name: str | None) -> tuple[int, ...] | None:
+    """Return the places by which a name stands in the target of a loop."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return () if dotted(target) == name else None
+    inner = ((number, _path(each, name)) for number, each in enumerate(target.elts))
+    return next(((number, *path) for number, path in inner if path is not None), None)
+
+
+def _each_of(over: ast.expr, path: tuple[int, ...]) -> tuple[ast.expr | None, tuple[int, ...]]:
+    """Return the container that is gone through by a call of Python's own, and the path in each of it."""
+    func = over.func if isinstance(over, ast.Call) else None
+    if not isinstance(over, ast.Call) or func is None:
+        return over, path
+    if isinstance(func, ast.Attribute) and func.attr in _GIVES_ALL:
+        is_item = func.attr == "items"
+        return (None, ()) if is_item and path[:1] != (1,) else (func.value, path[1:] if is_item else path)
+    name = dotted(func)
+    if name in _GIVES_THE_SAME and over.args:
+        return _each_of(over.args[0], path)
+    if name == "enumerate" and path[:1] == (1,):
+        return _each_of(over.args[0], path[1:])
+    if name == "zip" and path and path[0] < len(over.args):
+        return _each_of(over.args[path[0]], path[1:])
+    return over, path
+
+
+def _at(node: ast.expr, path: tuple[int, ...]) -> ast.expr | None:
+    """Return the part of a tuple in tuples to which some places lead."""
+    for place in path:
+        if not isinstance(node, (ast.Tuple, ast.List)) or place >= len(node.elts):
+            return None
+        node = node.elts[place]
+    return node
+
+
+def _root(node: ast.expr) -> ast.expr:
+    """Return the container of containers that one is taken of: ``hooks`` of ``hooks[event]``."""
+    while (outer := _container(node)) is not None:
+        node = outer
+    return node
 
 
 def _put(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
@@ -117,13 +211,19 @@ def _put(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     for target in node.targets if isinstance(node, ast.Assign) else ():
         assert isinstance(node, ast.Assign)
         if isinstance(target, ast.Subscript):
-            yield dotted(target.value) or "", node.value
+            yield dotted(_root(target)) or "", node.value
         else:
             yield from ((dotted(target) or "", each) for each in _parts(node.value))
     call = node.value if isinstance(node, ast.Expr) else None
     func = call.func if isinstance(call, ast.Call) else None
     if isinstance(call, ast.Call) and isinstance(func, ast.Attribute) and func.attr in _PUTS_LAST:
-        yield from ((dotted(func.value) or "", each) for each in call.args[-1:])
+        yield from ((dotted(_root(func.value)) or "", each) for each in call.args[-1:])
+    elif isinstance(call, ast.Call) and isinstance(func, ast.Attribute) and func.attr in _PUTS_ALL:
+        yield from (
+            (dotted(_root(func.value)) or "", part) for each in call.args[-1:] for part in _parts(each)
+        )
+    if isinstance(node, ast.AugAssign):
+        yield from ((dotted(_root(node.target)) or "", each) for each in _parts(node.value))
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

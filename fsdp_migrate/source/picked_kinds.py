@@ -7,10 +7,13 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.looked_up_functions import looked_up
+from fsdp_migrate.source.optimizers_before import OptimizersBefore
 from fsdp_migrate.source.picked_functions import PickedFunctions
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_kinds import ANY, MAKES_ONE, MODELS, ProjectKinds
 from fsdp_migrate.source.python.held import whole
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.registries import Registries
 
 
@@ -33,6 +36,18 @@ class PickedKinds(ProjectKinds):
     def registries(self) -> Registries:
         """What stands in registries."""
         return Registries(self.project, self.globals)
+
+    @functools.cached_property
+    def _before(self) -> OptimizersBefore:
+        return OptimizersBefore()
+
+    def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
+        """Return what a name may be; of an optimizer too that was made before its model was sharded."""
+        found = super().text_kinds(text, node, place)
+        return found or self._before.kinds(text, place, functools.partial(self._is_sharded_at, node))
+
+    def _is_sharded_at(self, node: ast.expr, model: str, place: Place) -> bool:
+        return bool(model) and "fsdp" in super().text_kinds(model, node, place)
 
     def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
         if isinstance(node, ast.Lambda):
@@ -60,7 +75,7 @@ class PickedKinds(ProjectKinds):
         names = [func] if dotted(func) is None else []
         names += [each.node for each in self.renamed.at(dotted(func) or "", place)]
         made = [each for name in names for each in self.picked.registered(name, place)]
-        made += [each for name in names for each in self._of_module(name, place)]
+        made += [each for name in names for each in looked_up(self.project, name, place)]
         found = self._given_by_one(made)
         for each in (func, *names):
             there, is_given_itself = self.registries.at(each, place)
@@ -68,6 +83,26 @@ class PickedKinds(ProjectKinds):
             found |= given
             found |= {f"{MAKES_ONE}{kind}" for kind in given | {"other"} if given and is_given_itself}
         return found | {"other"} if found else found
+
+    def by_decorators(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, place: Place
+    ) -> set[str]:
+        """Return the models that a function gives because of the project's functions that stand above it."""
+        found: set[str] = set()
+        for each in node.decorator_list:
+            func = each.func if isinstance(each, ast.Call) else each
+            for by in self.called(func, place) if dotted(func) is not None else ():
+                if not isinstance(by.node, ast.ClassDef):
+                    made = self._inner_of(by) if isinstance(each, ast.Call) else [by]
+                    found |= {kind for inner in made for kind in self.returned(inner)}
+        return {kind.removeprefix(MAKES_ONE) for kind in found if kind.startswith(MAKES_ONE)} & MODELS
+
+    def _inner_of(self, definition: Definition) -> list[Definition]:
+        """Return the functions in a function that this gives."""
+        start = Place(definition.module, definition.name)
+        given = (each.value for each in walked(definition.node) if isinstance(each, ast.Return))
+        named = (definition.module.definitions.get(f"{start.scope}.{dotted(each)}") for each in given if each)
+        return [each for each in named if each is not None]
 
     def _given_by_one(self, definitions: Iterable[Definition]) -> set[str]:
         found: set[str] = set()
@@ -80,16 +115,3 @@ class PickedKinds(ProjectKinds):
                 self.known[each.key] = each
                 found.add(f"{ANY}{each.key}")
         return found
-
-    def _of_module(self, func: ast.expr, place: Place) -> Iterator[Definition]:
-        """Yield the functions of a file of the project that ``getattr(wrappers, name)`` may pick."""
-        is_asked = isinstance(func, ast.Call) and dotted(func.func) == "getattr" and len(func.args) > 1
-        text = dotted(func.args[0]) if is_asked and isinstance(func, ast.Call) else None
-        if text is None or (isinstance(func, ast.Call) and isinstance(func.args[1], ast.Constant)):
-            return
-        written = self.project.qualified(text, place)
-        for path in self.project.paths(place.module, written) if written else ():
-            module = self.project.module(path)
-            for each in module.definitions.values() if module is not None else ():
-                if "." not in each.name and not isinstance(each.node, ast.ClassDef):
-                    yield each

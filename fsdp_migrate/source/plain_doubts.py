@@ -223,6 +223,10 @@ class Doubts:
                 if pattern is not None:
                     yield re.compile(pattern)
 
+    def statements(self, module: Module, scope: str) -> list[Statement]:
+        """Return the statements of a function, a class or a file, by its name there, in order."""
+        return self._scopes(module).get(scope, [])
+
     def _scopes(self, module: Module) -> dict[str, list[Statement]]:
         if module not in self._by_scope:
             found: dict[str, list[Statement]] = {}

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.asked_of_models import OF_MODELS, asked_in, may_be_one
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers
 from fsdp_migrate.source.framework_models import given_to_plain_fabric
@@ -23,8 +24,9 @@ from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
+from fsdp_migrate.source.sharded_below import ShardedBelow
 from fsdp_migrate.source.tables import in_table
-from fsdp_migrate.source.values_bound import Bound, bound_within, values_bound
+from fsdp_migrate.source.values_bound import Bound, values_bound
 
 
 if TYPE_CHECKING:
@@ -36,13 +38,6 @@ if TYPE_CHECKING:
 
 
 _DEEPEST: Final = 24
-_OF_MODELS: Final = frozenset(
-    {
-        *("clip_grad_norm_", "load_state_dict", "named_parameters", "no_sync", "parameters"),
-        *("save_pretrained", "state_dict"),
-    }
-)
-_FUNCTIONS: Final = frozenset({"clip_grad_norm_", "deepcopy", "get_peft_model_state_dict"})
 # They give the same object, or one that is made of it alone.
 _SAME: Final = frozenset(
     {
@@ -71,7 +66,6 @@ _MADE_OF: Final = (
     *(ast.DictComp, ast.Starred),
 )
 _SETTINGS: Final = frozenset({"args", "cfg", "config", "hparams"})
-_HOLDS: Final = re.compile(r"optim|(?:^|_)opt$|param|group|(?:^|_)net")
 
 
 @dataclass(eq=False)
@@ -83,12 +77,14 @@ class PlainPlaces:
     callers: Callers = field(init=False, repr=False)
     _doubts: Doubts = field(init=False, repr=False)
     _objects: Objects = field(init=False, repr=False)
+    _below: ShardedBelow = field(init=False, repr=False)
     _known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.callers = Callers(self.project)
         self._doubts = Doubts(self.project, self.callers)
         self._objects = Objects(self.project, self.callers)
+        self._below = ShardedBelow(self.callers, self._doubts)
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
         """Return the line and the text of each expression that something is done with, and that is plain.
@@ -99,13 +95,16 @@ class PlainPlaces:
         if module is None:
             return frozenset()
         found: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
-        for statement in (each for scope in scopes_of(module) for each in scope.statements):
-            asked = [node for call in statement.calls for node in _asked(call)]
-            bound = bound_within(statement.node) if asked else set()
-            for node in asked:
-                text = dotted(node)
-                if text is not None and text.split(".")[0] not in bound and _may_be_one(text):
-                    found[self._is_plain(node, statement.place, 0)].add((node.lineno, text))
+        for node, text, place in asked_in(module, self.project.texts[path]):
+            found[self._is_plain(node, place, 0)].add((node.lineno, text))
+        return frozenset(found[True] - found[False])
+
+    def above_sharding(self, path: Path) -> frozenset[tuple[int, str]]:
+        """Return the same of each that the same function shards below: whatever others give it."""
+        module = self.project.module(path)
+        found: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
+        for node, text, place in asked_in(module, self.project.texts[path]) if module is not None else ():
+            found[self._below.holds(place, text)].add((node.lineno, text))
         return frozenset(found[True] - found[False])
 
     def _is_plain(self, node: ast.expr, place: Place, depth: int) -> bool:
@@ -115,6 +114,8 @@ class PlainPlaces:
             return True
         if isinstance(node, ast.Call):
             return self._is_made_plain(node, place, depth + 1)
+        if (text := dotted(node)) is not None and self._below.holds(place, text):
+            return True
         if isinstance(node, ast.Name):
             values = self._values(node, place)
             asked = ((each, place.asked if each.place.scope == place.scope else ()) for each in values or ())
@@ -296,7 +297,7 @@ class PlainPlaces:
         text = dotted(node) if isinstance(node, ast.expr) else None
         if isinstance(node, (ast.Attribute, ast.Name)) and text is not None:
             *owners, last = text.lower().split(".")
-            is_one = is_model(last) or _HOLDS.search(last) is not None
+            is_one = may_be_one(last)
             if text.split(".")[0] in bound or (owners and owners[-1] in _SETTINGS):
                 return True
             return self._is_plain(node, place, depth + 1) if is_one else not self._may_be_sharded(node, place)
@@ -304,8 +305,10 @@ class PlainPlaces:
             func = node.func.value if isinstance(node.func, ast.Attribute) else None
             if self._doubts.wraps(node, place):
                 return False
-            is_models = isinstance(node.func, ast.Attribute) and node.func.attr in _OF_MODELS
-            if is_models and isinstance(func, ast.Name) and func.id not in bound:
+            is_models = isinstance(node.func, ast.Attribute) and node.func.attr in OF_MODELS
+            is_a_part = isinstance(func, ast.Attribute) and is_model(_last_of(func.value))
+            is_bound = func is not None and (dotted(func) or "").split(".")[0] in bound
+            if is_models and func is not None and not is_bound and (is_a_part or isinstance(func, ast.Name)):
                 return self._is_plain(func, place, depth + 1)
             parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
             parts += [func] if func is not None else []
@@ -435,20 +438,6 @@ def _is_fixture(function: Definition) -> bool:
     return any((dotted(each) or "").split(".")[-1] == "fixture" for each in words)
 
 
-def _may_be_one(text: str) -> bool:
-    """Tell whether a name is one that models, optimizers or lists of parameters have."""
-    last = text.rsplit(".", maxsplit=1)[-1].lower()
-    return is_model(last) or _HOLDS.search(last) is not None
-
-
-def _asked(call: ast.Call) -> Iterator[ast.expr]:
-    """Yield the expressions of which a call may ask what a model has."""
-    if isinstance(call.func, ast.Attribute) and call.func.attr in _OF_MODELS:
-        yield call.func.value
-    if (dotted(call.func) or "").split(".")[-1] in _FUNCTIONS:
-        yield from call.args[:1]
-
-
 def _is_empty(node: ast.AST) -> bool:
     """Tell whether a list, a set or a dict has nothing in it where it is made."""
     if isinstance(node, ast.Call):
@@ -456,6 +445,10 @@ def _is_empty(node: ast.AST) -> bool:
     return isinstance(node, (ast.Dict, ast.List)) and not any(
         isinstance(each, ast.expr) for each in ast.iter_child_nodes(node)
     )
+
+
+def _last_of(node: ast.expr) -> str:
+    return (dotted(node) or "").rsplit(".", maxsplit=1)[-1].lower()
 
 
 def _of_fsdp(definition: Definition) -> bool:

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.parameter_values import parts_of
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of
 from fsdp_migrate.source.python.tensor_words import gives_its_kind
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.parameter_values import ParameterValues
     from fsdp_migrate.source.python.text import Source
+
+    IsPlain = Callable[[cst.BaseExpression], bool]
 
 
 _MAKERS = frozenset(
@@ -40,27 +43,47 @@ _MAKERS = frozenset(
     }
 )
 _BY_VALUE = frozenset(
-    {"add", "copy_", "div", "fmod", "lerp", "maximum", "minimum", "mul", "multiply", "sub", "subtract"}
+    {
+        *(
+            "add",
+            "addcdiv",
+            "addcmul",
+            "clamp",
+            "copy_",
+            "div",
+            "fmod",
+            "lerp",
+            "masked_fill",
+            "masked_select",
+        ),
+        *("maximum", "minimum", "mul", "multiply", "pow", "remainder", "sub", "subtract", "where"),
+    }
 )
 _DEEPEST = 4
 
 
-def met(values: ParameterValues) -> Iterator[cst.CSTNode]:
-    """Yield where a plain tensor that is made here meets a parameter of a sharded model, or becomes one's."""
+def met(values: ParameterValues, is_plain: IsPlain | None = None) -> Iterator[cst.CSTNode]:
+    """Yield where a plain tensor meets a parameter of a sharded model, or becomes one's.
+
+    Args:
+        values: The parameters.
+        is_plain: Tells whether an expression is such a tensor; by default one that is made here.
+    """
     source = values.source
+    is_plain = is_plain or _is_plain_here(values)
     for call in source.calls:
-        if isinstance(call.func, cst.Attribute) and _is_arithmetic(call.func.attr.value):
-            yield from _of_sides(values, call, [call.func.value, *(a.value for a in call.args if not a.star)])
-    for kind in (cst.AugAssign, cst.BinaryOperation):
+        if sides := _sides_of_call(source, call):
+            yield from _of_sides(values, is_plain, call, sides)
+    for kind in (cst.AugAssign, cst.BinaryOperation, cst.Comparison):
         for node in source.index.by_kind.get(kind, ()):
             if isinstance(node, cst.AugAssign):
-                yield from _of_sides(values, node, [node.target, node.value])
-            elif isinstance(node, cst.BinaryOperation):
-                yield from _of_sides(values, node, [node.left, node.right])
+                yield from _of_sides(values, is_plain, node, [node.target, node.value])
+            elif isinstance(node, (cst.BinaryOperation, cst.Comparison)):
+                yield from _of_sides(values, is_plain, node, list(parts_of(source, node)))
     for assign in source.assignments:
         targets = [each.target for each in assign.targets]
         is_its = any(_is_put(each) and values.is_one(each) for each in targets)
-        if is_its and is_made_plain(source, assign.value):
+        if is_its and is_plain(assign.value):
             yield assign
 
 
@@ -75,11 +98,47 @@ def _is_arithmetic(name: str) -> bool:
     return name in _BY_VALUE or name.removesuffix("_") in _BY_VALUE
 
 
+def _sides_of_call(source: Source, call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what a method or a function joins value by value: ``p.mul_(x)``, ``torch.mul(p, x)``."""
+    given = [arg.value for arg in call.args if not arg.star]
+    known = source.index.qualified(call.func)
+    if known:
+        is_its = any(each.startswith("torch.") and _is_arithmetic(each[6:]) for each in known)
+        return given if is_its else []
+    func = call.func
+    return [func.value, *given] if isinstance(func, cst.Attribute) and _is_arithmetic(func.attr.value) else []
+
+
 def _of_sides(
-    values: ParameterValues, node: cst.CSTNode, sides: list[cst.BaseExpression]
+    values: ParameterValues, is_plain: IsPlain, node: cst.CSTNode, sides: list[cst.BaseExpression]
 ) -> Iterator[cst.CSTNode]:
-    if any(is_made_plain(values.source, each) for each in sides) and any(map(values.is_one, sides)):
+    if any(map(is_plain, sides)) and any(map(values.is_one, sides)):
         yield node
+
+
+def _is_plain_here(values: ParameterValues) -> IsPlain:
+    """Return what tells tensors that this source makes, and buffers, from others."""
+    buffers = _buffers(values)
+
+    def is_plain(node: cst.BaseExpression) -> bool:
+        is_buffer = isinstance(node, cst.Attribute) and node.attr.value in buffers
+        return is_made_plain(values.source, node) or (is_buffer and not values.is_one(node))
+
+    return is_plain
+
+
+def _buffers(values: ParameterValues) -> set[str]:
+    """Return the names of buffers, which FSDP2 leaves plain: ``register_buffer("mask", mask)``."""
+    found: dict[str, bool] = {}
+    for call in values.source.calls if "register_buffer" in values.source.code else ():
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "register_buffer":
+            name, tensor = argument_of(call, 0, {"name"}), argument_of(call, 1, {"tensor"})
+            # One that is made of a sharded parameter is a DTensor.
+            is_plain = tensor is not None and not values.is_one(tensor)
+            if isinstance(name, cst.SimpleString):
+                text = str(name.evaluated_value)
+                found[text] = is_plain and found.get(text, True)
+    return {name for name, is_plain in found.items() if is_plain}
 
 
 def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
@@ -90,6 +149,10 @@ def is_made_plain(source: Source, node: cst.BaseExpression, depth: int = 0) -> b
         sides = (node.left, node.right)
         is_plain = any(is_made_plain(source, each, depth + 1) for each in sides)
         return is_plain and any(isinstance(each, (cst.Float, cst.Integer, cst.Name)) for each in sides)
+    if isinstance(node, cst.Comparison) and len(node.comparisons) == 1:
+        return is_made_plain(source, node.left, depth + 1) or is_made_plain(
+            source, node.comparisons[0].comparator, depth + 1
+        )
     if isinstance(node, cst.Call):
         known = source.index.qualified(node.func)
         # One number without a dimension may stand beside a DTensor.

@@ -7,14 +7,16 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from fsdp_migrate.source.project import Definition, Place, bound, dotted
-from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole
+from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole, without_models
 from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.shown_plain import is_shown_plain
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 
 _MOST_STARRED = 12
@@ -42,6 +44,19 @@ class Facts(Protocol):
 
     def ask(self, key: tuple[str, str]) -> None:
         """Note that what is found depends on something."""
+
+    @property
+    def renamed(self) -> RenamedFunctions:
+        """What names are given."""
+
+    def called(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the functions and classes of the project that an expression names."""
+
+    def returned(self, definition: Definition) -> set[str]:
+        """Return what a function gives, or which of its arguments."""
+
+    def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, str]]:
+        """Yield the classes that something is an object of, and how it is made."""
 
 
 def given_to(
@@ -98,16 +113,49 @@ def is_by_class(call: ast.Call) -> bool:
     return first == "self" and owner.rpartition(".")[2][:1].isupper()
 
 
-def is_bare(known: Facts, definition: Definition, call: ast.Call) -> bool:
-    """Tell whether a call of a class gives its own constructor no parameter that models are given by."""
+def is_bare(known: Facts, definition: Definition, call: ast.Call, place: Place) -> bool:
+    """Tell whether a call of a class gives its own constructor no parameter that models are given by.
+
+    Or only a model that the place of the call shows to be plain.
+    """
     made = definition.module.definitions.get(f"{definition.name}.__init__")
     is_starred = any(isinstance(arg, ast.Starred) for arg in call.args)
     if made is None or is_starred or any(each.arg is None for each in call.keywords):
         return False
-    named = {each.arg: None for each in call.keywords if each.arg}
+    named = {each.arg: each.value for each in call.keywords if each.arg}
     return not any(
-        _is_model(known, made, name) for name, _ in bound(made, call, [None] * len(call.args), named)
+        _is_model(known, made, name) and not _is_shown_plain(known, given, place)
+        for name, given in bound(made, call, call.args, named)
     )
+
+
+def _is_shown_plain(known: Facts, node: ast.expr, place: Place) -> bool:
+    """Tell whether what a call gives is plain, and so is all that it holds."""
+    return is_shown_plain(known, node, place) and not any(
+        has_model(known.facts.get((owner.key, f"self.{name}"), ())) and not is_owed(known, owner, name)
+        for owner, _ in known.objects_in(known.kinds(node, place))
+        for name in _values(owner)
+    )
+
+
+def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definition) -> set[str]:
+    """Return what a function gives: of a method no models where its object was made of plain ones alone."""
+    found = known.returned(definition)
+    is_about = has_model(found) or "params" in found
+    if not is_about or definition.owner is None or not isinstance(func, ast.Attribute):
+        return found
+    objects = [*known.objects_in(known.kinds(func.value, place))]
+    is_plain = bool(objects) and all(
+        start == "bare:" and all(_is_owed_or_none(known, owner, name) for name in _values(owner))
+        for owner, start in objects
+    )
+    return without_models(found) - {"params"} if is_plain else found
+
+
+def _is_owed_or_none(known: Facts, owner: Definition, name: str) -> bool:
+    known.ask((owner.key, f"self.{name}"))
+    is_model = has_model(known.facts.get((owner.key, f"self.{name}"), ()))
+    return not is_model or is_owed(known, owner, name)
 
 
 def is_owed(known: Facts, owner: Definition, name: str) -> bool:

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.method_order import run_above
 from fsdp_migrate.source.picked_kinds import PickedKinds
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
@@ -144,12 +145,13 @@ class ProjectFacts(PickedKinds):
         self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_holder(key[0])
-            self._note_above(self.project.class_of(place), key[1], kinds)
         mark = Mark(place.start, place.loops, place.asked, is_aside)
         here = f"{place.module.path}:{place.scope}", text
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
             self._found_more(here)
+        if text.startswith(("self.", "cls.")) and self._is_about(kinds):
+            self._note_above(self.project.class_of(place), key[1], kinds)
 
     def _note_above(
         self,
@@ -169,6 +171,7 @@ class ProjectFacts(PickedKinds):
         for base in self.project.bases(owner) if owner is not None and is_one else ():
             if base is not source and (is_rewrapped or not makes_attribute(base, text)):
                 own = self.project.overridden(base, owner) if owner is not None else set()
+                own |= self._run_above(base, first, text) if first is owner and first is not None else set()
                 self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})
                 self.look_at([base.module.path])
@@ -177,6 +180,17 @@ class ProjectFacts(PickedKinds):
             for below in self.derived.get(owner.key, ()):
                 if len(self.project.bases(below)) > 1:
                     self._note_above(below, text, kinds, 1, owner)
+
+    def _run_above(self, base: Definition, owner: Definition, text: str) -> set[str]:
+        """Return the methods of a class that one below it runs before it shards what is in an attribute."""
+        if self.from_others.get((owner.key, text)):
+            return set()
+        later: dict[str, list[int]] = {}
+        for (scope, name), marks in self.made.items():
+            if name == text and scope.startswith(f"{owner.key}."):
+                method = scope.removeprefix(f"{owner.key}.").split(".", maxsplit=1)[0]
+                later.setdefault(method, []).extend(mark.start[0] for mark in marks)
+        return run_above(owner, base, later, self.project.texts.values())
 
     def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
         if kinds:

@@ -18,7 +18,7 @@ from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
-from fsdp_migrate.source.project_arguments import is_bare, is_owed
+from fsdp_migrate.source.project_arguments import is_bare, is_owed, returned_to
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
@@ -164,7 +164,7 @@ class ProjectKinds:
         known = self.project.qualified(text, place)
         found |= {f"{MAKES_ONE}{kind}" for kind in made_by(known)}
         for definition in self.called(node, place):
-            returned = self.returned(definition)
+            returned = returned_to(self, node, place, definition)
             found |= {f"{MAKES_ONE}{kind}" for kind in returned if kind in MODELS}
             if isinstance(definition.node, ast.ClassDef) and self.project.is_subclass(definition):
                 found.add(f"{MAKES_ONE}fsdp")
@@ -306,7 +306,7 @@ class ProjectKinds:
 
     def _returned_to(self, call: ast.Call, definition: Definition, place: Place) -> set[str]:
         """Return what a call of a function gives."""
-        found = self.returned(definition)
+        found = returned_to(self, call.func, place, definition)
         if has_model(found) and self.told_off.holds(
             call, definition, place, self.called, lambda text, at: has_model(self.lookup(text, at))
         ):
@@ -337,7 +337,7 @@ class ProjectKinds:
                 self.known[definition.key] = definition
                 # A subclass of FSDP1's is no object that holds a model: a call of it makes one.
                 if not self.project.is_subclass(definition):
-                    start = BARE if is_bare(self, definition, call) else IS
+                    start = BARE if is_bare(self, definition, call, place) else IS
                     found |= {f"{start}{definition.key}"} | self._fields(definition, call, place)
                     found |= self.delegated(definition, found) if start == IS else set()
             found |= self._returned_to(call, definition, place)

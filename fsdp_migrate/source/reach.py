@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_alone import FSDP2Alone
+from fsdp_migrate.source.left_words import LeftWords
 from fsdp_migrate.source.live_sharding import LiveSharding
 from fsdp_migrate.source.plain_places import PlainPlaces
 from fsdp_migrate.source.project import Module, is_a_test, parts_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.rules.unfollowed import may_find
+from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 from fsdp_migrate.source.sharding_files import ShardingFiles
+from fsdp_migrate.source.without_group import with_tests_without_group
 
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
@@ -47,6 +50,7 @@ def with_reach(
     ``around``: the files and folders that were given, where configs may name functions.
     """
     by_frameworks = [*by_frameworks]
+    links = with_tests_without_group(project, links)
     sharding = ShardingFiles(project)
     plain = PlainPlaces(project, sharding)
     if not by_frameworks and FSDP2Alone(plain.callers, sharding, around).holds():
@@ -55,11 +59,20 @@ def with_reach(
     if not by_frameworks and sharding.is_of_others():
         speaking = (path for path, text in project.texts.items() if "fsdp" in text.lower())
         return {**links, **{each: replace(links.get(each, NOTHING), other_fsdp=True) for each in speaking}}
-    reached = (path for path in _reached(project, sharding, by_frameworks) if may_find(project.texts[path]))
+    every = _reached(project, sharding, by_frameworks, around)
+    reached = (path for path in every if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
     if near and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
         return dict(links)
-    told = {path: replace(links.get(path, NOTHING), is_near=True, plain=plain.of(path)) for path in near}
+    told = {
+        path: replace(
+            links.get(path, NOTHING),
+            is_near=True,
+            plain=plain.of(path),
+            above_sharding=plain.above_sharding(path),
+        )
+        for path in near
+    }
     return {**links, **told}
 
 
@@ -68,13 +81,22 @@ def _is_megatrons(text: str) -> bool:
     return _MEGATRON.search(text) is not None and "fsdp" not in text.lower()
 
 
-def _reached(project: Project, files: ShardingFiles, by_frameworks: Iterable[Path]) -> set[Path]:
+def _reached(
+    project: Project,
+    files: ShardingFiles,
+    by_frameworks: Collection[Path],
+    around: Iterable[str | os.PathLike[str]],
+) -> set[Path]:
     """Return the files that shard a model, those that import them, and what all these import; no tests."""
     sharding = {path for path in project.texts if files.shards(path)}
     found = {path for path in sharding.union(by_frameworks) if not is_a_test(path)}
     if not found:
         return found
-    imports = {path: set(imports_of(project, path)) for path in project.texts if not is_a_test(path)}
+    imports = imports_in(project)
+    runs = RunsWithoutFSDP(project, around, imports)
+    if runs.are_any():
+        left = LeftWords(project, files)
+        found = found - runs.alone(path for path in found.difference(by_frameworks) if left.are_all_of(path))
     latest = found
     for _ in range(_FARTHEST):
         latest = {path for path, those in imports.items() if path not in found and those & latest}
@@ -86,10 +108,15 @@ def _reached(project: Project, files: ShardingFiles, by_frameworks: Iterable[Pat
     return found
 
 
+def imports_in(project: Project) -> dict[Path, set[Path]]:
+    """Return by file of a project those that it imports; no tests."""
+    return {path: set(imports_of(project, path)) for path in project.texts if not is_a_test(path)}
+
+
 def imports_of(project: Project, path: Path) -> Iterator[Path]:
     """Yield the files that a file imports, by its text: all are asked, and parsing takes long."""
     text = project.texts[path]
-    for written, is_name in _written(text):
+    for written, is_name in written_imports(text):
         yield from _files(project, path, written, is_name=is_name)
     for name, end in _BY_NAME.findall(text):
         if end == ".{":  # `import_module(f"tasks.{name}")`: whatever stands in that folder
@@ -110,7 +137,7 @@ def _files(
     found = project.paths(here, written)
     if is_name and found and found[0].stem == "__init__" and depth < _FARTHEST and found[0] != path:
         # `from pkg import hooks`: whatever is handed on by it may be used.
-        for inner, is_one in _written(project.texts[found[0]]):
+        for inner, is_one in written_imports(project.texts[found[0]]):
             yield from _files(project, found[0], inner, depth + 1, is_name=is_one)
     if found:
         yield from (each for each in found if each.stem != "__init__")
@@ -120,7 +147,7 @@ def _files(
         if each.stem != "__init__":
             yield each
             continue
-        for inner, _ in _written(project.texts[each]) if depth < _FARTHEST else ():
+        for inner, _ in written_imports(project.texts[each]) if depth < _FARTHEST else ():
             last = inner.rpartition(".")[2]
             if last == name and each != path:
                 yield from _files(project, each, inner, depth + 1)
@@ -133,7 +160,7 @@ def _defines(text: str, name: str) -> bool:
     return re.search(rf"^(?:(?:async )?def|class) {re.escape(name)}\b", text, re.MULTILINE) is not None
 
 
-def _written(text: str) -> Iterator[tuple[str, bool]]:
+def written_imports(text: str) -> Iterator[tuple[str, bool]]:
     """Yield what a text imports, as it is written, ``.wrap.shard`` for ``from .wrap import shard``.
 
     Beside each stands whether it is a name of something, or the whole of it: ``import wrap``.

@@ -61,9 +61,14 @@ class ShardingFiles:
         module = self.project.module(path)
         if module is None:
             return shards(self.project.texts[path])
-        notes = {id(each.value) for each in walked(module.tree) if isinstance(each, ast.Expr)}
+        notes = _notes(module)
         found = (word for node in walked(module.tree) for word in self._words(node, module, notes))
         return any(word not in without for word in found)
+
+    def telling(self, module: Module) -> list[ast.AST]:
+        """Return the nodes by which a file shards a model."""
+        notes = _notes(module)
+        return [node for node in walked(module.tree) if any(True for _ in self._words(node, module, notes))]
 
     def _words(self, node: ast.AST, module: Module, notes: set[int]) -> Iterator[str]:
         """Yield the words in a node itself by which a model is sharded."""
@@ -108,6 +113,11 @@ class ShardingFiles:
             if behind is not None and last in behind.imports:
                 return self._is_of_others(behind.imports[last], behind, depth + 1)
         return False
+
+
+def _notes(module: Module) -> set[int]:
+    """Return the expressions that stand alone: texts for readers."""
+    return {id(each.value) for each in walked(module.tree) if isinstance(each, ast.Expr)}
 
 
 def _last(written: str) -> str:

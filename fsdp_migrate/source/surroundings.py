@@ -61,7 +61,7 @@ _STORAGE = re.compile(r"(?:\A|/)data/\d+\Z")
 _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
-_SAVED = frozenset({".bin", ".ckpt", ".pt", ".pth", ".th"})
+_SAVED = (".bin", ".ckpt", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar")
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
 _VERSION = b"pytorch-lightning_version"
 _META = "meta.pt"
@@ -437,7 +437,7 @@ def _as_words(title: str) -> str:
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors" and not _is_data(path):
         yield CheckpointFound(str(path), _title("safetensors"))
-    elif path.suffix in _SAVED and not _is_beside_a_model(path) and _is_checkpoint(path):
+    elif path.name.endswith(_SAVED) and not _is_beside_a_model(path) and _is_checkpoint(path):
         layout = _title("file")
         if _is_lightnings(path):
             yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)

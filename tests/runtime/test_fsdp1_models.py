@@ -47,6 +47,16 @@ def test_a_model_that_stays_fsdp1_trains(model: FSDP) -> None:
         assert model.module.weight.shape == (2, 2)
 
 
+@pytest.mark.usefixtures("model")
+def test_a_module_around_models_that_stay_fsdp1s_shows_their_whole_parameters() -> None:
+    """As Fabric's and Lightning's modules are, whose strategy is left to a person."""
+    flat = FSDP(torch.nn.Linear(2, 3), use_orig_params=False, device_id=torch.device("cpu"))
+    outer = torch.nn.Sequential(flat)
+    assert [len(each.shape) for each in outer.parameters()] == [1]
+    with summon_full_params(outer, writeback=False):
+        assert [tuple(each.shape) for each in outer.parameters()] == [(3, 2), (3,)]
+
+
 def test_a_model_that_stays_fsdp1_is_saved_and_loaded(model: FSDP) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     model(torch.ones(1, 2)).sum().backward()

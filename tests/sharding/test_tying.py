@@ -144,6 +144,29 @@ def test_a_tie_that_fsdp1_tore_is_told() -> None:
         assert "FM273" not in {finding.code for finding in plan.findings}
 
 
+@pytest.mark.parametrize("with_init", [True, False])
+def test_fsdp1_tore_ties_on_the_meta_device(with_init: bool) -> None:
+    """It gave each module memory of its own, by whatever function."""
+    for outcome in run_ranks(ties.tie_on_meta, with_init):
+        assert outcome == ties.OnMeta(fsdp1_is_tied=False, is_tied=True, told=True, told_of_real=False)
+
+
+def test_a_plan_tells_of_ties_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        tied, apart = Net(tied=True), Net(tied=False)
+    init = {"param_init_fn": lambda module: module.to_empty(device="cpu", recurse=False)}
+    for model, arguments, is_told in (
+        (tied, init, 1),
+        (tied, {**init, "auto_wrap_policy": {nn.Embedding}, "use_orig_params": False}, 1),
+        (tied, {**init, "sync_module_states": True}, 0),
+        (tied, {}, 0),  # a plan of a model that may be made elsewhere otherwise
+        (apart, init, 0),
+        (Net(tied=True), init, 0),
+    ):
+        plan = plan_fully_shard(model, arguments, world_size=2)
+        assert [finding.code for finding in plan.findings].count("FM273") == is_told
+
+
 def test_one_module_at_two_places_was_not_torn() -> None:
     """FSDP1 flattened its parameters once, in the unit that holds it."""
     parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdp_migrate.sharding.prepare import prepare_fully_shard, shard_plan
 from fsdp_migrate.sharding.tying import TieOwner, parameter_names
@@ -152,3 +153,41 @@ def load_tied(folder: str) -> tuple[list[tuple[str, ...]], bool]:
     set_model_state_dict(models[1], state["model"])
     values = [{name: full(p) for name, p in m.named_parameters(remove_duplicate=False)} for m in models]
     return _ties(models[1]), all(torch.equal(values[0][name], values[1][name]) for name in values[0])
+
+
+@dataclass(frozen=True)
+class OnMeta:
+    """Whether a tie held under both, and whether it was told of, and of a model that is not on meta."""
+
+    fsdp1_is_tied: bool
+    is_tied: bool
+    told: bool
+    told_of_real: bool
+
+
+def tie_on_meta(with_init: bool) -> OnMeta:
+    """Shard a model with a tie on the meta device under both, and one that is not there."""
+    warnings.simplefilter("ignore")
+
+    def make(device: str) -> nn.Sequential:
+        with torch.device(device):
+            model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8, bias=False))
+        model[2].weight = model[0].weight
+        return model
+
+    def init(module: nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+        if isinstance(module, (nn.Embedding, nn.Linear)):
+            module.reset_parameters()
+
+    more: dict[str, Any] = {"param_init_fn": init} if with_init else {}
+    cpu = torch.device("cpu")
+    fsdp1 = FullyShardedDataParallel(make("meta"), use_orig_params=True, device_id=cpu, **more)
+    told = []
+    for device in ("meta", "cpu"):
+        model = make(device)
+        prepare_fully_shard(model, {"device_id": "cpu", **more})
+        told.append("FM273" in {finding.code for finding in shard_plan(model).findings})
+    model = make("meta")
+    prepare_fully_shard(model, {"device_id": "cpu", **more})
+    return OnMeta(len(list(fsdp1.parameters())) == 3, bool(_ties(model)), told[0], told[1])

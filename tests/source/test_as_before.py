@@ -31,7 +31,17 @@ OWN = "class Own:\n    def __init__(self):\n        self.rate = "
         ("def f(rate: float):\n    w.data.mul_(rate)", False),
         ("def f(rate=0.5):\n    w.data.mul_(rate)", False),
         (f"{OWN}0.5\n    def f(self):\n        w.data.mul_(self.rate)", False),
+        ("w.grad.add_(w.data, alpha=0.1)", False),
+        ("x = w.grad.shape == mask.shape and w.data.dim() > 1", False),
+        ("w.data.mul_(0.5).add_(1)", False),
+        ("w.data.divide_(2)", False),
+        ("w.data.fmod_(2)", False),
+        ("w.data.mul_(0.5).tril_()", True),
+        ("x = w.data.mul_(0.5).add_(1)", True),
+        ("w.data.mul_(0.5).add_(mask)", True),
         ("w.data.mul_(mask)", True),
+        ("x = mask.mul_(w.data)", True),
+        ("mask.mul_(w.data)", True),
         ("w.data.copy_(old)", True),
         ("w.data.tril_()", True),
         ("torch.nn.init.sparse_(w.data, 0.5)", True),
@@ -48,3 +58,7 @@ def test_what_a_dtensor_does_as_a_plain_tensor_did(use: str, is_said: bool) -> N
     """Tried with torch 2.13 on two ranks."""
     found = codes(MODEL + use.replace("w.", "m.head.weight.") + "\n", HEADER)
     assert bool(dict(found).keys() & {"FM336", "FM423"}) is is_said
+    if "def " not in use:
+        loop = "for n, layer in m.named_modules():\n    w = layer.weight\n    "
+        found = codes(MODEL + loop + use.replace("\n", "\n    ") + "\n", HEADER)
+        assert bool(dict(found).keys() & {"FM336", "FM423"}) is is_said

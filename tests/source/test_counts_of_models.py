@@ -1,4 +1,4 @@
-"""Counts that a sharded model is asked for by its class's methods, and what is made of them."""
+"""Counts of a sharded model's parameters that meet the number of ranks, in a function and around it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_source
-from tests.source.projects import FSDP, after
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP
+from tests.source.samples import codes
 
 
 if TYPE_CHECKING:
@@ -16,71 +17,52 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.any_torch
 
-NET = """\
-class Net(nn.Module):
-    @property
-    def num_params(self):
-        return sum(p.numel() for p in self.parameters())
-
-    def flops(self):
-        return 2 * self.num_params
-
-    @property
-    def width(self):
-        return self.cfg.width
-"""
-RUN = f"{FSDP}{{}}\ndef run(net, world_size):\n    model = FSDP(net)\n    n = {{}}\n    {{}}\n"
-SIZE = "return Meter(6 * n, 3.0, world_size)"
-
-
-def _is_said(net: str, count: str, end: str) -> bool:
-    found = scan_source(RUN.format(net, count, end))
-    return any(use.code == "FM423" and "counts its whole" in use.becomes for use in found)
+_SUM = "sum(p.numel() for p in model.parameters())"
+_HELPER = "def size(model, state=None):\n    {}\n    return total\n\n"
+_USED = "model = FSDP(net)\nprint(size(model))\n"
+_COUNT = f"def count(model):\n    return {_SUM}\n\n"
 
 
 @pytest.mark.parametrize(
-    ("count", "end", "expected"),
+    ("lines", "is_said"),
     [
-        ("model.num_params", SIZE, True),
-        ("int(getattr(model, 'num_params', 0))", SIZE, True),
-        ("model.flops()", SIZE, True),
-        ("model.num_parameters() * world_size", "pass", True),
-        ("model.num_params", "x = flops(n, 4)\n    return Meter(x, world_size=dist.world_size)", True),
-        ("model.num_params", "print(n, world_size)", False),
-        ("model.num_params", "x = dict(params=n, world_size=world_size)", False),
-        ("model.num_params", "return Meter(n, 3.0)", False),
-        ("model.num_params", "return Meter(4, world_size)", False),
-        ("model.width", SIZE, False),
-        ("other.num_params", SIZE, False),
+        (f"total: int = {_SUM}\n    total *= state.world_size", True),
+        (f"total: int = {_SUM}\n    total = total * dist.get_world_size()", True),
+        (f"total = {_SUM}\n    total *= state.replica_local_size", True),
+        (f"total = {_SUM}\n    total *= mesh.size()", True),
+        (f"total = {_SUM}\n    ranks = dist.get_world_size()\n    total = total * ranks", True),
+        (f"total: int = {_SUM}", False),
+        (f"total: int = {_SUM}\n    total *= state.bits", False),
+        (f"total = {_SUM}\n    ranks = len(names)\n    total = total * ranks_of", False),
+        (f"total = {_SUM}\n    total //= state.world_size", False),
     ],
 )
-def test_a_count_is_named_where_it_meets_the_number_of_ranks(count: str, end: str, expected: bool) -> None:
-    assert _is_said(NET, count, end) is expected
+def test_in_the_function_that_counts(lines: str, is_said: bool) -> None:
+    assert (("FM423", "commented") in codes(f"{_HELPER.format(lines)}{_USED}")) is is_said
+    plain = f"{_HELPER.format(lines)}print(size(net))\nmodel = FSDP(net)\n"
+    assert ("FM423", "commented") not in codes(plain)
 
 
 @pytest.mark.parametrize(
-    ("method", "expected"),
+    ("used", "is_said"),
     [
-        ("return self.flops() + 1", True),
-        ("return sum(each.nelement() for each in self.parameters())", True),
-        ("return len(list(self.parameters()))", False),
-        ("return self.weight.numel()", False),
-        ("return [each.numel() for each in self.parameters()]", False),
-        ("print(sum(each.numel() for each in self.parameters()))", False),
-        ("return other.num_params", False),
-        ("return self.cfg.num_params", False),
+        ("n = count(model) * dist.get_world_size()\n", True),
+        ("n = count(model)\nn *= world_size\n", True),
+        ("n: int = count(model)\nprint(n * state.num_ranks)\n", True),
+        ("n = torch.tensor(count(model))\ndist.all_reduce(n)\n", True),
+        ("n = count(model) * 2\n", False),
+        ("print(count(model), world_size)\n", False),
+        ("n = count(other) * world_size\n", False),
+        ("n = counted(model) * world_size\n", False),
     ],
 )
-def test_methods_that_count_are_those_that_give_a_count(method: str, *, expected: bool) -> None:
-    net = f"{NET}\n    def own(self):\n        {method}\n"
-    assert _is_said(net, "model.own()", SIZE) is expected
+def test_around_a_function_that_counts(tmp_path: Path, used: str, is_said: bool) -> None:
+    assert (("FM423", "commented") in codes(f"{_COUNT}model = FSDP(net)\n{used}")) is is_said
+    (tmp_path / "sizes.py").write_text(_COUNT)
+    (tmp_path / "main.py").write_text(f"{FSDP}from sizes import count\nmodel = FSDP(net)\n{used}")
+    assert ("FM423" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
 
 
-def test_a_class_that_counts_parts_itself_is_none() -> None:
-    own = NET.replace("p.numel()", "p.to_local().numel()")
-    assert not _is_said(own, "model.num_params", SIZE)
-
-
-def test_the_class_may_stand_in_another_file(tmp_path: Path) -> None:
-    files = {"net.py": f"from torch import nn\n{NET}", "run.py": RUN.format("", "model.num_params", SIZE)}
-    assert "FM423 the model counts its whole" in after(tmp_path, files, "run.py")
+def test_one_ranks_part_is_counted_as_before() -> None:
+    local = _COUNT.replace("p.numel()", "p.to_local().numel()")
+    assert ("FM423", "commented") not in codes(f"{local}model = FSDP(net)\nn = count(model) * world_size\n")

@@ -29,6 +29,9 @@ def said(body: str) -> int:
         ("net, use_orig_params=True", False),
         ("net, use_orig_params=keep", False),
         ("net, **kwargs", False),
+        ("net, **{'device_id': 0}", True),
+        ("net, **{'use_orig_params': keep}", False),
+        ("net, **{'ignored_states': held}", False),
         ("net, ignored_modules=[net.head]", False),  # the head it trained
     ],
 )

@@ -65,6 +65,7 @@ CLASS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
         {"other.py": "import lightning as L\nL.Trainer(strategy = 'fsdp_cpu_offload')\n"},
         {"other.py": "import lightning as L\nL.Trainer(strategy=args.strategy)\n"},
         {"other.py": "import lightning as L\nL.Trainer(**args)\n"},
+        {"other.py": "import lightning as L\nprint 'of Python 2'\n"},
         {"other.py": "from lightning.pytorch.strategies import FSDPStrategy\n"},
         {"run.yaml": "trainer:\n  strategy: fsdp\n"},
         {"run.yaml": "wrap:\n  _target_: torch.distributed.fsdp.FullyShardedDataParallel\n"},

@@ -65,3 +65,10 @@ def test_a_function_that_another_file_may_give_other_models(tmp_path: Path) -> N
     text = after(tmp_path, files, "train.py")
     assert "if isinstance(model, FSDPModule)" in text
     assert "is_fsdp = isinstance(model, FSDP)" in text
+
+
+def test_a_function_that_its_own_file_gives_fsdp1s_models_too(tmp_path: Path) -> None:
+    asks = f"{ASKS}    generate(FSDP(net), 1)\n"
+    text = after(tmp_path, {"wrapping.py": WRAP, "train.py": asks}, "train.py")
+    assert "if isinstance(model, FSDPModule)" in text
+    assert "is_fsdp = isinstance(model, FSDP)" in text

@@ -138,6 +138,98 @@ def test_hydra_makes_what_takes_all_that_it_is_given(tmp_path: Path) -> None:
     assert not _codes(tmp_path / "c", {"loop.py": other, "main.py": main.format("FSDP(net)")}, "loop.py")
 
 
+def test_hydra_makes_what_a_config_names(tmp_path: Path) -> None:
+    body = "    def __init__(self, model, {}):\n        print(model.head.weight.cpu().numpy())\n"
+    files = {
+        "loop.py": f"import torch\n\nclass Loop:\n{body}",
+        "main.py": f"{FSDP}from hydra.utils import instantiate\n\ndef main(cfg, net):\n"
+        "    model = FSDP(net)\n    instantiate(cfg.loop, model=model, rate=0.1)\n",
+    }
+    for number, (takes, config, is_said) in enumerate(
+        [
+            ("rate", "loop:\n  _target_: loop.Loop\n", True),
+            ("rate", "loop:\n  _target_: loop.Other\n", False),
+            ("rate", '{"loop": {"_target_": "lib.loop.Other"}}', False),
+            ("rate", "loop:\n  _target_: torch.optim.SGD\n", True),
+            ("rate", "loop:\n  kind: Other\n", True),
+            ("**more", "", True),
+            ("*more", "", False),
+        ]
+    ):
+        loop = files["loop.py"].format(takes)
+        other = loop.partition("\n\n")[2].replace("class Loop", "\nclass Other")
+        other = other.replace("print(model.head.weight.cpu().numpy())", "self.rate = 1")
+        written = {"loop.py": loop + other, "main.py": files["main.py"], "conf.yaml": config}
+        assert bool(_codes(tmp_path / str(number), written, "loop.py")) is is_said
+
+
+ITEMS = """\
+from __future__ import annotations
+import logging
+from abc import ABC
+from typing import Any, Protocol
+from watch import Watch, Base
+from kinds import Other, Shape, Same
+
+class Loop:
+    items: {field}
+
+    def __init__(self, net, items: {argument}):
+        self.model = FSDP(net)
+        self.items = items
+
+    def run(self, item: {single}):
+        {call}
+"""
+KINDS = (
+    "from typing import Protocol\n\nclass Other:\n    pass\n\nclass Shape(Protocol):\n    pass\n\n"
+    "def Same(x):\n    return x\n"
+)
+BASED = "import torch\n\nclass Base:\n    pass\n\n" + CALLBACK.partition("\n\n")[2].replace(
+    "class Watch", "class Watch(Base)"
+)
+LOOP = "for item in self.items:\n            item.on_step(self)"
+
+
+@pytest.mark.parametrize(
+    ("call", "told", "is_said"),
+    [
+        ("item.on_step(self)", {"single": "Watch"}, True),
+        ("item.on_step(self)", {"single": "Base"}, True),
+        ("item.on_step(self)", {"single": "'Base | None'"}, True),
+        ("item.on_step(self)", {"single": "Any"}, True),
+        ("item.on_step(self)", {"single": "object"}, True),
+        (LOOP, {"field": "list[Shape]"}, True),
+        ("item.on_step(self)", {"single": "Same"}, True),
+        ("item.on_step(self)", {"single": "Other"}, False),
+        ("item.on_step(self)", {"single": "logging.Logger"}, False),
+        (LOOP, {"field": "list[Base]"}, True),
+        (LOOP, {"field": "dict[str, Any]"}, True),
+        (LOOP, {"field": "list[Other]"}, False),
+        (LOOP, {"argument": "list[Base]", "field": ""}, True),
+        (LOOP, {"argument": "list[Other]", "field": ""}, False),
+        (LOOP, {"argument": "list['Other']", "field": ""}, False),
+        (LOOP, {"argument": "None", "field": ""}, True),
+        ("for item in item:\n            item.on_step(self)", {"single": "tuple[Other, ...]"}, False),
+    ],
+)
+def test_annotations_say_whose_method_it_is(
+    tmp_path: Path, call: str, told: dict[str, str], *, is_said: bool
+) -> None:
+    names = {"field": "list", "argument": "list", "single": "object"} | told
+    main = FSDP + ITEMS.format(call=call, **names)
+    main = main.replace("    items: \n", "") + "\nLoop(net, things)\n"
+    main = main.replace(FSDP + "from __future__ import annotations\n", FSDP)
+    files = {"watch.py": BASED, "kinds.py": KINDS, "main.py": main}
+    assert bool(_codes(tmp_path, files, "watch.py")) is is_said
+
+
+def test_a_method_with_parameters_of_types_is_one_of_its_name(tmp_path: Path) -> None:
+    watch = CALLBACK.replace("on_step(self", "on_step[T](self")
+    files = {"watch.py": watch, "main.py": FSDP + TRAINER.format("FSDP(net)")}
+    assert _codes(tmp_path, files, "watch.py")
+
+
 SHARD = f"{FSDP}def shard(trainer):\n    net = trainer.model\n    trainer.model = FSDP(net)\n"
 TRAINED = """\
 import torch

@@ -45,7 +45,8 @@ def test_below_a_check_of_what_another_package_makes_nothing_is_edited() -> None
         assert {("FM311", "commented"), ("FM333", "commented")} <= set(found)
         assert "rewritten" not in {action for _, action in found}
         # What this source makes itself is rewritten.
-        own = codes(f"{asks}{made}model = FSDP(net)\nif {test}:\n{uses}")
+        theirs = made.replace("model =", "other =")
+        own = codes(f"{asks}{theirs}model = FSDP(net)\nif {test}:\n{uses}")
         assert {("FM311", "rewritten"), ("FM315", "rewritten")} <= set(own)
 
 

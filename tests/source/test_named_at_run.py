@@ -28,6 +28,7 @@ pytestmark = pytest.mark.any_torch
         "from operator import methodcaller\nrun(methodcaller('apply_' + cfg.kind, net)(shards))\n",
         "WRAPPER = 'shards.apply_fsdp1'\n",
         "run(eval(f'shards.apply_fsdp1({net})'))\n",
+        "exec('import shards; net = shards.apply_fsdp1(net, 1)')\n",
     ],
 )
 def test_a_source_that_takes_functions_by_their_names(tmp_path: Path, other: str) -> None:
@@ -57,6 +58,9 @@ def test_a_config_that_names_a_function_that_no_source_names(tmp_path: Path, nam
         "import json\nkind = getattr(args, name)\n",
         "import shards\nmissing = getattr(shards)\n",
         "raise ValueError('apply_fsdp1 is gone')\n",
+        "__all__ = ['apply_fsdp1']\n",
+        "is_old = kind == 'apply_fsdp1'\n",
+        "def wrap():\n    '''Like shards.apply_fsdp1(net).'''\n",
         "for name, value in vars(args).items():\n    print(name, value)\n",
         "import importlib\nyaml = importlib.import_module('yaml')\n",
     ],

@@ -39,20 +39,9 @@ def said_of_tools(folder: Path, tools: str, other: str) -> list[tuple[str, str]]
 @pytest.mark.parametrize(
     ("tools", "other"),
     [
-        # By a name that is put together when it runs.
-        (SAVE, "m = wrap(Net())\ngetattr(tools, f'sa{x}')(m)\nsave(Net())\n"),
-        (SAVE, "m = wrap(Net())\ngetattr(tools, 'sa' + x)(m)\nsave(Net())\n"),
-        (EVENT, "hook = tools.Hook()\nhook.on_end(Net())\nhook.run('end', wrap(Net()))\n"),
         (f"{SAVE}ALL = list(vars().values())\n", "for f in tools.ALL:\n    f(wrap(Net()))\nsave(Net())\n"),
         (HELD, "getattr(lib.load('tools'), 'Sa' + 'ver')(wrap(Net())).save()\ntools.Saver(Net())\n"),
         # Decorators that make something else of it.
-        (
-            SAVE,
-            (
-                "def deco(f):\n    return lambda: wrap(f())\n"
-                "@deco\ndef make():\n    return Net()\nsave(make())\n"
-            ),
-        ),
         (SAVE, "from lib import sharded\n@sharded\ndef make():\n    return Net()\nsave(make())\n"),
         (HELD, "@lib.wrap\nclass Big(Net):\n    pass\ntools.Saver(Big()).save()\n"),
         # In place, and by names that are no model's.
@@ -108,6 +97,27 @@ def test_unusual_ways_of_a_sharded_model_are_no_proof_of_a_plain_one(
     tmp_path: Path, tools: str, other: str
 ) -> None:
     assert said_of_tools(tmp_path, tools, other) == [("FM450", "unclear")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "other"),
+    [
+        # By a name that is put together when it runs.
+        (SAVE, "m = wrap(Net())\ngetattr(tools, f'sa{x}')(m)\nsave(Net())\n"),
+        (SAVE, "m = wrap(Net())\ngetattr(tools, 'sa' + x)(m)\nsave(Net())\n"),
+        (EVENT, "hook = tools.Hook()\nhook.on_end(Net())\nhook.run('end', wrap(Net()))\n"),
+        # By a decorator.
+        (
+            SAVE,
+            (
+                "def deco(f):\n    return lambda: wrap(f())\n"
+                "@deco\ndef make():\n    return Net()\nsave(make())\n"
+            ),
+        ),
+    ],
+)
+def test_ways_that_are_followed_show_a_sharded_model(tmp_path: Path, tools: str, other: str) -> None:
+    assert said_of_tools(tmp_path, tools, other) == [("FM308", "rewritten")]
 
 
 @pytest.mark.parametrize(

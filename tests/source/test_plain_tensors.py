@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes
+from tests.source.samples import codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -24,6 +24,8 @@ LOOP = "m = FSDP(net)\nfor n, p in m.named_parameters():\n    "
         ("x = p - torch.zeros(p.shape)", True),
         ("p.data.add_(torch.randn_like(p) * 0.01)", False),
         ("p.grad = torch.zeros_like(p)", False),
+        ("p.grad.data.masked_fill_(torch.ones(3, 3) > 0, 0.0)", True),
+        ("x = torch.where(torch.zeros(3, 3) > 0, p, 0)", True),
         ("p.grad.mul_(torch.tensor([0.5]))", True),
         ("p.grad.mul_(torch.tensor(0.5))", False),
         ("p.grad.mul_(scale)", False),
@@ -36,6 +38,27 @@ LOOP = "m = FSDP(net)\nfor n, p in m.named_parameters():\n    "
 )
 def test_a_plain_tensor_beside_a_parameter(use: str, is_said: bool) -> None:
     assert codes(f"{LOOP}{use}\n").count(("FM423", "commented")) == is_said
+
+
+REGISTERS = "for layer in {0}.modules():\n    layer.register_buffer('mask', layer.weight == 0)\n"
+
+
+@pytest.mark.parametrize("taken", ["layer.weight", "getattr(layer, 'weight', None)"])
+@pytest.mark.parametrize(
+    ("registers", "is_said"),
+    [
+        (REGISTERS.format("net"), True),
+        (REGISTERS.format("net").replace("mask", "other"), False),
+        (REGISTERS.format("net").replace("layer.weight == 0)", "None)"), True),
+        ("", False),
+    ],
+)
+def test_a_buffer_beside_a_parameter(taken: str, registers: str, is_said: bool) -> None:
+    loop = f"for layer in m.modules():\n    w = {taken}\n    w.grad.masked_fill_(layer.mask, 0.0)\n"
+    beside = f"m = FSDP(net)\n{loop}"
+    assert ("a plain tensor meets a DTensor" in turned(f"{registers}{beside}")) is is_said
+    after = REGISTERS.format("m")
+    assert "a plain tensor meets a DTensor" not in turned(f"m = FSDP(net)\n{after}{loop}")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
         {"pytorch-lightning_version": "2.4.0", "state_dict": {"w": torch.ones(1)}}, tmp_path / "last.ckpt"
     )
     torch.save({"a": torch.ones(1)}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    torch.save({"a": torch.ones(1)}, tmp_path / "best.pth.tar")
     (tmp_path / "list.pt").write_bytes(pickle.dumps([], protocol=2))
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "checkpoint-7" / name)
@@ -61,6 +62,7 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
     assert found.pop("lost").startswith("incomplete or ambiguous (")
     assert found == {
         "apart": "model and optimizer apart, in one folder",
+        "best.pth.tar": "full state in one file",
         "checkpoint-7": "model and optimizer apart, in one folder",
         "cut": "distributed checkpoint (DCP) without its .metadata",
         "ep0-ba5": "Composer's distributed checkpoint (DCP)",

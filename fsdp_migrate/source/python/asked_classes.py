@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.heirs import led_to
 from fsdp_migrate.source.python.makers import makes_fsdp
 from fsdp_migrate.source.python.no_models import is_of_no_model
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -83,7 +84,8 @@ def is_of_plain_objects(index: Index, asked: cst.BaseExpression) -> bool:
 def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
     """Return the question whether an expression is a wrapper's class, or several such, and none is FSDP1's.
 
-    DDP's, and of the classes that are called so those of this source, and those ``known`` of other files.
+    DDP's, what derives from it, and of the classes that are called so those of this source, and those
+    ``known`` of other files.
     """
 
     def is_own(binding: Binding) -> bool:
@@ -109,6 +111,7 @@ def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
             return True
         bindings = index.bindings_of(asked) if isinstance(asked, cst.Name) else []
         is_named = isinstance(asked, cst.Name) and WRAPPERS.search(asked.value) is not None
+        is_named = is_named or bool(led_to(index, asked) & (DDP | known))
         return is_named and bool(bindings) and all(map(is_own, bindings))
 
     return is_class

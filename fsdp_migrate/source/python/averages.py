@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 _NO_SUM = re.compile(r"\b(AVG|MAX|MIN)$")
+_OF_ALL = re.compile(r"\b(BAND|BOR|MAX|MIN|PRODUCT)$")
 _RANKS = re.compile(r"world_?size|num_(gpus|ranks)|nprocs", re.IGNORECASE)
 
 
 def is_averaged(index: Index, call: cst.Call) -> bool:
     """Tell whether ``all_reduce(x)`` gives an average: by its ``op``, or by a division below it."""
-    named = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "op"]
-    placed = [arg.value for arg in call.args[1:2] if arg.keyword is None]
-    if any(_NO_SUM.search(text_of(each)) for each in (*named, *placed)):
+    if _NO_SUM.search(_operation(call)):
         return True
     text, around = text_of(call.args[0].value), index.function(call) or index.module
     below = index.order[call]
@@ -37,3 +36,13 @@ def is_averaged(index: Index, call: cst.Call) -> bool:
         and _RANKS.search(text_of(right)) is not None
         for operator, left, right, node in divisions
     )
+
+
+def takes_one(call: cst.Call) -> bool:
+    """Tell whether ``all_reduce(x)`` gives the largest or the smallest, or whether all agree: no sum."""
+    return _OF_ALL.search(_operation(call)) is not None
+
+
+def _operation(call: cst.Call) -> str:
+    given = argument_of(call, 1, {"op"})
+    return text_of(given) if given is not None else ""

@@ -73,6 +73,24 @@ def is_bound_anew(
     return _makes_plain(value) or _was_deleted(index, last, node) or _was_plain(index, bindings, last, made)
 
 
+def is_made_anew(
+    index: Index, node: cst.BaseExpression, made: Sequence[cst.CSTNode], inner: Sequence[cst.CSTNode]
+) -> bool:
+    """Tell whether a name, or attribute of ``self``, was just given a new object that is not sharded yet.
+
+    Args:
+        index: The source.
+        node: Where it is used.
+        made: The targets that get a sharded model by that name.
+        inner: Where what it holds is given to what shards it.
+    """
+    if inner and {*made} <= {*inner}:
+        return was_just_made(index, node, inner)
+    if not made or not isinstance(node, cst.Attribute) or _made_last(index, node) in {None, *made}:
+        return False
+    return was_just_made(index, node, [*made, *inner])
+
+
 def was_just_made(index: Index, node: cst.BaseExpression, wrapped: Sequence[cst.CSTNode]) -> bool:
     """Tell whether a name was given a new object above, in each round of loops too, that is wrapped below.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _GROUPS = "param_groups"
+_CLIPPER = re.compile(r"(?i)grad_?clip|clip\w*(?:grad|norm)(?!.*value)|clipper|clip_fn")
 _NORMS = frozenset({"clip_grad_norm", "clip_grad_norm_"})
 _DEEPEST = 4
 
@@ -67,6 +69,23 @@ def values_of(source: Source, given: cst.BaseExpression) -> Iterator[tuple[str, 
         for binding in source.index.scopes[given].lookup(given.value):
             if binding.value is not None:
                 yield given.value, binding.value
+
+
+def given_to_clipper(source: Source, call: cst.Call) -> cst.BaseExpression | None:
+    """Return the parameters that something is given which clips, as its name says: ``self.grad_clipper(xs)``.
+
+    It is made elsewhere, by a config perhaps: what a function of the source does is seen there.
+    """
+    func, given = call.func, call.args[0].value if call.args and not call.args[0].star else None
+    if given is None or not _CLIPPER.search((dotted(func) or "").rpartition(".")[2]):
+        return None
+    if isinstance(func, cst.Attribute):
+        is_held = bool(values_set(source.index, func))
+    else:
+        bindings = source.index.scopes[func].lookup(text_of(func)) if func in source.index.scopes else []
+        is_held = bool(bindings) and all(each.kind == "param" or each.value is not None for each in bindings)
+    is_list = whose_groups(source, given) is not None or model_of(source.index, given) is not None
+    return given if is_held and is_list else None
 
 
 def clipped(call: cst.Call) -> cst.BaseExpression | None:

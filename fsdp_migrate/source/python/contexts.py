@@ -13,6 +13,7 @@ from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
 from fsdp_migrate.source.python.same_values import is_same_at
+from fsdp_migrate.source.python.trainer_saves import is_saved_by_trainer
 
 
 if TYPE_CHECKING:
@@ -40,6 +41,13 @@ _OPTIM_CALLS = frozenset(
 )
 _ASK_ONLY = frozenset({"isinstance", "hasattr", "getattr", "type", "id", "print", "len"})
 _SAVERS = frozenset({"push_to_hub", "save", "save_checkpoint", "save_model", "save_pretrained"})
+
+
+_UNSEEN = "what asks for the state in it is not seen"
+_TRAINERS = (
+    "the Trainer saves here as its own `state_dict_type` says: set that to SHARDED_STATE_DICT, and take the "
+    "context out"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +79,8 @@ class Context:
     """The calls of the model's own ``state_dict`` and ``load_state_dict`` in it."""
     configs: tuple[cst.Name, ...] = ()
     """The variables that hold its options."""
+    is_trainers: bool = False
+    """Whether all that it holds is what Hugging Face's Trainer saves by itself."""
 
 
 @dataclass(eq=False)
@@ -203,7 +213,10 @@ class Contexts:
             problem = "the context is entered in an unusual way"
         if problem is None and model is not None:
             problem = self._problem_inside(block, model, inside)
-        return Context(call, model, settings, problem, item, block, tuple(inside), configs)
+        is_trainers = model is not None and self._is_of_trainers_saves(block, model)
+        if is_trainers and problem in {None, _UNSEEN}:
+            problem = None if settings is not None and settings.kind == "full" else _TRAINERS
+        return Context(call, model, settings, problem, item, block, tuple(inside), configs, is_trainers)
 
     def _read_setter(self, call: cst.Call) -> Context:
         model, settings, configs, problem = self._settings(call)
@@ -381,7 +394,16 @@ class Contexts:
                 return problem
             if self.is_state_call(node, model):
                 inside.append(node)
-        return None if inside or optim else "what asks for the state in it is not seen"
+        return None if inside or optim else _UNSEEN
+
+    def _is_of_trainers_saves(self, block: cst.With, model: cst.BaseExpression) -> bool:
+        """Tell whether all calls in a block are those by which a Trainer saves, one of them at least."""
+        calls = list(walk_for(block.body, cst.Call))
+        saves = [each for each in calls if is_saved_by_trainer(self.source.index, each, model)]
+        others = (each for each in calls if each not in saves and text_of(each) != "super()")
+        return bool(saves) and all(
+            self._calls_nothing_here(each) or dotted(each.func) in _ASK_ONLY for each in others
+        )
 
     def _is_given_as_an_optimizer(self, node: cst.BaseExpression) -> bool:
         """Tell whether the same function gives something to FSDP1's functions beside the model."""

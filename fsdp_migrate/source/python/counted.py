@@ -24,18 +24,22 @@ _RANKS = re.compile(
 _KEEP = frozenset({"dict", "print", "str"})
 _NUMBER = re.compile(
     r"world_?size|num_(?:ranks|processes|shards|gpus|devices|nodes)|n_(?:gpus?|devices)|device_count\(\)"
-    r"|(?:^|[._])(?:devices|gpus|nodes)$"
+    r"|(?:^|[._])(?:devices|gpus|nodes|ranks|shards|workers)$"
+    r"|(?:data_parallel|dp|replica|shard)\w*_(?:degree|size)$|(?:group|mesh|pg)\w*(?:\[[^]]+\])?\.size\("
 )
 
 
 def is_about_ranks(index: Index, call: cst.BaseExpression) -> bool:
     """Tell whether a count is said to be one rank's, is of bytes, or meets the number of ranks."""
     line = index.statement(call)
-    if _is_a_factor(index, call):
-        return True
-    is_said = _RANKS.search(text_of_statement(line).lower()) is not None
+    return _RANKS.search(text_of_statement(line).lower()) is not None or meets_ranks(index, call)
+
+
+def meets_ranks(index: Index, call: cst.BaseExpression) -> bool:
+    """Tell whether a count is multiplied by the number of ranks, summed over them, or given away with it."""
+    line = index.statement(call)
     is_made = _is_summed_over_ranks(index, line) or _is_multiplied_by_ranks(index, line)
-    return is_said or is_made or _is_given_with_ranks(index, line)
+    return is_made or _is_given_with_ranks(index, line) or _is_a_factor(index, call)
 
 
 def _is_given_with_ranks(index: Index, line: cst.CSTNode) -> bool:
@@ -51,7 +55,7 @@ def _is_given_with_ranks(index: Index, line: cst.CSTNode) -> bool:
             continue
         given = [arg.value for arg in call.args if not isinstance(arg.value, cst.Call)]
         counted = [each for each in given if _is_made_of(each, made)]
-        ranks = [each for each in given if each not in counted and _is_number_of_ranks(each)]
+        ranks = [each for each in given if each not in counted and _is_number_of_ranks(index, each)]
         if counted and ranks and dotted(call.func) not in _KEEP:
             return True
     return False
@@ -59,7 +63,7 @@ def _is_given_with_ranks(index: Index, line: cst.CSTNode) -> bool:
 
 def _made_of(index: Index, line: cst.CSTNode) -> set[str]:
     """Return the names and attributes that hold a line's count, or what its function makes of it below."""
-    made = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
+    made = set(map(text_of, _targets(line)))
     function = index.function(line)
     for node in index.by_kind.get(cst.Assign, ()) if made else ():
         assign = cst.ensure_type(node, cst.Assign)
@@ -68,6 +72,12 @@ def _made_of(index: Index, line: cst.CSTNode) -> set[str]:
         if _is_made_of(assign.value, made):
             made.update(text_of(each.target) for each in assign.targets)
     return made
+
+
+def _targets(line: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    """Yield what a line gives values, also where it says of which type: ``total: int = ...``."""
+    yield from (each.target for each in walk_for(line, cst.AssignTarget))
+    yield from (each.target for each in walk_for(line, cst.AnnAssign))
 
 
 def _is_made_of(node: cst.BaseExpression, made: set[str]) -> bool:
@@ -84,7 +94,7 @@ def _is_a_factor(index: Index, call: cst.BaseExpression) -> bool:
         is_product = isinstance(above, cst.BinaryOperation) and isinstance(above.operator, cst.Multiply)
         if isinstance(above, cst.BinaryOperation) and is_product:
             other = above.right if below is above.left else above.left
-            if _is_number_of_ranks(other):
+            if _is_number_of_ranks(index, other):
                 return True
         below = above
     return False
@@ -92,7 +102,7 @@ def _is_a_factor(index: Index, call: cst.BaseExpression) -> bool:
 
 def _is_multiplied_by_ranks(index: Index, line: cst.CSTNode) -> bool:
     """Tell whether what a line counts is multiplied by the number of ranks: ``total * world_size``."""
-    targets = {text_of(each.target) for each in walk_for(line, cst.AssignTarget)}
+    targets = set(map(text_of, _targets(line)))
     targets.update(text_of(each.target) for each in walk_for(line, cst.AugAssign))
     function = index.function(line)
     kinds = (cst.AugAssign, cst.BinaryOperation)
@@ -103,7 +113,11 @@ def _is_multiplied_by_ranks(index: Index, line: cst.CSTNode) -> bool:
             product = cst.ensure_type(node, cst.BinaryOperation)
             is_product, sides = isinstance(product.operator, cst.Multiply), [*_factors(product)]
         is_its = is_product and any(text_of(each) in targets for each in sides)
-        if is_its and index.function(node) is function and any(map(_is_number_of_ranks, sides)):
+        if (
+            is_its
+            and index.function(node) is function
+            and any(_is_number_of_ranks(index, each) for each in sides)
+        ):
             return True
     return False
 
@@ -119,13 +133,14 @@ def _factors(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
         yield from _factors(node.right)
 
 
-def _is_number_of_ranks(node: cst.BaseExpression) -> bool:
-    return _NUMBER.search(text_of(node).lower()) is not None
+def _is_number_of_ranks(index: Index, node: cst.BaseExpression) -> bool:
+    held = last_value(index, node) if isinstance(node, cst.Name) and node in index.scopes else None
+    return any(_NUMBER.search(text_of(each).lower()) is not None for each in (node, held) if each is not None)
 
 
 def _is_summed_over_ranks(index: Index, line: cst.CSTNode) -> bool:
     """Tell whether what a line assigns is given to ``all_reduce``, as it is or in a tensor."""
-    targets = {name.value for each in walk_for(line, cst.AssignTarget) for name in walk_for(each, cst.Name)}
+    targets = {name.value for each in _targets(line) for name in walk_for(each, cst.Name)}
     function = index.function(line)
     for node in index.by_kind.get(cst.Call, ()) if targets else ():
         call = cst.ensure_type(node, cst.Call)

@@ -1,4 +1,4 @@
-"""Methods by which a module counts its own parameters: ``num_params``, ``get_num_params()``."""
+"""Methods by which a module counts its own parameters, ``get_num_params()``, and functions that do so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 
 _COUNTS: Final = frozenset({"nelement", "numel"})
@@ -26,7 +26,19 @@ def may_count(text: str) -> bool:
         >>> may_count("sum(p.numel() for p in self.parameters())"), may_count("x.numel()")
         (True, False)
     """
-    return any(f".{name}" in text for name in _COUNTS) and any(f"self.{name}(" in text for name in _LISTS)
+    return any(f".{name}" in text for name in _COUNTS) and any(f".{name}(" in text for name in _LISTS)
+
+
+def counting_functions(trees: Iterable[ast.Module]) -> frozenset[str]:
+    """Return the names of functions that are given a model and give back how many parameters it has.
+
+    Example:
+        >>> counting_functions([ast.parse("def size(m): return sum(p.numel() for p in m.parameters())")])
+        frozenset({'size'})
+    """
+    inner = (node for tree in trees for node in walked(tree) if isinstance(node, ast.FunctionDef))
+    given = ((node, {each.arg for each in node.args.args} - {"cls", "self"}) for node in inner)
+    return frozenset(node.name for node, names in given if names and _counts(node, names))
 
 
 def counting_methods(trees: Iterable[ast.Module]) -> frozenset[str]:
@@ -40,7 +52,7 @@ def counting_methods(trees: Iterable[ast.Module]) -> frozenset[str]:
 
 def _of_class(owner: ast.ClassDef) -> set[str]:
     methods = [node for node in owner.body if isinstance(node, ast.FunctionDef)]
-    found = {node.name for node in methods if _counts(node)}
+    found = {node.name for node in methods if _counts(node, {"self"})}
     latest = found
     while latest:
         latest = {node.name for node in methods if node.name not in found and _gives(node, latest)}
@@ -48,14 +60,14 @@ def _of_class(owner: ast.ClassDef) -> set[str]:
     return found
 
 
-def _counts(method: ast.FunctionDef) -> bool:
-    """Tell whether a method gives back something, and asks its own parameters for their size."""
+def _counts(method: ast.FunctionDef, owners: Collection[str]) -> bool:
+    """Tell whether a method gives back something, and asks the parameters of one of these for their size."""
     own, asked = False, set()
     for node in walked(method):
         if isinstance(node, ast.Attribute):
             asked.add(node.attr)
             own = own or (
-                node.attr in _LISTS and isinstance(node.value, ast.Name) and node.value.id == "self"
+                node.attr in _LISTS and isinstance(node.value, ast.Name) and node.value.id in owners
             )
     gives = any(isinstance(node, ast.Return) and _is_number(node.value) for node in walked(method))
     return own and gives and not asked.isdisjoint(_COUNTS) and not asked & _OF_DTENSORS

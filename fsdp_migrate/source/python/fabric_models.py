@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.source.python.accelerators import is_one
+from fsdp_migrate.source.python.fabrics_made import makes_plain, shards_nothing
 from fsdp_migrate.source.python.heirs import FABRICS as THEIRS, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
@@ -18,8 +18,6 @@ from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -97,8 +95,18 @@ def set_up(index: Index, call: cst.Call) -> set[str]:
     return set_up_by(func.attr.value, has_optimizers=bool(others))
 
 
+def is_set_up_plain(index: Index, call: cst.Call) -> bool:
+    """Tell whether a Fabric that shards nothing sets up a model, which nobody has sharded before."""
+    func = call.func
+    is_one = isinstance(func, cst.Attribute) and func.attr.value in SETS_UP
+    return is_one and _is_made_plain(index, cst.ensure_type(func, cst.Attribute).value)
+
+
 def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
-    """Tell whether the same function makes a Fabric that shards nothing."""
+    """Tell whether the same function, or class, makes a Fabric that shards nothing."""
+    around = index.class_of(fabric) if isinstance(fabric, cst.Attribute) else index.function(fabric)
+    if around is not None and makes_plain(written(around), text_of(fabric)):
+        return True
     made = last_value(index, fabric) if isinstance(fabric, cst.Name) and fabric in index.scopes else None
     if not isinstance(made, cst.Call) or index.function(made) is not index.function(fabric):
         return False
@@ -106,37 +114,6 @@ def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
         return False
     given = {arg.keyword.value: written(arg.value) for arg in made.args if arg.keyword is not None}
     return len(given) == len(made.args) and shards_nothing(given)
-
-
-_OTHERS = frozenset(
-    {"DDPStrategy", "DataParallelStrategy", "DeepSpeedStrategy", "SingleDeviceStrategy"}
-    | {"SingleDeviceXLAStrategy", "XLAStrategy"}
-)
-"""Lightning's own strategies that shard by no FSDP; a project's may derive from FSDP's."""
-
-
-def shards_nothing(given: Mapping[str, str]) -> bool:
-    """Tell whether a Fabric is given another strategy by its word, or one device and none.
-
-    Without a strategy ``fabric run --strategy`` may choose one.
-
-    Example:
-        >>> [shards_nothing(each) for each in ({"devices": "1"}, {"devices": "2"}, {"strategy": "'ddp'"})]
-        [True, False, True]
-    """
-    strategy = given.get("strategy", "'auto'")
-    if strategy in {"'auto'", '"auto"'}:
-        return given.get("devices") == "1" and "num_nodes" not in given
-    return _is_others(ast.parse(f"({strategy})", mode="eval").body)
-
-
-def _is_others(strategy: ast.expr) -> bool:
-    """Tell whether a strategy is another's than FSDP's, whichever of several is chosen."""
-    if isinstance(strategy, ast.IfExp):
-        return _is_others(strategy.body) and _is_others(strategy.orelse)
-    if isinstance(strategy, ast.Call):
-        return ast.unparse(strategy.func).split(".")[-1] in _OTHERS
-    return isinstance(strategy, ast.Constant) and "fsdp" not in str(strategy.value)
 
 
 def set_up_by(method: str, *, has_optimizers: bool) -> set[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.accelerate_models import FSDP_SWITCH, asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
     IS_DATACLASS,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     IsClass = Callable[[cst.CSTNode], bool]
     Fact = tuple[cst.BaseExpression, bool]
+    Facts = tuple[tuple[Fact, ...], cst.FunctionDef | None]
+    Sure = tuple[cst.CSTNode, cst.BaseExpression, bool]
 
 
 _MAX_DEPTH = 3
@@ -48,6 +51,7 @@ _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*
 _DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 _FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
+_ARGUMENT = re.compile(rf"^-*(?:fsdp_)?(?:{'|'.join(catalog.CONSTRUCTOR_ARGUMENTS)})$")
 _STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
 _GIVE_STATES = frozenset({"full_state_dict", "get_model_state_dict"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
@@ -69,6 +73,12 @@ class Guards:
     """Wrappers' classes of other files, that are none of FSDP1's."""
     given: frozenset[str] = frozenset()
     """Functions that other files give sharded models."""
+    _without: dict[cst.FunctionDef, bool] = field(default_factory=dict, repr=False)
+    _facts: dict[int, Facts] = field(default_factory=dict, repr=False)
+    """By the nodes of this source what is known where they stand: many ask of the same."""
+    _chosen: dict[cst.FunctionDef, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
+    _sure: dict[int, list[Sure]] = field(default_factory=dict, repr=False)
+    """By the blocks of this source what their statements make sure for those below."""
 
     def holds(self, node: cst.CSTNode, is_class: IsClass) -> bool:
         """Tell whether an expression stands where it was found to be of a class."""
@@ -119,10 +129,6 @@ class Guards:
         return [] if is_given else places_chosen(self.index, function)
 
     @functools.cached_property
-    def _without(self) -> dict[cst.FunctionDef, bool]:
-        return {}
-
-    @functools.cached_property
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
         lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
@@ -157,7 +163,8 @@ class Guards:
         """Whether what is not ``"fsdp"`` is not sharded: there is no other word for it, as ``"hsdp"``."""
         words = {text for text in self._texts if _SHARDED.match(text) and not _FSDP.match(text)}
         # How FSDP1 shards, `cfg.sharding_strategy = "full_shard"`, is a word for it where it is asked for.
-        return not words - _STRATEGIES and not words & self._texts_asked
+        named = {word for word in words if _ARGUMENT.match(word)}  # `kwargs["sharding_strategy"] = ...`
+        return not words - _STRATEGIES - named and not (words - named) & self._texts_asked
 
     @functools.cached_property
     def _has_match(self) -> bool:
@@ -191,7 +198,7 @@ class Guards:
         # A body runs later, when what was tested around it may have changed, but not the launch.
         return iter(facts if function is None else (*facts, *self._chosen_by(function)))
 
-    def _find_facts(self, node: cst.CSTNode) -> tuple[tuple[Fact, ...], cst.FunctionDef | None]:
+    def _find_facts(self, node: cst.CSTNode) -> Facts:
         """Return what is known within the function that a node stands in, and that function."""
         found: list[Fact] = []
         below: cst.CSTNode = node
@@ -216,11 +223,6 @@ class Guards:
                 return tuple(found), above if isinstance(above, cst.FunctionDef) else None
             below = above
         return tuple(found), None
-
-    @functools.cached_property
-    def _facts(self) -> dict[int, tuple[tuple[Fact, ...], cst.FunctionDef | None]]:
-        """By the nodes of this source what is known where they stand: many ask of the same."""
-        return {}
 
     def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""
@@ -250,10 +252,6 @@ class Guards:
     def _asks_launch(self) -> bool:
         return asks_for_launch(self.index)
 
-    @functools.cached_property
-    def _chosen(self) -> dict[cst.FunctionDef, tuple[Fact, ...]]:
-        return {}
-
     def _before(self, block: cst.IndentedBlock | cst.Module, statement: cst.CSTNode) -> Iterator[Fact]:
         """Yield what the statements above one have made sure: assertions, and ``if ...: return``."""
         known = self._sure.get(id(block))
@@ -265,11 +263,6 @@ class Guards:
             if place is not None and order[each] >= place:
                 return
             yield test, truth
-
-    @functools.cached_property
-    def _sure(self) -> dict[int, list[tuple[cst.CSTNode, cst.BaseExpression, bool]]]:
-        """By the blocks of this source what their statements make sure for those below."""
-        return {}
 
     def _says(
         self,
@@ -463,14 +456,15 @@ def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:
 
 
 def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
-    """Tell whether it is the other branch of ``if fsdp_model is not None:``.
+    """Tell whether it is the other branch of ``if fsdp_model is not None:``, or of a switch: ``self.fsdp``.
 
     In that of ``if fsdp_model is None:`` such a model may be made.
     """
     if truth or len(test.comparisons) != 1 or text_of(test.comparisons[0].comparator) != "None":
         return False
-    named = _HELD.match((dotted(test.left) or "").split(".")[-1].lower())
-    return named is not None and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
+    last = (dotted(test.left) or "").split(".")[-1].lower()
+    is_named = _HELD.match(last) is not None or FSDP_SWITCH.match(last) is not None
+    return is_named and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
 
 
 def _is_ddps_case(node: cst.CSTNode) -> bool:

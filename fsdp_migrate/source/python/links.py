@@ -141,6 +141,8 @@ class Links:
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
     counting_methods: frozenset[str] = frozenset()
     """Methods and properties by which modules of the project count their own parameters."""
+    counting_functions: frozenset[str] = frozenset()
+    """Functions of the project that count the parameters of a model that they are given."""
     state_hooks: bool = False
     """Whether hooks of the project may put keys into the states of models."""
     falls_back: bool = False
@@ -164,13 +166,23 @@ class Links:
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
+    replaced_in_vain: frozenset[str] = frozenset()
+    """What this file's tests replace by name in modules of the project that have no such name."""
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
+    unseen_names: bool = False
+    """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
 
     keeps_module: bool = False
     """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""
+
+    foreign: frozenset[str] = frozenset()
+    """Packages that this file imports from and the project does not have, the frameworks' left out."""
+
+    without_group: bool = False
+    """Whether this is a test that calls nothing which makes a process group: no model is sharded there."""
 
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
@@ -182,6 +194,9 @@ class Links:
     """The constants of the calls that give models to parameters of this file's functions, if all are seen."""
     plain_calls: frozenset[Signature] = frozenset()
     """Calls of this file that give plain models, by the constants that they are given."""
+
+    above_sharding: frozenset[tuple[int, str]] = frozenset()
+    """Expressions of models that the same function shards below, and which are plain there: line and text."""
 
     plain: frozenset[tuple[int, str]] = frozenset()
     """Expressions of a file to which a model may come that the project shows to be plain: line and text."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import text_of
+
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    import libcst as cst
 
     from fsdp_migrate.source.python.links import Links
 
@@ -34,3 +39,14 @@ def is_made_by_others(texts: Collection[str]) -> bool:
     names = {match["name"] for match in found if match["name"]}
     own = {name for name in names if any(f"def {name}(" in text for text in texts)}
     return any(match["name"] not in own for match in found)
+
+
+def maker_of(call: cst.Call, names: Collection[str]) -> str:
+    """Return the function of another package that a call makes FSDP1's model by, or nothing.
+
+    Ray's makes one by ``parallel_strategy="fsdp"``.
+    """
+    made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(names)), "")
+    told = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "parallel_strategy")
+    is_asked = not made.startswith("ray.") or any(text_of(each).strip("'\"") == "fsdp" for each in told)
+    return made if is_asked else ""

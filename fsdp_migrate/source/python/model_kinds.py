@@ -1,7 +1,4 @@
-"""What expressions are, and what they hold, by the facts that are known: models, and their parameters.
-
-How the facts come about stands in :mod:`fsdp_migrate.source.python.models`.
-"""
+"""What expressions are, and what they hold, by the facts of :mod:`~fsdp_migrate.source.python.models`."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_in_value,
+    is_made_anew,
     is_wrapped_between,
-    was_just_made,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -38,10 +35,12 @@ from fsdp_migrate.source.python.held import (
     whole,
     without_models,
 )
-from fsdp_migrate.source.python.last_values import assigned_at, last_value, stands_for
+from fsdp_migrate.source.python.last_values import assigned_at, stands_for
 from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
+from fsdp_migrate.source.python.made_before import made_before, optimizers_made
+from fsdp_migrate.source.python.made_by_others import maker_of
 from fsdp_migrate.source.python.makers import (
     chosen,
     given_here,
@@ -52,7 +51,7 @@ from fsdp_migrate.source.python.makers import (
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
-from fsdp_migrate.source.python.own_parts import holds_models
+from fsdp_migrate.source.python.own_parts import holds_models, of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of, model_of
 from fsdp_migrate.source.python.parameters_told import given_apart, told_model
 from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
@@ -63,6 +62,7 @@ from fsdp_migrate.source.python.written_names import written_names
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
+    from fsdp_migrate.source.python.made_before import Made
     from fsdp_migrate.source.python.never_run import NeverRun
     from fsdp_migrate.source.python.scopes import Index
     from fsdp_migrate.source.python.shown_here import ShownHere
@@ -84,6 +84,8 @@ class ModelKinds:
     index: Index
     links: Links = NOTHING
     """What other files of the project say of this one."""
+    plain_above: frozenset[cst.CSTNode] = frozenset()
+    """What other files show that the same function shards below."""
     facts: dict[Key, set[str]] = field(default_factory=dict)
     made: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The targets of the assignments by which a name becomes a model."""
@@ -133,9 +135,8 @@ class ModelKinds:
         key = self.key_of(node)
         if key is None or self.frameworks.is_trained(node):
             return False
-        if self._is_bound_anew(node, key) or (
-            self.is_inner(node) and was_just_made(self.index, node, self.inner[key])
-        ):
+        is_new = is_made_anew(self.index, node, self.made.get(key, ()), self.inner.get(key, ()))
+        if is_new or node in self.plain_above or self._is_bound_anew(node, key):
             return True
         if key in self.given:
             return self._is_wrapped_below(node)
@@ -167,11 +168,10 @@ class ModelKinds:
         function, order, text = self.index.function(node), self.index.order, text_of(node)
         for call, model in self._wrappings:
             if model == text and order[call] > order[node] and self.index.function(call) is function:
-                above = set(of_one_object(self.index, node))
                 known = {test for test, _ in self.guards.facts(node)}
-                if not any(test not in known for test, _ in self.guards.facts(call)):
+                if all(test in known for test, _ in self.guards.facts(call)):
                     loops = (a for a in self.index.ancestors(call) if isinstance(a, (cst.For, cst.While)))
-                    return above.isdisjoint(loops)
+                    return {*of_one_object(self.index, node)}.isdisjoint(loops)
         return False
 
     @functools.cached_property
@@ -179,7 +179,7 @@ class ModelKinds:
         """The calls that make FSDP1 models, and what each is given."""
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
         calls = [call for call in calls if self.is_constructor(call.func) and not self.never.holds(call)]
-        made = [(call, model_argument(call, 0)) for call in calls]
+        made = ((call, model_argument(call, 0)) for call in calls)
         return [(call, text_of(model)) for call, model in made if model is not None]
 
     def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:
@@ -249,6 +249,10 @@ class ModelKinds:
     @functools.cached_property
     def _fsdp2(self) -> ShardedByFSDP2:
         return ShardedByFSDP2(self.index)
+
+    @functools.cached_property
+    def _optimizers(self) -> Made:
+        return optimizers_made(self.index)
 
     @functools.cached_property
     def frameworks(self) -> Frameworks:
@@ -342,9 +346,10 @@ class ModelKinds:
             is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
             return found | theirs if is_here else without_models(found | theirs)
         if not found:
-            return {MAKES} if node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP else set()
+            is_class = node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP
+            return {MAKES} if is_class else made_before(self, self._optimizers, node)
         if has_model(found) and key is not None:
-            found = self._of_its_loop(node, key, self._of_its_wrapper(node, found))
+            found = self._of_its_loop(node, key, of_its_wrapper(self, node, found))
         if has_model(found) and self._is_not_here(found, node):
             # By what shards it below alone, nothing is known of it above.
             is_known = key in self.given or not self.is_inner(node)
@@ -359,15 +364,6 @@ class ModelKinds:
         found |= whole(inner) if named.name in {"module", "_orig_mod"} and "fsdp" in inner else set()
         found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
-
-    def _of_its_wrapper(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
-        """Return what a name is above ``m = m.module``, which takes out what ``m = Wrapper(...)`` held."""
-        is_both = (
-            isinstance(node, cst.Name) and "fsdp" in found and any(k.startswith(".module>") for k in found)
-        )
-        made = last_value(self.index, node) if is_both else None
-        kinds = self.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
-        return found if "fsdp" in kinds else kinds
 
     def _is_not_here(self, found: set[str], node: cst.BaseExpression) -> bool:
         if self.is_before_wrapping(node) or self.is_other_branch(node):
@@ -437,8 +433,9 @@ class ModelKinds:
             return {"fsdp2"}
         if others := set().union(*map(of_others, names or {dotted(call.func) or ""})):
             return others
-        if self.index.fsdp1(call.func) == "wrap":
-            return {"fsdp", "other"}  # outside of `enable_wrap` it gives back what it is given
+        # Outside of `enable_wrap` it gives back what it is given; another package's model stays FSDP1's.
+        if self.index.fsdp1(call.func) == "wrap" or maker_of(call, names):
+            return {"fsdp", "other"}
         if gives_fsdp_modules(self.index, call):
             return {f"{EACH}>fsdp"}
         around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)

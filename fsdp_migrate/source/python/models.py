@@ -35,6 +35,7 @@ from fsdp_migrate.source.python.held import (
     taken,
     whole,
 )
+from fsdp_migrate.source.python.lambdas import given_to_lambdas
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.makers import put_into, replaced_part
 from fsdp_migrate.source.python.match_patterns import bound_by
@@ -297,9 +298,7 @@ class Models(ModelKinds):
         for given in self._wrapped_in(node):
             self._note_whole(given)
         self._follow_asked(node)
-        for function in self.guards.functions(node.func):
-            self._follow_arguments(node, function)
-            self._follow_inner(node, function)
+        self._follow_functions(node)
         for owner in classes(self.index, node.func):
             made = init_of(owner)
             if made is not None:
@@ -308,6 +307,14 @@ class Models(ModelKinds):
         for name, _, value in bound_fields(self.index, node, self.links.fields):
             for owner in classes(self.index, node.func):
                 self._add_given((owner, f"self.{name}"), self.kinds(value))
+
+    def _follow_functions(self, call: cst.Call) -> None:
+        """Note what a call gives to functions of this source, also to those without a name."""
+        for function in self.guards.functions(call.func):
+            self._follow_arguments(call, function)
+            self._follow_inner(call, function)
+        for unnamed, name, value in given_to_lambdas(self.index, call):
+            self._add_given((unnamed, name), self.kinds(value))
 
     def _follow_asked(self, call: cst.Call) -> None:
         """Note the method of its own that a sharded model is asked for: ``model.train_loss(y)``."""

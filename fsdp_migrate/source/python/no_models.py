@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.wrappers import of_others
 
 
 if TYPE_CHECKING:
@@ -75,14 +76,23 @@ def is_no_model(index: Index, node: cst.BaseExpression, depth: int = 0) -> bool:
 def is_annotated_plain(index: Index, node: cst.BaseExpression) -> bool:
     """Tell whether a name is of a parameter that its annotation says to be no module, and to hold none.
 
-    ``progress: dict``, ``name: str | None``, but not ``models: list[nn.Module]``.
+    ``progress: dict``, ``name: str | None``, but not ``models: list[nn.Module]``; or to be in
+    another wrapper.
     """
     if not isinstance(node, cst.Name) or node not in index.scopes:
         return False
     bindings = index.scopes[node].lookup(node.value)
     notes = [each.node.annotation for each in bindings if isinstance(each.node, cst.Param)]
     is_all = bool(notes) and len(notes) == len(bindings)
-    return is_all and all(each is not None and _is_plain(text_of(each.annotation)) for each in notes)
+    return is_all and all(
+        each is not None and (_is_plain(text_of(each.annotation)) or _is_of_others(index, each.annotation))
+        for each in notes
+    )
+
+
+def _is_of_others(index: Index, annotation: cst.BaseExpression) -> bool:
+    """Tell whether an annotation is the class of another wrapper than FSDP's: ``DistributedDataParallel``."""
+    return any(map(of_others, index.qualified(annotation)))
 
 
 def _is_plain(annotation: str) -> bool:

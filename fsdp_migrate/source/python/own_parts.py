@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import libcst as cst
+
 from fsdp_migrate.source.python.held import has_model
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted
 
 
 if TYPE_CHECKING:
-    import libcst as cst
-
     from fsdp_migrate.source.python.model_kinds import ModelKinds
 
 
@@ -36,3 +37,11 @@ def _is_set_below(models: ModelKinds, owner: cst.ClassDef, text: str, node: cst.
     made = models.made.get((owner, text), [])
     here = [each for each in made if models.index.function(each) is function]
     return bool(here) and len(here) == len(made) and all(order[each] > order[node] for each in here)
+
+
+def of_its_wrapper(models: ModelKinds, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
+    """Return what a name is above ``m = m.module``, which takes out what ``m = Wrapper(...)`` held."""
+    is_both = isinstance(node, cst.Name) and "fsdp" in found and any(k.startswith(".module>") for k in found)
+    made = last_value(models.index, node) if is_both else None
+    kinds = models.kinds(made) if isinstance(made, cst.Call) else {"fsdp"}
+    return found if "fsdp" in kinds else kinds

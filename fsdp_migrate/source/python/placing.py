@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def place(source: Source, found: Iterable[Found]) -> Placed:
     placed = Placed()
     imports = list(_imports(source))
     has_torch = any(_is_torchs(line) for line in source.module.body)
-    is_lazy = bool(imports) and (not has_torch or _is_asked_for(source, imports))
+    is_guarded = _is_asked_for(source, imports) or _is_tried(source, imports)
+    is_lazy = bool(imports) and (not has_torch or is_guarded)
     guard = next((line for line in imports if source.index.function(line) is None), None)
     for use in found:
         for need in use.needs:
@@ -70,6 +71,46 @@ def _is_asked_for(source: Source, imports: list[cst.SimpleStatementLine]) -> boo
     """
     branches = [_asked(source, line) for line in imports if source.index.function(line) is None]
     return bool(branches) and branches[0] is not None and all(each is branches[0] for each in branches)
+
+
+def _is_tried(source: Source, imports: list[cst.SimpleStatementLine]) -> bool:
+    """Tell whether one ``try`` imports all that the module's top has of FSDP1, and goes on without it.
+
+    Not where a handler gives its names to something else, by which the file goes on.
+    """
+    above = [
+        next((a for a in source.index.ancestors(line) if isinstance(a, cst.Try)), None)
+        for line in imports
+        if source.index.function(line) is None
+    ]
+    tried = above[0] if above else None
+    if tried is None or tried.finalbody is not None or any(each is not tried for each in above):
+        return False
+    names = {name for line in imports for name in _bound(line)}
+    return bool(tried.handlers) and not any(_goes_on_otherwise(each, names) for each in tried.handlers)
+
+
+def _goes_on_otherwise(handler: cst.ExceptHandler, names: set[str]) -> bool:
+    """Tell whether what runs where there is no FSDP1 raises, or gives its names to what is not None."""
+    if any(walk_for(handler.body, cst.Raise)):
+        return True
+    imported = {name for line in walk_for(handler.body, cst.SimpleStatementLine) for name in _bound(line)}
+    defined = {each.name.value for each in walk_for(handler.body, cst.ClassDef)}
+    defined |= {each.name.value for each in walk_for(handler.body, cst.FunctionDef)}
+    for assign in walk_for(handler.body, cst.Assign):
+        is_none = text_of(assign.value) in {"None", "False"}
+        defined |= set() if is_none else {text_of(each.target) for each in assign.targets}
+    return not names.isdisjoint(imported | defined)
+
+
+def _bound(line: cst.SimpleStatementLine) -> set[str]:
+    """Return the names that a statement imports."""
+    found: set[str] = set()
+    for small in line.body:
+        if isinstance(small, (cst.Import, cst.ImportFrom)) and not isinstance(small.names, cst.ImportStar):
+            aliases = [(each.asname, dotted(each.name) or "") for each in small.names]
+            found |= {text_of(own.name) if own is not None else full.split(".")[0] for own, full in aliases}
+    return found
 
 
 def _asked(source: Source, line: cst.SimpleStatementLine) -> cst.CSTNode | None:

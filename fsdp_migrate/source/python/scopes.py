@@ -6,6 +6,7 @@ LibCST's own ``ScopeProvider`` answers the same questions, and takes four times 
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -229,16 +230,52 @@ class Index:
             return found
         if (known := self._reached.get(node)) is None:
             known = [each for each in found if not self.excludes(each.node, node)] or found
+            known = self._imported_since(known, node) if len(known) > 1 else known
             self._reached[node] = known
         return known
 
+    def _imported_since(self, bindings: list[Binding], node: cst.Name) -> list[Binding]:
+        """Return the bindings of a name without those before an import of it that was run in any case."""
+        function, order, above = self.function(node), self.order, {*self.ancestors(node)}
+        run = [
+            order[each.node]
+            for each in bindings
+            if isinstance(each.node, (cst.Import, cst.ImportFrom)) and order[each.node] < order[node]
+            if self.function(each.node) is function and self.parents[self.parents[each.node]] in above
+        ]
+        last = max(run, default=-1)
+        return [
+            each for each in bindings if order[each.node] >= last or self.function(each.node) is not function
+        ]
+
     def excludes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
         """Tell whether two nodes stand in two branches of one ``if``, or ``match``: never both are run."""
-        # What stands in another function runs at another time, whatever branch it stands in.
         if self.function(one) is not self.function(other):
-            return False
+            one, other = self._in_one_function(one, other)
+            # What stands in another function runs at another time, whatever branch it stands in. And one that
+            # a loop has defined may run in a later round.
+            if self.function(one) is not self.function(other) or self._is_in_a_loop(other):
+                return False
         side = dict(self._branches(other))
         return any(side.get(choice, branch) is not branch for choice, branch in self._branches(one))
+
+    def _in_one_function(self, one: cst.CSTNode, other: cst.CSTNode) -> tuple[cst.CSTNode, cst.CSTNode]:
+        """Return the nodes, or the functions around them that stand in one: another branch defines none."""
+        outer = {self.function(each): each for each in self._functions_around(one)}
+        within = (each for each in self._functions_around(other) if self.function(each) in outer)
+        found = next(within, None)
+        return (one, other) if found is None else (outer[self.function(found)], found)
+
+    def _is_in_a_loop(self, node: cst.CSTNode) -> bool:
+        function = self.function(node)
+        around = itertools.takewhile(lambda each: each is not function, self.ancestors(node))
+        return any(isinstance(each, (cst.For, cst.While)) for each in around)
+
+    def _functions_around(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        inner: cst.CSTNode | None = node
+        while inner is not None:
+            yield inner
+            inner = self.function(inner)
 
     def _branches(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
         """Yield each choice above a node, in its function and its loop, with the branch that it stands in."""

@@ -126,7 +126,10 @@ _OF_METHODS = (
     }
 )
 """Methods of a tensor that give one of its kind, beside those that work in place."""
-_OF_FUNCTIONS = frozenset(f"torch.{name}" for name in _BY_VALUE | _SHAPED)
+_LIKE = frozenset(
+    {"empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like"}
+)
+_OF_FUNCTIONS = frozenset(f"torch.{name}" for name in _BY_VALUE | _SHAPED | _LIKE)
 _IN_PLACE = re.compile(r"^torch\.(?:nn\.init\.)?[a-z]\w*(?<!_)_$")
 
 

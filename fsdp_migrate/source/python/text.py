@@ -57,7 +57,13 @@ class Source:
     @functools.cached_property
     def models(self) -> Models:
         """Which expressions are FSDP1 models."""
-        return Models(self.index, self.links)
+        return Models(self.index, self.links, plain_above=self._above_sharding())
+
+    def _above_sharding(self) -> frozenset[cst.CSTNode]:
+        """Return the expressions that the same function shards below, as the project's files show."""
+        known = self.links.above_sharding
+        nodes = (*self.loads, *self.attributes) if known else ()
+        return frozenset(each for each in nodes if (self.position(each)[0], dotted(each)) in known)
 
     @functools.cached_property
     def contexts(self) -> Contexts:

@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerate_models import asks_for_fsdp, fsdp_said
 from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.evidence import imports_fsdp1
-from fsdp_migrate.source.python.fabric_models import set_up
+from fsdp_migrate.source.python.fabric_models import is_set_up_plain, set_up
 from fsdp_migrate.source.python.held import WRAPS
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -35,6 +35,7 @@ _NO_MODEL: Final = re.compile(
 _MAKES: Final = re.compile(r"^[A-Z]|from_|create|build|load|copy|make|init|get_(?:\w+_)?model")
 _SHARDS: Final = re.compile(r"^(?:prepare|setup)|shard|wrap|parallel")
 _IS_MODULE: Final = re.compile(r"(?<!Lightning)(?:Module|Model|Mixin|PreTrained\w*)$")
+_LISTS: Final = frozenset({"list", "tuple"})
 _MAX_DEPTH: Final = 4
 
 
@@ -165,7 +166,9 @@ def _part_of(value: cst.BaseExpression, place: int, count: int) -> cst.BaseExpre
 
 def _is_unknown_name(source: Source, node: cst.Name, depth: int) -> bool:
     bindings = source.index.scopes[node].lookup(node.value) if node in source.index.scopes else []
-    given = [each for each in bindings if each.value is None or text_of(each.value) != "None"]
+    # `params = list(params)` holds what it did.
+    same = {"None", f"[{node.value}]", *(f"{name}({node.value})" for name in _LISTS)}
+    given = [each for each in bindings if each.value is None or text_of(each.value) not in same]
     if any(_is_prepared(source, each.value, node) for each in given):
         return True
     return bool(given) and all(
@@ -200,11 +203,15 @@ def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int)
         return isinstance(value, (cst.Name, cst.Attribute, cst.Subscript)) and is_unknown(
             source, value, depth + 1
         )
+    if is_set_up_plain(source.index, value):
+        return False
     name = (dotted(value.func) or "").split(".")[-1]
     if not name and isinstance(value.func, cst.Attribute):  # `make(x).eval()`
         shards = _SHARDS.search(value.func.attr.value) is not None  # `make(x).prepare(net)`
         return shards or _comes_from_elsewhere(source, value.func.value, depth)
     if not name:  # `WRAPPERS[name](net)`
         return any(is_model(last_word(arg.value)) for arg in value.args)
+    if name in _LISTS and value.args:
+        return _comes_from_elsewhere(source, value.args[0].value, depth + 1)
     is_seen = isinstance(value.func, cst.Name) or bool(source.index.qualified(value.func))
     return not is_seen and not makes_anew(name)

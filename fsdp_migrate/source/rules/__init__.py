@@ -11,6 +11,7 @@ from fsdp_migrate.source.rules import (
     clipping,
     constructor,
     dtensors,
+    foreign_functions,
     framework_clipping,
     framework_collectives,
     fsdp_modules,
@@ -91,6 +92,7 @@ RULES: tuple[ModuleType, ...] = (
     loggers,
     framework_collectives,
     given_away,
+    foreign_functions,
     own_optimizers,
     optimizer_states,
     mixed_optimizers,
@@ -106,6 +108,7 @@ RULES: tuple[ModuleType, ...] = (
 
 OF_MODELS: frozenset[ModuleType] = frozenset(
     {
+        class_names,
         clipping,
         dtensors,
         framework_clipping,

@@ -14,8 +14,10 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.branches import leaves
+from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.trainer_models import OF_OPTIMIZERS, TRAINER
 from fsdp_migrate.source.uses import Found, Need, Replace
 
 
@@ -67,6 +69,11 @@ _WRAPPERS = (
     "this leaves out FSDP1's wrappers in a walk over modules, and FSDP2 has none: a layer that is a unit is "
     "FSDPModule itself, and would be left out in their place. Take the check away."
 )
+_NOT_YET = (
+    "Hugging Face's Trainer runs {} before FSDP2 shards the model, and ran it after FSDP1 had: this is false "
+    "there now, whatever class it names, and what depends on it is not done, without an error. Ask "
+    "self.is_fsdp_enabled in its place."
+)
 _OF_DTENSORS = frozenset(
     {
         "DTensor",
@@ -112,6 +119,8 @@ def _said_of(
     """Return the comment of a check that no other class can be put into."""
     if check is not None and _is_about_fsdp1(source, node):
         return "FM335", node, _BY_NAME, "commented"
+    if check is not None and (method := _makes_optimizer(source, check)) is not None:
+        return "FM335", node, _NOT_YET.format(method), "commented"
     if _leaves_out_wrappers(source, node):
         return "FM305", node, _WRAPPERS, "commented"
     if check is not None and may_be_made_by_others(source.links, source.code):
@@ -121,6 +130,18 @@ def _said_of(
     if check is not None and not knows_fsdp2 and _is_beside_dtensors(source, check):
         return "FM420", node, _ELSE, "commented"
     return None
+
+
+def _makes_optimizer(source: Source, check: cst.Call) -> str | None:
+    """Return the method of a Trainer of Hugging Face's that a check stands in, where it makes optimizers."""
+    functions = (each for each in source.index.ancestors(check) if isinstance(each, cst.FunctionDef))
+    method = next((each for each in functions if each.name.value in OF_OPTIMIZERS), None)
+    owner = source.index.class_of(method) if method is not None else None
+    if method is None or owner is None:
+        return None
+    bases = {name for base in owner.bases if not base.star for name in led_to(source.index, base.value)}
+    is_its = source.links.run_by_trainer.get(source.index.path_of(owner)) == TRAINER
+    return method.name.value if is_its or any(map(HUGGING_FACES.match, bases)) else None
 
 
 def _is_never_fsdp1s(source: Source, node: cst.BaseExpression) -> bool:

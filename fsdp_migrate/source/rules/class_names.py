@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.asked_classes import is_of_plain_objects
+from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_other_wrapper
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -88,6 +88,7 @@ def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
     if "Module" in names:
         return []
     known = [source.index.qualified(each) for each in asked]
+    is_wrapper = is_other_wrapper(source.index, source.models.guards.wrappers)
     return [
         name
         for name, those, each in zip(names, known, asked, strict=True)
@@ -96,6 +97,7 @@ def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
         and not any(full.startswith(_PLAIN) for full in those)
         and not source.models.is_constructor(each)
         and source.links.subclasses.isdisjoint(those)
+        and not is_wrapper(each)
     ]
 
 

@@ -21,7 +21,7 @@ from fsdp_migrate.source.method_calls import (
     unbound,
 )
 from fsdp_migrate.source.parameter_values import ParameterValues, is_itself
-from fsdp_migrate.source.python.clipped_lists import clipped, values_of, whose_groups
+from fsdp_migrate.source.python.clipped_lists import clipped, given_to_clipper, values_of, whose_groups
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
@@ -90,7 +90,7 @@ def find(source: Source) -> Iterator[Found]:
         elif isinstance(call.func, cst.Attribute) and call.func.attr.value == "clip_grad_norm_":
             yield from _of_method(source, call, call.func.value)
         yield from _of_timm(source, call)
-        is_held = _is_held(source, call.func)
+        is_held = _is_held(source, call.func) or given_to_clipper(source, call) is not None
         if not (is_held or source.index.qualified(call.func) & _TORCHS) or _is_of_others(source, call):
             continue
         if _is_given_a_model(source, call) and is_of_one_rank(source.models.guards, call):
@@ -200,7 +200,7 @@ def _is_given_a_model(source: Source, call: cst.Call) -> bool:
 
 def _is_given_a_list(source: Source, call: cst.Call) -> bool:
     """Tell whether a list is given that is an optimizer's, or that a function made of a sharded model."""
-    given = clipped(call)
+    given = clipped(call) or given_to_clipper(source, call)
     return given is not None and not source.models.is_parameters(given) and _are_of_a_model(source, given)
 
 

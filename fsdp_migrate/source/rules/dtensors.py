@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.as_before import goes_on
+from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
+from fsdp_migrate.source.dtensor_hints import with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
-from fsdp_migrate.source.local_numbers import said_of_local_number, within_local_numbers
+from fsdp_migrate.source.local_numbers import (
+    asks_whether_empty,
+    said_of_local_number,
+    takes_of_some,
+    within_local_numbers,
+)
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
+from fsdp_migrate.source.plain_copies import COPIES, met_copies
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import met
-from fsdp_migrate.source.python.averages import is_averaged
+from fsdp_migrate.source.python.averages import is_averaged, takes_one
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.loops import item_of
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -70,21 +76,12 @@ _COLLECTIVES = frozenset(
 )
 _GATHERED = _COLLECTIVES | {"gather_for_metrics", "pad_across_processes"}
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm"})
-_VALUES = frozenset({"data", "grad"})
 _MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
 # What DTensors refuse, though torch's tensors have it.
 _REFUSED = frozenset(
     {
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "index_put_",
-        "masked_scatter_",
-        "resize_",
-        "scatter_",
-        "scatter_add_",
-        "set_",
-        "share_memory_",
+        *("index_add_", "index_copy_", "index_fill_", "index_put_", "masked_scatter_", "resize_"),
+        *("scatter_", "scatter_add_", "set_", "share_memory_"),
     }
 )
 _ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
@@ -95,8 +92,9 @@ _COLLECTIVE = (
 )
 _STATISTIC = (
     "this was of one rank's part of a flat parameter, and comes as a DTensor now: .full_tensor() of it, on "
-    "every rank, is that of the whole, and not to be summed over the ranks that share it again; for this "
-    "rank's part, as before, take .to_local() of what it is made of."
+    "every rank, is that of the whole, and not to be summed over the ranks that share it again; .to_local() "
+    "of what it is made of is this rank's rows: of FSDP2's parts the sum over the ranks is that of FSDP1's, "
+    "and what one rank has is not."
 )
 _STATISTIC_OR_WHOLE = (
     "this was of one rank's part of a flat parameter, or under NO_SHARD of the whole, and comes as a DTensor "
@@ -108,9 +106,13 @@ _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
 )
+_EMPTY = (
+    "numel() counts the whole parameter now, where this rank's part may be empty, of which max() and min() "
+    "raise, on that rank alone: ask .to_local().numel()."
+)
 _COUNTED = (
-    "the model counts its whole parameters now, on each rank, where under FSDP1 it counted this rank's part: "
-    "leave the number of ranks out of what is made of this count."
+    "this counts whole parameters now, on each rank, where under FSDP1 it counted this rank's part: leave "
+    "the number of ranks out of what is made of this count."
 )
 _SHAPED = (
     "this was one rank's part of a flat parameter, and is the whole in its own shape now, as a DTensor: take "
@@ -182,10 +184,6 @@ _NO_MEMORY = (
 _NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().data_ptr(), or id() of it."
 _PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
-_GATHERS = (
-    "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
-    "or take .to_local(), which is that rank's part."
-)
 _LIGHTNINGS = re.compile(r"^(?:lightning|pytorch_lightning)\b.*\.grad_norm$")
 _GRAD_NORM = (
     "Lightning's grad_norm makes one tensor of norms that are DTensors now, and raises: log "
@@ -223,14 +221,15 @@ def find(source: Source) -> Iterator[Found]:
 
 def _find(values: ParameterValues) -> Iterator[Found]:
     source = values.source
-    named: set[cst.CSTNode] = set()
+    named, local_ones = set[cst.CSTNode](), set[cst.CSTNode]()
     for call in source.calls:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
             named.add(call)
             is_number = said in {_STATISTIC, _STATISTIC_OR_WHOLE}
             local = said_of_local_number(source, call, values.is_one) if is_number else None
-            text = _on_one_rank(source, call, local or said)
+            text = with_hints(values, call, local or said)
+            local_ones.update([call] if local == "" else [])
             yield (
                 Found("FM423", call, _LOCAL, "kept")
                 if local == ""
@@ -240,7 +239,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         yield Found("FM423", count, _COUNTED, "commented")
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
-        if named.isdisjoint(inside) and not source.contexts.is_summoned(node):
+        if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
             named.add(node)
             code = "FM423" if said == _REPLACED else refused(source, node)
             yield Found(code, node, said, "commented")
@@ -255,12 +254,12 @@ def _of_attributes(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator
             is_its = values.is_one(node.value) or values.is_own(node.value)
             if is_its and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
-        elif not named.isdisjoint(source.index.ancestors(node)) or not _is_one_parameters(source, node):
+        elif not named.isdisjoint(source.index.ancestors(node)) or not is_of_one_weight(values, node):
             continue
-        elif not goes_on(source, node):
+        elif not goes_on(source, node, values.is_one):
             # An item is another one, without an error; the rest goes on as a DTensor, or is refused.
             code = "FM423" if isinstance(above, cst.Subscript) else "FM336"
-            yield Found(code, node, _on_one_rank(source, node, _ONE), "commented")
+            yield Found(code, node, with_hints(values, node, _ONE), "commented")
 
 
 def _code_of(source: Source, call: cst.Call, said: str) -> str:
@@ -280,6 +279,7 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     """Yield where a plain tensor meets a parameter, and where items of one are set: ``p.grad[mask] = 0``."""
     source = values.source
     yield from ((node, _BESIDE) for node in met(values))
+    yield from ((node, COPIES) for node in met_copies(values))
     yield from ((node, MEANT) for node in met_models(values))
     targets = [each.target for assign in source.assignments for each in assign.targets]
     targets += [
@@ -290,12 +290,6 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
             yield each, _ONE
         elif isinstance(each, cst.Attribute) and each.attr.value in WEIGHTS and values.is_one(each):
             yield each, _REPLACED
-
-
-def _on_one_rank(source: Source, node: cst.CSTNode, said: str) -> str:
-    """Return what is said of a place, with a word on gathering where one rank alone comes there."""
-    gathers = "full_tensor()" in said and runs_on_one_rank(source.index, source.models.guards, node)
-    return f"{said} {_GATHERS}" if gathers else said
 
 
 def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression) -> str:
@@ -324,27 +318,6 @@ def _move_of(call: cst.Call, parameter: str) -> str:
     return f".{name}({where})" if name in _MOVES or (name == "to" and is_device) else ""
 
 
-def _is_one_parameters(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether an attribute is the gradient, or the values, of a weight: ``model.head.weight.grad``."""
-    above = source.index.parents[node]
-    if node.attr.value not in _VALUES or isinstance(above, (cst.AssignTarget, cst.Del, cst.Comparison)):
-        return False
-    if source.contexts.is_summoned(node):
-        return False
-    held: cst.BaseExpression = node.value
-    if not isinstance(held, cst.Attribute) or held.attr.value not in WEIGHTS:
-        return False
-    while isinstance(held, (cst.Attribute, cst.Call, cst.Subscript)):
-        if isinstance(held, cst.Attribute) and source.models.sharded_with(held) is None:
-            return False
-        held = held.func if isinstance(held, cst.Call) else held.value
-        if isinstance(held, (cst.Attribute, cst.Name)) and source.models.certainty(held) is not None:
-            return True
-        if isinstance(held, cst.Name):  # `emb = model.get_input_embeddings()`, `for layer in model.layers`
-            held = item_of(source.index, held) or held
-    return False
-
-
 def _is_other_class(call: cst.Call) -> Iterator[bool]:
     """Yield whether a call is one of DTensors already: ``p.full_tensor().norm()``."""
     for inner in walk_for(call, cst.Call):
@@ -367,7 +340,8 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         if first is None or name != "all_reduce":
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
-        return _CLIPPED if is_summed or _is_of_gradients(source, call, first) else ""
+        is_one = is_summed or (not takes_one(call) and _is_of_gradients(source, call, first))
+        return _CLIPPED if is_one else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
     return _of_function(values, call, name)
@@ -396,7 +370,7 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     if known & OF_THE_WHOLE:
         return _statistic(source) if _are_given(values, call) else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
-        return _of_method(source, call, call.func.attr.value)
+        return _of_method(values, call, call.func.attr.value)
     return ""
 
 
@@ -410,8 +384,9 @@ def _statistic(source: Source) -> str:
     return _STATISTIC_OR_WHOLE if is_whole else _STATISTIC
 
 
-def _of_method(source: Source, call: cst.Call, name: str) -> str:
+def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     """Return what is said of a method that is called on a parameter."""
+    source = values.source
     if name in _REFUSED:
         return _ONE
     if name == "register_post_accumulate_grad_hook":
@@ -426,6 +401,8 @@ def _of_method(source: Source, call: cst.Call, name: str) -> str:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     if name != "numel":
         return ""
+    if asks_whether_empty(source, call):
+        return _EMPTY if takes_of_some(source, call, values.is_one) else ""
     return _COUNT if is_about_ranks(source.index, call) or is_summed_state(source.models, call) else ""
 
 
@@ -449,7 +426,8 @@ def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
         if value is None:
             continue
         local = within_local_numbers(source, value)
-        if any(each.attr.value == "grad" and each not in local for each in walk_for(value, cst.Attribute)):
+        grads = (each for each in walk_for(value, cst.Attribute) if each.attr.value == "grad")
+        if any(each not in local and not _is_only_asked_for(source, each) for each in grads):
             return True
         names = (each for each in walk_for(value, cst.Name) if each.value != node.value)
         if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):
@@ -458,6 +436,12 @@ def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
         if depth < _DEEPEST and any(_gives_gradients(source, e, binding.index, depth + 1) for e in calls):
             return True
     return False
+
+
+def _is_only_asked_for(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a gradient is only asked for in a test: ``if p.grad is not None and p.grad.numel()``."""
+    tests = (each.test for each in source.index.ancestors(node) if isinstance(each, (cst.CompIf, cst.IfExp)))
+    return any(node in set(walk_for(test, cst.Attribute)) for test in tests)
 
 
 def _gives_gradients(source: Source, call: cst.Call, index: int | None, depth: int) -> bool:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
+from fsdp_migrate.source.python.made_by_others import maker_of, may_be_made_by_others
 from fsdp_migrate.source.python.nodes import text_of
 from fsdp_migrate.source.uses import Found
 
@@ -28,7 +28,13 @@ _MEANT = (
 )
 _OF_OTHERS = (
     "this makes FSDP1's model, by another package, which stays so: call prepare_fully_shard(model, {{...}}) "
-    "of fsdp_migrate in place of {}, with what it is given."
+    "of fsdp_migrate in place of {}, with what it is given. What asks that model below for its state, its "
+    "norm or its parameters is to be changed then too: `rewrite` sees it if FSDP1's own class stands here."
+)
+_RAYS = (
+    "this makes FSDP1's model, by Ray, which stays so: give it parallel_strategy=None, with which it only "
+    "chooses the worker's device and moves the model there, and call "
+    "prepare_fully_shard(model, {...}) of fsdp_migrate with what it returns."
 )
 _OF_TNT = (
     "torchtnt makes FSDP1's model by this, which stays so: give the unit, or prepare_module, NOOPStrategy() "
@@ -48,9 +54,10 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM303", node, _MEANT, "commented", covers=(node,))
     is_any = may_be_made_by_others(source.links, source.code)
     for call in source.calls if is_any else ():
-        made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(source.index.qualified(call.func))), "")
-        if made and (not made.startswith("ray.") or _is_rays_fsdp(call)):
-            yield Found("FM303", call, _OF_OTHERS.format(made), "commented")
+        if made := maker_of(call, source.index.qualified(call.func)):
+            yield Found(
+                "FM303", call, _RAYS if made.startswith("ray.") else _OF_OTHERS.format(made), "commented"
+            )
 
     yield from (Found("FM303", node, _OF_TNT, "commented") for node in _of_tnt(source))
 
@@ -65,8 +72,3 @@ def _of_tnt(source: Source) -> Iterator[cst.CSTNode]:
         is_word = has_words and any(text_of(each).strip("'\"") == "fsdp" for each in told)
         if is_word or any(map(_TNTS.match, source.index.qualified(call.func))):
             yield call
-
-
-def _is_rays_fsdp(call: cst.Call) -> bool:
-    told = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "parallel_strategy")
-    return any(text_of(each).strip("'\"") == "fsdp" for each in told)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
-from fsdp_migrate.source.method_calls import sureness, was_asked_for
+from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
@@ -56,7 +57,6 @@ _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
 _PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
-_CAUGHT = frozenset({"AttributeError", "Exception"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NO_GRAD = frozenset({"inference_mode", "no_grad"})
@@ -74,6 +74,7 @@ def find(source: Source) -> Iterator[Found]:
     said = list(_set_on_the_wrapper(source))
     yield from said
     yield from _layers_of_the_wrapper(source, {each.node for each in said})
+    yield from children_of_wrappers(source)
 
 
 def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[Found]:
@@ -150,7 +151,7 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
     sure = sureness(source, node.value)
     if is_in_a_module(source, node.value):
         return
-    if was_asked_for(source, node) or _is_tried(source, node):
+    if was_asked_for(source, node) or is_tried_alone(source, node):
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
@@ -196,23 +197,6 @@ def _is_set(source: Source, node: cst.CSTNode) -> bool:
 
 def _is_index(above: cst.CSTNode, node: cst.CSTNode) -> bool:
     return isinstance(above, cst.Subscript) and above.value is not node
-
-
-def _is_tried(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether it stands alone in a ``try`` that catches what FSDP2 raises, and goes on without it.
-
-    As ``inner = model.module``, or where the handler does the same of the model itself.
-    """
-    line = source.index.statement(node)
-    block = source.index.parents[line]
-    above = source.index.parents.get(block)
-    if not isinstance(above, cst.Try) or block is not above.body or len(above.body.body) != 1:
-        return False
-    caught = [each for each in above.handlers if each.type is None or dotted(each.type) in _CAUGHT]
-    if isinstance(source.index.parents[node], cst.Assign):
-        return bool(caught)
-    without = text_of(above.body).replace(text_of(node), text_of(node.value))
-    return any(text_of(each.body) == without for each in caught)
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -9,8 +10,9 @@ import libcst as cst
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import argument_of, arguments, call as make_call, dotted, text_of
+from fsdp_migrate.source.python.told_states import bound_for_it_alone, own_state
 from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
-from fsdp_migrate.source.uses import Found, Need, Replace
+from fsdp_migrate.source.uses import Found, Need, Remove, Replace
 
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def _of_swapped_worlds(source: Source) -> Iterator[Found]:
 
 
 def _getting(source: Source, call: cst.Call, name: str) -> Found:
-    given = _without_own_state(_given(call, _GETTERS[name]))
+    given, line = _without_own_state(source, _given(call, _GETTERS[name]))
     if given is None or not {"model", "optim"} <= set(given) or set(given) - {"model", "optim", "rank0_only"}:
         return Found("FM309", call, _ODD, "commented", covers=(call.func,))
     flags: dict[str, cst.BaseExpression] = {}
@@ -140,7 +142,8 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
             return cst.Subscript(whole, [cst.SubscriptElement(index)])
         return make_call(source.local_name(_FULL), new["model"], new["optim"], **flags)
 
-    return _found(source, call, _SHARDED if sharded else _FULL, build)
+    found = _found(source, call, _SHARDED if sharded else _FULL, build)
+    return found if line is None else replace(found, edits=(*found.edits, Remove(line)))
 
 
 def _rekeying(source: Source, call: cst.Call) -> Found:
@@ -193,13 +196,17 @@ def _loading(source: Source, call: cst.Call, name: str) -> Found:
     return _found(source, call, _LOAD, build)
 
 
-def _without_own_state(given: Given | None) -> Given | None:
-    """Return arguments without ``optim_state_dict=optim.state_dict()``, which is taken anyway."""
-    state = (given or {}).get("optim_state_dict")
-    if given is None or not isinstance(state, cst.Call) or "optim" not in given or state.args:
-        return given
-    is_own = text_of(state.func) == f"{text_of(given['optim'])}.state_dict"
-    return {name: value for name, value in given.items() if name != "optim_state_dict"} if is_own else given
+def _without_own_state(source: Source, given: Given | None) -> tuple[Given | None, cst.Assign | None]:
+    """Return arguments without ``optim_state_dict=optim.state_dict()``, which is taken anyway.
+
+    And the line that gives it a name, if nothing else reads that.
+    """
+    state, optimizer = (given or {}).get("optim_state_dict"), (given or {}).get("optim")
+    own = own_state(source, state, optimizer) if state is not None and optimizer is not None else None
+    if given is None or own is None:
+        return given, None
+    others = {name: value for name, value in given.items() if name != "optim_state_dict"}
+    return others, bound_for_it_alone(source, own)
 
 
 def _order(source: Source, call: cst.Call, name: str) -> tuple[str, ...] | None:

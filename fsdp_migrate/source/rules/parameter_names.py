@@ -5,14 +5,19 @@ What is decided by a name after wrapping, such as which parameters are decayed, 
 
 from __future__ import annotations
 
+import ast
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.named_loops import named_loops
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -31,6 +36,12 @@ _FLAT = (
     "`_flat_param`; FSDP2's have the model's names, so this decides differently, without an error. Decide "
     "which is meant; a checkpoint of FSDP1 has the old groups."
 )
+_IF_FLAT = (
+    "unless use_orig_params=True is among what FSDP1's class is given by `**`, its parameters were flat "
+    "here, one for a unit, with names that end in `_flat_param`; FSDP2's have the model's names, so this "
+    "then decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the old "
+    "groups."
+)
 _START = (
     "FSDP1's names began with `_fsdp_wrapped_module.` here, so that this was never true; FSDP2's are the "
     "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
@@ -40,6 +51,11 @@ _NONE = (
     "FSDP1's names began with `_fsdp_wrapped_module.` here, so that none was like this; FSDP2's are the "
     "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
     "has the old groups."
+)
+_FROM_BEFORE = (
+    "FSDP1's names began with `_fsdp_wrapped_module.` here, so that none was among these, which are from "
+    "before sharding or of a full state; FSDP2's are the model's, so this decides differently, without an "
+    "error. Decide which is meant."
 )
 _PART = (
     "FSDP1's names had `_fsdp_wrapped_module.` in them here, so that this was another part of the name, or "
@@ -63,30 +79,50 @@ _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 def find(source: Source) -> Iterator[Found]:
     """Find where parameters of a sharded model are chosen by their names."""
-    is_flat = _are_flat(source)
+    flat, copies = _of_flat(source), PlainCopies(ParameterValues(source))
     for call in source.calls:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
             continue
-        loop, names = _loop_over(source, call)
         model = whole_of(source, func.value)
-        if loop is None or model is None or source.contexts.is_summoned(call):
+        if model is None or source.contexts.is_summoned(call):
             continue
-        function = source.index.function(call) or source.module
-        if not _chooses(loop, names[1]) or _CLEANED.search(text_of(function)):
-            continue
-        by = source.models.sharded_by(model)
-        if by in _OF_A_MODULE:
-            continue
-        # A part has names of the model's own, but for those of flat parameters.
-        is_inner = model is not func.value or text_of(func.value).endswith(".module")
-        names_flat = is_flat and by not in _KEEP_NAMES
-        for node, said in _said(source, loop, names, is_inner=is_inner, is_flat=names_flat):
-            yield Found("FM318", node, said, "commented")
+        for loop, names in named_loops(source.index, call):
+            if isinstance(loop, _LOOPS):
+                yield from _of_loop(source, loop, names, Asked(func.value, model, flat, copies))
+
+
+class Asked(NamedTuple):
+    """A question for named parameters."""
+
+    asked: cst.BaseExpression
+    """What was asked: the model, or a part of it."""
+    model: cst.BaseExpression
+    flat: str
+    """What is said of flat parameters' names."""
+    copies: PlainCopies
+
+
+def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Asked) -> Iterator[Found]:
+    """Find where a loop over a sharded model's parameters asks for their names."""
+    function = source.index.function(loop) or source.module
+    is_choice = _chooses(loop, names[1])
+    if _CLEANED.search(text_of(function)) or not (is_choice or _changes(loop, names[1])):
+        return
+    sharded_by = source.models.sharded_by(by.model)
+    if sharded_by in _OF_A_MODULE:
+        return
+    # A part has names of the model's own, but for those of flat parameters.
+    is_inner = by.model is not by.asked or text_of(by.asked).endswith(".module")
+    of_flat = "" if sharded_by in _KEEP_NAMES else by.flat
+    said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat)) if is_choice else {}
+    if not is_inner:
+        said_of |= dict.fromkeys(_of_names_before(source, loop, names, by.copies), _FROM_BEFORE)
+    yield from (Found("FM318", node, said, "commented") for node, said in said_of.items())
 
 
 def _said(
-    source: Source, loop: cst.CSTNode, names: tuple[str, str], *, is_inner: bool, is_flat: bool
+    source: Source, loop: cst.CSTNode, names: tuple[str, str], *, is_inner: bool, of_flat: str
 ) -> Iterator[tuple[cst.BaseExpression, str]]:
     """Yield what is asked of names in a loop, and what is said of it."""
     for test, is_start in _tests(source, loop, names):
@@ -94,12 +130,43 @@ def _said(
             yield test, _START
         elif not is_inner and _is_of_wholes(source, test, names[0]):
             yield test, _NONE
-        elif is_flat:
-            yield test, _FLAT
+        elif of_flat:
+            yield test, of_flat
         elif not is_inner and _is_from_the_start(source, test):
             yield test, _PART
-    parts = () if is_inner or is_flat else _counted_parts(loop, names[0])
+    parts = () if is_inner or of_flat else _counted_parts(loop, names[0])
     yield from ((part, _PART) for part in parts)
+
+
+def _of_names_before(
+    source: Source, loop: cst.CSTNode, names: tuple[str, str], copies: PlainCopies
+) -> Iterator[cst.BaseExpression]:
+    """Yield the questions whether a name is among those of the model before sharding: ``n in masks``."""
+    for test, _ in _tests(source, loop, names):
+        if isinstance(test, cst.Comparison) and text_of(test.left) == names[0]:
+            asked = test.comparisons[0]
+            if isinstance(asked.operator, (cst.In, cst.NotIn)) and copies.holds_names(asked.comparator):
+                yield test
+
+
+def _changes(loop: cst.CSTNode, parameter: str) -> bool:
+    """Tell whether a loop changes parameters, or their gradients: ``p.grad.mul_(masks[n])``."""
+    if not isinstance(loop, cst.For):
+        return False
+    asked = (call.func for call in walk_for(loop.body, cst.Call))
+    methods = (func for func in asked if isinstance(func, cst.Attribute))
+    if any(each.attr.value.endswith("_") and _root(each) == parameter for each in methods):
+        return True
+    targets = [each.target for each in walk_for(loop.body, cst.AssignTarget)]
+    targets += [each.target for each in walk_for(loop.body, cst.AugAssign)]
+    return any(not isinstance(each, cst.Name) and _root(each) == parameter for each in targets)
+
+
+def _root(node: cst.BaseExpression) -> str:
+    """Return what attributes, items and methods are taken of: ``p`` of ``p.grad.detach()``."""
+    while isinstance(node, (cst.Attribute, cst.Call, cst.Subscript)):
+        node = node.func if isinstance(node, cst.Call) else node.value
+    return text_of(node)
 
 
 def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
@@ -145,35 +212,38 @@ def _is_behind_a_word(call: cst.Call, part: cst.Subscript) -> bool:
     return is_word and text_of(part.slice[0]) != "0"
 
 
-def _are_flat(source: Source) -> bool:
-    """Tell whether a model is wrapped by this source or its project, and nothing asks for its own names."""
+def _of_flat(source: Source) -> str:
+    """Return what is said of flat parameters' names; nothing where something asks for the model's own."""
     if source.links.keeps_names or catalog.MAY_KEEP_NAMES.search(source.code):
+        return ""
+    if not source.links.is_given and not any(
+        source.models.is_constructor(each.func) for each in source.calls
+    ):
+        return ""
+    is_given = _is_given_by_stars(source)
+    return "" if is_given else _IF_FLAT if source.links.unseen_names or is_given is None else _FLAT
+
+
+def _is_given_by_stars(source: Source) -> bool | None:
+    """Tell whether ``FSDP(net, **kwargs)`` asks for names; None where that is not seen."""
+    funcs = {text_of(call.func) for call in source.calls if _is_starred(source, call)}
+    try:
+        tree = ast.parse(source.code) if funcs else ast.Module([], [])
+    except SyntaxError:  # of a newer Python
+        return None
+    return is_given_by_stars(tree, lambda call: ast.unparse(call.func) in funcs, "use_orig_params")
+
+
+def _is_starred(source: Source, call: cst.Call) -> bool:
+    """Tell whether FSDP1's class, or a partial of it, is given arguments by two stars."""
+    if all(arg.star != "**" for arg in call.args):
         return False
-    wrappings = [call for call in source.calls if source.models.is_constructor(call.func)]
-    starred = (arg.value for call in wrappings for arg in call.args if arg.star == "**")
-    if any(not isinstance(_value(source, each), (cst.Dict, cst.Call)) for each in starred):
-        return False  # what a config says
-    return bool(wrappings) or bool(source.links.is_given)
+    is_given = any(source.index.fsdp1(arg.value) == catalog.FSDP for arg in call.args)
+    return is_given or source.models.is_constructor(call.func)
 
 
 def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     return last_value(source.index, node) if isinstance(node, cst.Name) else node
-
-
-def _loop_over(source: Source, call: cst.Call) -> tuple[cst.CSTNode | None, tuple[str, str]]:
-    """Return the loop that goes through what a call gives, and what it calls names and parameters."""
-    for above in source.index.ancestors(call):
-        if isinstance(above, (cst.For, cst.CompFor)):
-            target = above.target
-            if not isinstance(target, cst.Tuple) or len(target.elements) != 2:
-                return None, ("", "")
-            loop = source.index.parents[above] if isinstance(above, cst.CompFor) else above
-            is_in_iter = call in walk_for(above.iter, cst.Call)
-            names = (text_of(target.elements[0].value), text_of(target.elements[1].value))
-            return (loop, names) if is_in_iter and isinstance(loop, _LOOPS) else (None, names)
-        if isinstance(above, cst.BaseStatement):
-            break
-    return None, ("", "")
 
 
 def _chooses(loop: cst.CSTNode, parameter: str) -> bool:
@@ -248,7 +318,7 @@ def _asked(test: cst.CSTNode, known: set[str], name: str = "") -> Iterator[tuple
 def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
     """Tell whether a function of the source is given a name, and asks for what is in it."""
     places = [place for place, arg in enumerate(call.args) if _is_name(arg.value, known)]
-    for function in source.models.guards.functions(call.func) if places else ():
+    for function in _run_by(source, call.func) if places else ():
         params = [
             each.name.value for each in function.params.params if each.name.value not in {"cls", "self"}
         ]
@@ -257,6 +327,14 @@ def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
         if given and not is_cleaned and any(_asked(function.body, given)):
             return True
     return False
+
+
+def _run_by(source: Source, func: cst.BaseExpression) -> Iterator[cst.FunctionDef | cst.Lambda]:
+    """Yield the functions of the source that a call runs, also one without a name of its own."""
+    yield from source.models.guards.functions(func)
+    value = last_value(source.index, func) if isinstance(func, cst.Name) else None
+    if isinstance(value, cst.Lambda):
+        yield value
 
 
 def _is_name(node: cst.BaseExpression, known: set[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.chosen_by_size import size_asked
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
@@ -38,6 +39,11 @@ _MEANT = (
     "their own shapes, so this decides differently, without an error. Decide which is meant; a checkpoint of "
     "FSDP1 has the old groups."
 )
+_SIZES = (
+    "FSDP1's parameters had the size of this rank's part here, another on each rank; FSDP2's say the whole "
+    "size. So this chooses others, without an error. Decide which is meant; a checkpoint of FSDP1 has the "
+    "old groups."
+)
 _SQUEEZED = "And squeeze() itself raises where FSDP2 shards over a dimension of one element."
 _SAME = frozenset({"clone", "contiguous", "detach", "squeeze"})
 _GROUPED = f"timm groups parameters by their dimensions. {_MEANT}"
@@ -45,7 +51,7 @@ _TIMM = re.compile(
     r"^timm\.optim\.(\w+\.)?"
     r"(add_weight_decay|create_optimizer(_v2)?|param_groups_(weight|layer)_decay)$"
 )
-_OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "shape", "size")
+_OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "nelement", "numel", "shape", "size")
 _COMPARED: Mapping[type[cst.BaseCompOp], Callable[[int, int], bool]] = {
     cst.LessThan: operator.lt,
     cst.LessThanEqual: operator.le,
@@ -84,11 +90,17 @@ def find(source: Source) -> Iterator[Found]:
     seen: set[cst.CSTNode] = set()
     for function in functions:
         for test in walk_for(function, cst.Comparison):
-            if test in seen or not _is_of_dimensions(source, test) or _is_of_wholes(source, function, test):
+            size = size_asked(source.index, test)
+            is_about = size is not None or _is_of_dimensions(source, test)
+            if test in seen or not is_about or _is_of_wholes(source, function, test):
                 continue
             # What the function itself is given, which goes through parameters too, is none of them.
-            if _is_of_loop(source, test, or_given=source.index.function(test) not in going):
+            asked = size if size is not None else _asked_of(test)
+            if _is_of_loop(source, asked, or_given=source.index.function(test) not in going):
                 seen.add(test)
+                if size is not None:
+                    yield Found("FM318", test, _SIZES, "commented")
+                    continue
                 said = f"{_MEANT} {_SQUEEZED}" if ".squeeze(" in text_of(test) else _MEANT
                 yield Found("FM318", test, said, "commented")
     in_lambdas = (test for test in _in_lambdas(source, values) if test not in seen)
@@ -190,9 +202,9 @@ def _methods(source: Source, names: Collection[str]) -> Iterator[cst.FunctionDef
                 yield node
 
 
-def _is_of_loop(source: Source, test: cst.Comparison, *, or_given: bool) -> bool:
+def _is_of_loop(source: Source, asked: cst.BaseExpression, *, or_given: bool) -> bool:
     """Tell whether what is tested is what a loop goes through, or, if ``or_given``, a function is given."""
-    root = _root(source, _held(source, _asked_of(test)))
+    root = _root(source, _held(source, asked))
     below = _name_asked(root)
     if below is None:
         return False

@@ -18,6 +18,7 @@ from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
+from fsdp_migrate.source.python.told_states import bound_for_it_alone
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
@@ -393,6 +394,8 @@ def _is_optimizer(node: cst.BaseExpression) -> bool:
 
 def _is_given_to_fsdp1(source: Source, call: cst.Call) -> bool:
     """Tell whether a state is given to a function of FSDP1's, which says itself what becomes of it."""
+    if bound_for_it_alone(source, call) is not None:
+        return True
     above = source.index.parents[source.index.parents[call]]
     return isinstance(above, cst.Call) and bool(source.class_function(above))
 

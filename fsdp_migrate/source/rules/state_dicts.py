@@ -39,6 +39,7 @@ from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
+from fsdp_migrate.source.states_by_name import states_by_name
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
 
 
@@ -107,6 +108,10 @@ _WHOLE = "{{k: v.full_tensor() if hasattr(v, 'full_tensor') else v for k, v in {
 _SHARDS = "{{k: v.cpu() for k, v in {}.state_dict().items()}}"
 _STAYS = "stays: the state of the model is sharded by itself, with what hooks put into it"
 _DDPS = "stays: it is DistributedDataParallel's model, whose state is whole, with `module.` in its names"
+_BY_TRAINER = (
+    "no context is needed: the Trainer gathers the state itself, if `state_dict_type` of its FSDP config is "
+    "FULL_STATE_DICT"
+)
 _ARGUMENTS = f"the default state dict is sharded now, and these arguments have no equivalent: {_HINT}"
 
 
@@ -124,6 +129,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_plain_call(source, call)
             yield from of_asking(source, call)
             yield from of_functions(source, call)
+    yield from states_by_name(source)
 
 
 def _of_context(source: Source, context: Context) -> Iterator[Found]:
@@ -134,7 +140,8 @@ def _of_context(source: Source, context: Context) -> Iterator[Found]:
         yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)
-    yield Found("FM306", context.call, "no context is needed", "rewritten", (edit,), covers=covers)
+    message = _BY_TRAINER if context.is_trainers else "no context is needed"
+    yield Found("FM306", context.call, message, "rewritten", (edit,), covers=covers)
     yield from _configs_no_more(source, context)
     for call in context.calls:
         model = call.func.value if isinstance(call.func, cst.Attribute) else call

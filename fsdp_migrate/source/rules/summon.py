@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.called_methods import is_the_model, methods_that_may_run
+from fsdp_migrate.source.called_methods import is_own, is_the_model, methods_that_may_run
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
@@ -73,6 +73,12 @@ _RUN_IT = re.compile(
 )
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _DEEPEST = 2
+_AWAY = "take the context away"
+_OUT_OF_IT = (
+    "take out of the context what runs it, and make that fsdp_migrate.runtime.summon_full_params for what "
+    "reads parameters here, which are DTensors outside"
+)
+_READ = frozenset({"get_parameter", "named_parameters", "parameters", "state_dict"})
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _OTHERS = (
     "the parameters in summon_full_params are other objects than those outside of it, which FSDP1's were "
@@ -134,7 +140,9 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     said = next(filter(None, (_said_of(source, *each) for each in _bodies(source, block, call))), "")
     if said:
-        return Found("FM332", call, said, "commented", covers=covers)
+        is_read = _AWAY in said and _reads_parameters(block.body)
+        text = said.replace(_AWAY, _OUT_OF_IT) if is_read else said
+        return Found("FM332", call, text, "commented", covers=covers)
     if _calls_a_parameter(source, block.body):
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     new = source.local_name(SUMMON)
@@ -155,6 +163,15 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
 
 
+def _reads_parameters(body: cst.CSTNode) -> bool:
+    """Tell whether a block reads parameters beside what it runs: ``head.weight``, ``model.parameters()``."""
+    called = {call.func for call in walk_for(body, cst.Call)}
+    return any(
+        each.attr.value in (_READ if each in called else {"bias", "weight"})
+        for each in walk_for(body, cst.Attribute)
+    )
+
+
 def _calls_a_parameter(source: Source, body: cst.CSTNode) -> bool:
     """Tell whether a block calls a function that is given to the one around: ``return func(model)``."""
     called = (call.func for call in walk_for(body, cst.Call) if isinstance(call.func, cst.Name))
@@ -163,14 +180,26 @@ def _calls_a_parameter(source: Source, body: cst.CSTNode) -> bool:
 
 
 def _block_of(source: Source, call: cst.Call) -> cst.With | None:
-    """Return the ``with`` statement that enters a context, at once or by a condition, if there is one."""
+    """Return the ``with`` statement that enters a context, also by a condition, or by a name."""
     for above in source.index.ancestors(call):
         if isinstance(above, cst.WithItem):
             block = source.index.parents[above]
             return block if isinstance(block, cst.With) else None
+        if isinstance(above, cst.Assign):
+            return _entered_by_name(source, above)
         if not isinstance(above, cst.IfExp):
             return None
     return None
+
+
+def _entered_by_name(source: Source, assign: cst.Assign) -> cst.With | None:
+    """Return the one ``with`` statement that a name is for: ``context = ...``, ``with context:``."""
+    target = assign.targets[0].target if len(assign.targets) == 1 else None
+    readers = source.readers(target) if isinstance(target, cst.Name) else []
+    item = source.index.parents[readers[0]] if len(readers) == 1 else None
+    block = source.index.parents[item] if isinstance(item, cst.WithItem) else None
+    is_here = block is not None and source.index.function(block) is source.index.function(assign)
+    return block if is_here and isinstance(block, cst.With) else None
 
 
 def _bodies(source: Source, block: cst.With, call: cst.Call) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -250,12 +279,23 @@ def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None
             part
             and _PARTS.search(part)
             and not _OF_A_TENSOR.search(part)
-            and not last.startswith(("get_", "named_", "set_"))
+            and not _runs_nothing(source, inner, last)
         ):
             if part == last and _METHODS.search(part):
                 return part
             found = ""
     return found
+
+
+def _runs_nothing(source: Source, call: cst.Call, method: str) -> bool:
+    """Tell whether a method of a part runs nothing: ``encoder.state_dict()``, ``head.reset_parameters()``."""
+    if method.startswith(("get_", "named_", "set_")):
+        return True
+    # `vit.to_embedding(x)` is a part that is called, and `vit.init_embedding()` is not.
+    is_result_left = isinstance(source.index.parents[call], cst.Expr)
+    if method == "__call__" or (_PARTS.search(method) and not is_result_left):
+        return False
+    return not is_own(method) or method.endswith("_")
 
 
 def _is_of_a_plain_model(source: Source, func: cst.BaseExpression, model: str, body: cst.CSTNode) -> bool:

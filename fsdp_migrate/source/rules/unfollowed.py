@@ -12,12 +12,11 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_in_classes import kept_in_doubt
-from fsdp_migrate.source.local_numbers import is_local_number
 from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.checked_optimizers import is_made_for_fsdp1, is_of_a_plain_model
-from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped
+from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped, given_to_clipper
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
@@ -30,8 +29,11 @@ from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.unknown_foreach import of_foreach
 from fsdp_migrate.source.python.unknown_models import is_model, is_unknown, last_word
+from fsdp_migrate.source.python.unknown_optimizers import is_made_of_unknown
 from fsdp_migrate.source.python.xlas import imports_xlas
-from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.unknown_gradients import is_of_gradients, knows_dtensors, of_unknown_lists
+from fsdp_migrate.source.unknown_wrappers import of_wrappers
+from fsdp_migrate.source.uses import Found, Remove
 
 
 if TYPE_CHECKING:
@@ -71,12 +73,16 @@ _GRADIENTS = (
     "rank's, and collectives take none. clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime gives "
     "the norm as a plain tensor."
 )
-_LIST = "of a sharded model's parameters the norm is that of the whole gradient; FSDP1's was one rank's."
+_MODULE = "the sharded model has none: FSDP2 wraps nothing, take the model itself."
+_LIST = (
+    "of a sharded model's parameters the norm is that of the whole gradient, and a DTensor, which a text "
+    "does not take; FSDP1's was one rank's. clip_grad_norm_(model, max_norm) of fsdp_migrate.runtime gives a "
+    "plain one."
+)
 _FOREACH = (
     "torch._foreach_* takes no list of both a sharded model's parameters, which are DTensors, and its "
     "buffers, which are plain: give each a list of its own."
 )
-_OF_DTENSORS: Final = frozenset({"DTensor", "_local_tensor", "full_tensor", "to_local"})
 _MAKES_STATES: Final = frozenset(
     {
         "flatten_sharded_optim_state_dict",
@@ -86,7 +92,6 @@ _MAKES_STATES: Final = frozenset(
         "shard_full_optim_state_dict",
     }
 )
-_OF_GRADIENTS: Final = frozenset({"all_reduce", "norm", "vector_norm"})
 _SAID: Final = {
     "clip_grad_norm_": "the sharded model has none: fsdp_migrate.runtime.clip_grad_norm_(model, max_norm).",
     "load_state_dict": _LOAD,
@@ -96,15 +101,17 @@ _SAID: Final = {
 }
 _OF_OPTIMIZERS: Final = {"load_state_dict": _OPTIMIZER_LOAD, "state_dict": _OPTIMIZER}
 _OF_FUNCTIONS: Final = {
-    "clip_grad_norm_": "of the sharded model the norm is that of the whole gradient; FSDP1's was one rank's.",
+    "clip_grad_norm_": _LIST,
     "deepcopy": _COPY,
     "get_peft_model_state_dict": _PRETRAINED,
 }
 
 _MAY_FIND: Final = re.compile(
-    r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\()"
+    r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
     r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
+    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]*['\"]no_sync['\"]"
+    r"|(?i:grad_?clip|clip_?(?:fn|grad|norm)|clipper)\w*\("
 )
 _SETTINGS: Final = re.compile(r"(?:^|_)(?:args|cfg|conf|config|hparams|opt|settings)$")
 _WHOLE_IN_CONTEXT: Final = frozenset(
@@ -139,21 +146,25 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     """Find what the other rules have said nothing of, in files that a sharded model may come to."""
     if not source.links.is_near or (not source.uses_fsdp1 and imports_xlas(source.index)):
         return
+    found = [*found]
     said = {source.index.statement(each.node) for _, each in found}
+    said |= {source.index.statement(edit.statement) for edit in _removed(found)}
     commented = {line for line, *_ in find_left(source.code)}
     is_fsdp2_file = _shards_by_fsdp2_alone(source)
     is_foreach_said = any(each.code == "FM447" and each.action == "commented" for _, each in found)
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
     both = () if is_foreach_said else of_foreach(source)
+    wrapped = ((node, model, _MODULE) for node, model in of_wrappers(source))
     lists: list[tuple[cst.CSTNode, None, str]] = [
         *((each, None, _LIST) for each in _clipped_lists(source)),
+        *((each, None, _GRADIENTS) for each in of_unknown_lists(source)),
         *((each, None, _FOREACH) for each in both),
         *((each, None, _KEPT) for each in kept_in_doubt(source)),
     ]
-    for node, model, meant in (*done, *_loops(source), *lists):
+    for node, model, meant in (*done, *wrapped, *_loops(source), *lists):
         statement = source.index.statement(node)
-        is_known = model is not None and (not is_unknown(source, model) or is_seen_plain(source, model))
+        is_known = model is not None and (not _is_unknown(source, model) or is_seen_plain(source, model))
         is_known = is_known or (model is not None and is_annotated_plain(source.index, model))
         is_whole = meant in {_BESIDE, _PRETRAINED, _STATE} and source.contexts.is_summoned(node)
         if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
@@ -165,6 +176,17 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         if source.position(statement)[0] not in commented:
             said.add(statement)
             yield Found("FM450", node, meant, "unclear")
+
+
+def _removed(found: Iterable[tuple[str, Found]]) -> Iterator[Remove]:
+    yield from (edit for _, each in found for edit in each.edits if isinstance(edit, Remove))
+
+
+def _is_unknown(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a model or an optimizer comes from where it is not seen, or is made of what does."""
+    if is_unknown(source, node):
+        return True
+    return is_optimizer(last_word(node)) and is_made_of_unknown(source, node)
 
 
 def _shards_by_fsdp2_alone(source: Source) -> bool:
@@ -190,35 +212,22 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
             if not models:
                 continue
             region = node.body if isinstance(node, cst.For) else source.index.parents[node]
-            if _knows_dtensors(region):
+            if knows_dtensors(region):
                 continue
             if len(models) > 1:
                 named = (each for each in models if is_model(last_word(each)))
                 yield from ((node.iter, model, _BESIDE) for model in named)
             elif any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
-                made = (each for each in walk_for(region, cst.Call) if _is_of_gradients(source, each))
+                made = (each for each in walk_for(region, cst.Call) if is_of_gradients(source, each))
                 yield from ((each, models[0], _GRADIENTS) for each in made)
-
-
-def _knows_dtensors(region: cst.CSTNode) -> bool:
-    """Tell whether a loop takes DTensors apart itself."""
-    return any(each.value in _OF_DTENSORS for each in walk_for(region, cst.Name))
 
 
 def _clipped_lists(source: Source) -> Iterator[cst.Call]:
     """Yield what clips an optimizer's parameters, or a list that others give, of which nothing is known."""
     for call in source.calls:
-        given = clipped(call)
+        given = clipped(call) or given_to_clipper(source, call)
         if given is not None and are_unknown(source, given) and not is_seen_plain(source, given):
             yield call
-
-
-def _is_of_gradients(source: Source, call: cst.Call) -> bool:
-    """Tell whether a call makes one number of gradients, or gives them to the other ranks."""
-    name = _name(call)
-    if is_local_number(source, call):
-        return False  # of this rank's part, as under FSDP1
-    return name in _OF_GRADIENTS or (name == "sum" and ".grad." in text_of(call.func))
 
 
 def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | None:
@@ -243,6 +252,12 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, model)
         return (model, _SAID[name]) if is_one else None
+    if name in {"getattr", "hasattr"} and len(call.args) > 1:
+        # FSDP2's has none of both: `getattr(trainer.model, "no_sync", None)` gives None from now on.
+        model, asked = _wrapped(source, call.args[0].value), text_of(call.args[1].value).strip("'\"")
+        is_one = asked in {"clip_grad_norm_", "no_sync"} and is_model(last_word(model))
+        return (model, _SAID[asked]) if is_one else None
+    name = "clip_grad_norm_" if given_to_clipper(source, call) is not None else name
     given = _wrapped(source, call.args[0].value) if name in _OF_FUNCTIONS and call.args else None
     if given is not None and (_is_of_a_saved_state(source, given) or _has_its_state(call, name)):
         return None

@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.names_of_classes import name_test
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.rules.privates import asked_attribute, is_of_another_package
 from fsdp_migrate.source.uses import Found
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 NAME = "wrapped-names"
-CODES = ("FM316",)
+CODES = ("FM316", "FM335")
 
 _NAMES = re.compile(r"_fsdp_wrapped_module|_fpw_module|_flat_param\b")
 _PART = re.compile(r"(?:_fsdp_wrapped_module|_fpw_module|_flat_param)\.?")
@@ -33,8 +34,13 @@ _LISTED = "stays: one of several parts that names may have, and no name has it a
 _TRIED = "stays: tried after the clean name, which is found first now"
 _MEANT = "FSDP2 puts nothing into names: no name has this part any more."
 _CLASS = (
-    "no FSDP2 model's class has this name: that of a unit is its own class's with FSDP before it. Ask "
-    "isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
+    "this is false now: no FSDP2 model's class has this name, that of a unit is its own class's with FSDP "
+    "before it. Ask isinstance(model, FSDPModule) of torch.distributed.fsdp, and see what depends on it."
+)
+_BESIDE = "So is what stands beside it, {}: leave that out."
+_SINCE = (
+    "FSDP1's class had no such name, so that this was false of a sharded model. FSDP2's have it, and it is "
+    "true now: see which branch is meant."
 )
 _CLASS_NAME = re.compile(r"FullySharded(DataParallel)?['\"]")
 _STRATEGY = (
@@ -99,13 +105,15 @@ def _class_names(source: Source) -> Iterator[Found]:
     """Find tests for the name of FSDP1's class, or of Lightning's strategy."""
     for test in source.index.by_kind.get(cst.Comparison, ()):
         assert isinstance(test, cst.Comparison)
-        if _asks_for_class_name(source, test):
-            yield Found("FM316", test, _CLASS, "commented")
+        said = _said_of_class(source, test)
+        if said is not None:
+            yield Found(*_coded(source, test, said), "commented")
         elif _asks_for_strategy([test.left, *(each.comparator for each in test.comparisons)]):
             yield Found("FM316", test, _STRATEGY, "commented")
     for call in source.calls:
-        if _asks_how_it_starts(call):
-            yield Found("FM316", call, _CLASS, "commented")
+        said = _said_of_class(source, call) if isinstance(call.func, cst.Attribute) else None
+        if said is not None:
+            yield Found(*_coded(source, call, said), "commented")
         elif (
             isinstance(call.func, cst.Attribute)
             and call.func.attr.value in _ASKED
@@ -114,19 +122,56 @@ def _class_names(source: Source) -> Iterator[Found]:
             yield Found("FM316", call, _STRATEGY, "commented")
 
 
+def _coded(source: Source, test: cst.BaseExpression, said: str) -> tuple[str, cst.BaseExpression, str]:
+    """Return the code of such a test: what is false now stops a run; with what is false beside it."""
+    if said is not _CLASS:
+        return "FM316", test, said
+    whole = test
+    for above in source.index.ancestors(test):
+        if not isinstance(above, cst.BooleanOperation) or not isinstance(above.operator, cst.And):
+            break
+        whole = above
+    asked = (call for call in walk_for(whole, cst.Call) if dotted(call.func) == "hasattr")
+    texts = (
+        text_of(call) for call in asked if re.search(r"^['\"]module['\"]$", text_of(call.args[-1].value))
+    )
+    beside = next(texts, None)
+    return "FM335", test, said if beside is None else f"{said} {_BESIDE.format(beside)}"
+
+
+def _said_of_class(source: Source, test: cst.Comparison | cst.Call) -> str | None:
+    """Return what there is to say of a test for the name of a model's class, if FSDP2 answers it otherwise.
+
+    What is not seen to be a model may be another object, unless FSDP1's class is named.
+    """
+    asked = name_test(source.index, test)
+    if asked is None:
+        is_its = isinstance(test, cst.Comparison) and _asks_for_class_name(source, test)
+        return _CLASS if is_its else None
+    is_its = any("fullysharded" in each.lower().replace("_", "") for each in asked.words)
+    if asked.was is asked.will_be or not (is_its or source.models.certainty(asked.model) is not None):
+        return None
+    if not is_its and _unwraps_alone(source, test, text_of(asked.model)):
+        return None
+    return _CLASS if asked.was else _SINCE
+
+
+def _unwraps_alone(source: Source, test: cst.CSTNode, model: str) -> bool:
+    """Tell whether a test only takes the wrapper off, which is not there: ``if ...: m = m.module``."""
+    above = source.index.parents[test]
+    if isinstance(above, cst.IfExp):
+        return text_of(above.body) == f"{model}.module"
+    body = above.body.body if isinstance(above, cst.If) else ()
+    lines = [part for line in body if isinstance(line, cst.SimpleStatementLine) for part in line.body]
+    value = lines[0].value if len(lines) == 1 and isinstance(lines[0], (cst.Assign, cst.Return)) else None
+    return value is not None and text_of(value) == f"{model}.module"
+
+
 def _asks_for_strategy(parts: list[cst.BaseExpression]) -> bool:
     """Tell whether a test asks for Lightning's strategy: ``type(strategy).__name__ == "FSDPStrategy"``."""
     texts = [text.value for part in parts for text in walk_for(part, cst.SimpleString)]
     is_named = any(map(_STRATEGY_NAME.match, texts))
     return is_named and any(_TYPE.search(text_of(each)) and "strategy" in text_of(each) for each in parts)
-
-
-def _asks_how_it_starts(call: cst.Call) -> bool:
-    """Tell whether a call is ``type(m).__name__.startswith("FullySharded")``."""
-    func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value not in _ASKED or len(call.args) != 1:
-        return False
-    return bool(_CLASS_NAME.search(text_of(call.args[0].value)) and _TYPE.search(text_of(func.value)))
 
 
 def _asks_for_class_name(source: Source, test: cst.Comparison) -> bool:

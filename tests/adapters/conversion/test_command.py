@@ -232,6 +232,8 @@ def test_a_variable_in_a_list_of_the_json_is_kept() -> None:
         ("", "FM343"),
         ("--output_dir o --weight_decay 0.1", "FM343"),
         ("--output_dir o --weight_decay $W", "FM343"),
+        ("--output_dir o --weight_decay 0.1 --use_peft", "FM342"),
+        ("--output_dir o --weight_decay 0.1 --use_peft --lora_modules_to_save $M", "FM343"),
     ],
 )
 def test_flat_parameters_that_nothing_decays_are_not_told(arguments: str, code: str) -> None:

@@ -130,3 +130,10 @@ def test_files_and_other_commands_read_it(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ConfigError, match="no notebook"):
         convert_config_file(path)
+
+
+@pytest.mark.parametrize(("named", "is_another"), [("a.yaml", False), ("./a.yaml", False), ("b.yaml", True)])
+def test_a_config_that_another_cell_writes_is_no_other_file(named: str, *, is_another: bool) -> None:
+    launch = f"!accelerate launch --config_file {named} train.py"
+    done = convert_notebook(notebook(f"%%writefile a.yaml\n{ACCELERATE}", launch))
+    assert ("is another file" in " ".join(each.message for each in done.findings)) is is_another

@@ -24,7 +24,6 @@ from fsdp_migrate.checkpoint_convert import (
     verify_checkpoints,
 )
 from fsdp_migrate.checkpoint_convert.execution.execute import execute_plan
-from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from fsdp_migrate.checkpoint_convert.storage import compressed
 from fsdp_migrate.errors import (
     CheckpointFormatError,
@@ -101,19 +100,20 @@ def test_what_composer_packed_is_what_it_saved(suffix: str, tmp_path: Path, temp
     assert len(list(temporary_folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize("name", ["model_best.pth.tar", "a.tar", "a.pt.gz"])
-@pytest.mark.parametrize("is_old", [False, True])
-def test_what_torch_saved_is_no_archive_whatever_it_is_called(
-    name: str, is_old: bool, tmp_path: Path, temporary_folder: Path
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("name", ["best.pth.tar", "best.tar", "best.pt.gz"])
+def test_a_file_of_torch_save_by_the_name_of_an_archive(
+    name: str, is_zip: bool, tmp_path: Path, temporary_folder: Path
 ) -> None:
-    state = composer_state()
-    torch.save(state, tmp_path / name, _use_new_zipfile_serialization=not is_old)
-    manifest = inspect_checkpoint(tmp_path / name)
-    assert "packed" not in manifest.evidence
-    assert not any("packed" in each for each in advise_loading(manifest).better_converted)
-    convert_checkpoint(tmp_path / name, tmp_path / "out")
+    """timm, and torch's own example for ImageNet, call theirs ``model_best.pth.tar``."""
+    state = training_state()
+    source = tmp_path / name
+    torch.save(state, source, _use_new_zipfile_serialization=is_zip)
+    manifest = inspect_checkpoint(source)
+    assert (manifest.layout, "packed" in manifest.evidence) == ("file", False)
+    convert_checkpoint(source, tmp_path / "out", world_size=2)
     assert_equal(load_with_torch(tmp_path / "out"), state)
-    assert not list(temporary_folder.iterdir())
+    assert list(temporary_folder.iterdir()) == []
 
 
 def test_behind_a_url(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import codes
+from tests.source.samples import codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -205,3 +205,49 @@ def test_above_its_wrapping_an_attribute_is_plain_in_what_wraps_it() -> None:
 def test_a_part_that_is_put_onto_a_sharded_model(put: str, is_sharded: bool) -> None:
     body = f"m = FSDP(net)\n{put}\nm.head.weight.data.copy_(x)\n"
     assert (("FM336", "commented") in codes(body)) is is_sharded
+
+
+_KEPT = """\
+class Runs:
+    def run(self, cfg, x):
+        {first}
+        {second}
+    def make(self, cfg, x):
+        {made}
+        self.net.load_state_dict(x)
+    def shard(self):
+        self.net = FSDP(self.net)
+    def give(self):
+        return self.net
+    def wrap(self):
+        return FSDP(self.give())
+"""
+
+
+@pytest.mark.parametrize(
+    "order", [("self.make(cfg, x)", "self.shard()"), ("self.shard()", "self.make(cfg, x)")]
+)
+@pytest.mark.parametrize(
+    ("made", "is_plain"),
+    [
+        ("self.net = create(cfg)", True),
+        ("self.net = Net(cfg).cuda()", True),
+        ("self.net = create(cfg)\n        print(x)\n        x.clear()", True),
+        ("self.net = create(cfg)\n        if x:\n            self.net.eval()", True),
+        ("self.net = create(cfg)\n        self.shard()", False),
+        ("self.net = create(cfg)\n        helper(self)", False),
+        ("self.net = self.wrap()", False),
+        ("self.net = FSDP(create(cfg))", False),
+        ("self.net = shard_model(cfg)", False),
+        ("self.net = build(self.net)", False),
+        ("if x:\n            self.net = create(cfg)", False),
+        ("pass", False),
+    ],
+)
+def test_an_attribute_that_is_given_a_new_model_is_plain(
+    order: tuple[str, str], made: str, *, is_plain: bool
+) -> None:
+    first, second = order
+    body = _KEPT.format(first=first, second=second, made=made)
+    found = {text for code, text in ((use.code, use.text) for use in uses(body)) if code == "FM308"}
+    assert ("self.net.load_state_dict(x)" not in found) is is_plain

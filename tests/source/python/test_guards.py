@@ -99,3 +99,34 @@ copied(FSDP(net))
 )
 def test_an_object_that_was_found_to_be_no_module(test: str, *, is_said: bool) -> None:
     assert ("FM323" in dict(codes(DATA.format(test=test)))) is is_said
+
+
+DISPATCH = """\
+class Trainer:
+    def start(self):
+        if self.config.strategy == "fsdp":
+            self._shard()
+        elif self.config.strategy == "accelerate":
+            self._prepare()
+
+    def _shard(self):
+        given = {text}
+        self.agent.model = FSDP(self.agent.model, **given)
+
+    def _prepare(self):
+        self.agent.model, self.optimizer = self.accelerator.prepare(self.agent.model, self.optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_said"),
+    [
+        ('{"sharding_strategy": 1, "cpu_offload": None}', False),
+        ('read(["--fsdp_sharding_strategy"])', False),
+        ('modes["hsdp"]', True),
+        ('modes["full_sharded"]', True),
+    ],
+)
+def test_a_name_of_an_argument_is_no_word_for_another_mode(text: str, *, is_said: bool) -> None:
+    found = codes(DISPATCH.replace("{text}", text))
+    assert (("FM303", "commented") in found) is is_said

@@ -80,9 +80,59 @@ try:
 m = FSDP(net)
 """: f"""\
 import torch
-{PREPARE}try:
+try:
     {FSDP}except ImportError:
     pass
+else:
+    {PREPARE}{PREPARED}""",
+    f"""\
+import torch
+try:
+    import torch
+    {FSDP}    THERE = True
+except (ImportError, RuntimeError):
+    FSDP = None
+    THERE = False
+def f(m):
+    return THERE and isinstance(m, FSDP)
+m = FSDP(net)
+""": f"""\
+import torch
+try:
+    import torch
+    {FSDP}    THERE = True
+except (ImportError, RuntimeError):
+    FSDP = None
+    FSDPModule = None
+    prepare_fully_shard = None
+    THERE = False
+else:
+    {PREPARE}    {MODULE}def f(m):
+    return THERE and isinstance(m, FSDPModule)
+{PREPARED}""",
+    f"""\
+import torch
+try:
+    {FSDP}except ImportError as error:
+    raise RuntimeError from error
+m = FSDP(net)
+""": f"""\
+import torch
+{PREPARE}try:
+    {FSDP}except ImportError as error:
+    raise RuntimeError from error
+{PREPARED}""",
+    f"""\
+import torch
+try:
+    {FSDP}except ImportError:
+    FSDP = object
+m = FSDP(net)
+""": f"""\
+import torch
+{PREPARE}try:
+    {FSDP}except ImportError:
+    FSDP = object
 {PREPARED}""",
     f"""\
 import torch

@@ -418,3 +418,40 @@ def test_a_check_beside_a_branch_that_takes_dtensors(
     (tmp_path / "main.py").write_text(f"{FSDP}from tool import save\n{shards}save(FSDP(other))\n")
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("tool.py")}
     assert found >= ({"FM420"} if is_left and has_fsdp2 else {"FM305"})
+
+
+MAKES = """\
+{}class Mine({}):
+    def {}(self, model=None):
+        if isinstance({}, FSDP):
+            self.optimizer = make(self.model)
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "model", "is_said"),
+    [
+        ("Trainer", "create_optimizer", "self.model", True),
+        ("Trainer", "create_optimizer", "model", True),
+        ("trl.SFTTrainer", "create_optimizer_and_scheduler", "self.model_wrapped", True),
+        ("Base", "get_decay_parameter_names", "model", True),
+        ("Trainer", "compute_loss", "model", False),
+        ("Trainer", "helper", "self.model", False),
+        ("Other", "create_optimizer", "self.model", False),
+    ],
+)
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_a_check_before_hugging_faces_trainer_shards(
+    tmp_path: Path, base: str, method: str, model: str, *, is_said: bool, is_elsewhere: bool
+) -> None:
+    """FSDP1's optimizers were made once the model was wrapped, and FSDP2's are made before."""
+    above = "class Base(Trainer):\n    pass\nclass Other(Generic[T]):\n    pass\n"
+    header = f"{FSDP}import trl\nfrom transformers import Trainer\nfrom typing import Generic\n"
+    if is_elsewhere:
+        (tmp_path / "above.py").write_text(header + above)
+        above = "from above import Base, Other\n"
+    path = tmp_path / "mine.py"
+    path.write_text(header + MAKES.format(above, base, method, model))
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path == str(path)}
+    assert ("FM335" in found) is is_said
+    assert ("FM305" in found) is not is_said

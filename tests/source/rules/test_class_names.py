@@ -114,6 +114,17 @@ def test_a_class_is_asked_before_wrapping() -> None:
     assert "FM316" not in dict(codes(body))
 
 
+@pytest.mark.parametrize(("test", "is_said"), [("fsdp is not None", False), ("other is not None", True)])
+def test_where_fsdp_is_off_no_model_was_wrapped(test: str, *, is_said: bool) -> None:
+    body = (
+        "class T:\n    def wrap(self, model):\n        if self.fsdp:\n            model = FSDP(model)\n"
+        f"        return model\n    def ask(self, model):\n        if self.{test}:\n            pass\n"
+        "        elif isinstance(model, PreTrainedModel):\n            print(1)\n"
+        "    def run(self):\n        self.ask(FSDP(self.net))\n"
+    )
+    assert (("FM316", "commented") in codes(body)) is is_said
+
+
 def test_a_part_of_the_name_is_in_fsdp2s_name_too_by_way_of_a_name() -> None:
     body = "model = FSDP(net)\nkind = type(model).__name__\nif {}:\n    print(1)\n"
     for test, expected in (("'Norm' in kind", False), ("kind == 'Norm'", True), ("kind in NAMES", True)):

@@ -294,3 +294,31 @@ def test_torch_xlas_models_clip_by_themselves(tmp_path: Path, home: str) -> None
     (tmp_path / "clips.py").write_text(clips)
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("clips.py")}
     assert ("FM311" in found) is (home == "other.fsdp")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("clip_fn = build(cfg)\nclip_fn(model.parameters(), 1.0)\n", True),
+        (
+            "clip_fn = build(cfg)\nopt = Adam(model.parameters())\nclip_fn(opt.param_groups[0]['params'])\n",
+            True,
+        ),
+        (
+            (
+                "class A:\n    def __init__(self):\n        self.model = FSDP(net)\n"
+                "        self.grad_clipper = build(cfg)\n    def run(self):\n"
+                "        self.grad_clipper(self.model.parameters())\n"
+            ),
+            True,
+        ),
+        ("clip_fn = build(cfg)\nclip_fn(other.parameters(), 1.0)\n", False),
+        ("def clip_fn(xs):\n    pass\n\nclip_fn(model.parameters())\n", False),
+        ("keep = build(cfg)\nkeep(model.parameters())\n", False),
+        ("clip_fn = build(cfg)\nclip_fn(image)\n", False),
+    ],
+)
+def test_what_a_config_makes_to_clip_by(body: str, is_said: bool) -> None:
+    found = codes(f"model = FSDP(net)\n{body}")
+    assert (("FM326", "commented") in found) is is_said
+    assert ("FM326", "rewritten") not in found

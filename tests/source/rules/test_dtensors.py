@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes, uses
+from tests.source.samples import IMPORTS, codes, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -220,14 +220,76 @@ def test_an_average_of_equal_norms_is_the_norm(reduced: str, is_said: bool) -> N
     assert ("FM423" in {use.code for use in uses(body, HEADER)}) is is_said
 
 
+LARGEST = "x = max((p.grad.abs().max().item() for p in m.parameters() if p.grad is not None), default=0.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "reduced", "is_said"),
+    [
+        (LARGEST, "dist.all_reduce(t, op=dist.ReduceOp.MAX)\n", False),
+        (LARGEST, "dist.all_reduce(t)\n", False),
+        (LARGEST.replace(".item()", ".log()"), "dist.all_reduce(t)\n", True),
+        (LARGEST.replace(".item()", ".log()"), "dist.all_reduce(t, dist.ReduceOp.MIN)\n", False),
+        (
+            LARGEST.replace(".max().item()", ".max().log()"),
+            "dist.all_reduce(t, op=ReduceOp.PRODUCT)\n",
+            False,
+        ),
+    ],
+)
+def test_the_largest_of_each_rank_is_not_summed(made: str, reduced: str, *, is_said: bool) -> None:
+    lines = f"{made}t = torch.tensor([x])\n{reduced}".replace("\n", "\n    ")
+    body = f"def f(m):\n    {lines}return t\nf(FSDP(net))\n"
+    assert ("do not sum it over the ranks" in turned(body, HEADER)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("if p.grad is not None and p.grad.numel() > 0:\n        x = p.grad.abs().max().item()", True),
+        ("if p.numel() == 0:\n        continue\n    x = torch.amin(p).item()", True),
+        ("x = [q.max().item() for q in m.parameters() if q.numel()]", True),
+        ("if p.numel() > 0:\n        x = p.sum().item()", False),
+        ("if p.numel() > 99:\n        x = p.max().item()", False),
+        ("if p.numel() > 0:\n        x = batch.max().item()", False),
+        ("x = p.max().item()", False),
+    ],
+)
+def test_a_part_may_be_empty_where_the_whole_is_not(use: str, *, is_said: bool) -> None:
+    """Tried with torch 2.13 on two ranks, and a parameter with one row."""
+    after = turned(f"{MODEL}for p in m.parameters():\n    {use}\n", HEADER)
+    assert (
+        "FM423 numel() counts the whole parameter now, where this rank's part may be empty" in after
+    ) is is_said
+
+
 def test_it_is_said_that_all_ranks_gather_what_one_may_ask_for() -> None:
     body = "def norms(model: FSDP):\n    return [p.grad.norm() for p in model.parameters()]\n"
     said = next(use.becomes for use in uses(body, HEADER) if use.code == "FM423")
     assert ".full_tensor() of it, on every rank" in said
-    assert "for this rank's part, as before, take .to_local() of what it is made of" in said
+    assert ".to_local() of what it is made of is this rank's rows" in said
     whole = f"{body}model = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n"
     said = next(use.becomes for use in uses(whole, HEADER) if use.code == "FM423")
     assert "or under NO_SHARD of the whole" in said
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("FSDP(net, ignored_modules=routers)", True),
+        ("FSDP(net, ignored_states=list(routers.parameters()))", True),
+        ("FSDP(net)", False),
+    ],
+)
+def test_an_ignored_parameter_is_plain(made: str, is_said: bool) -> None:
+    body = f"m = {made}\nfor n, p in m.named_parameters():\n    acc += p.grad.float().pow(2).sum()\n"
+    assert ("that FSDP ignores, which stays plain" in turned(body, HEADER)) is is_said
+
+
+def test_a_step_is_plain() -> None:
+    body = "m = FSDP(net)\nopt = torch.optim.AdamW(m.parameters())\n"
+    body += "n = sum(v.numel() for s in opt.state.values() for v in s.values())\n"
+    assert "`step` is plain" in turned(body, HEADER)
 
 
 COUNTS = "def size(m):\n    return sum(p.numel() for p in m.parameters())\n"

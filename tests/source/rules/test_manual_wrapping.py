@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_uncertain, codes
+from tests.source.samples import assert_uncertain, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -68,3 +68,28 @@ TNT = (
 )
 def test_torchtnts_strategy_makes_fsdp1s_model(body: str, *, is_said: bool) -> None:
     assert (("FM303", "commented") in codes(body)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("import ray.train.torch\nm = ray.train.torch.prepare_model(net, parallel_strategy='fsdp')\n", True),
+        (
+            "from ray.train.torch import prepare_model as f\nm = f(net, parallel_strategy='ddp')\n",
+            False,
+        ),
+        ("from torchtnt.utils.prepare_module import prepare_fsdp\nm = prepare_fsdp(net, device, s)\n", True),
+        ("from fairseq2.nn.fsdp import to_fsdp\nm = to_fsdp(net, gang)\n", True),
+        ("from mine import prepare_fsdp\nm = prepare_fsdp(net)\n", False),
+    ],
+)
+def test_what_another_package_makes_is_a_sharded_model(made: str, *, is_said: bool) -> None:
+    """Who puts prepare_fully_shard in its place would save DTensors of one rank, without an error."""
+    body = (
+        f"{made}opt = torch.optim.SGD(m.parameters())\ntorch.save((m.state_dict(), opt.state_dict()), 'x')\n"
+    )
+    found = set(codes(body, "import torch\n\n"))
+    assert ({("FM333", "commented"), ("FM425", "commented")} <= found) is is_said
+    # Ray's function chooses the worker's device too, without which NCCL finds one GPU twice.
+    is_rays = is_said and "ray." in made
+    assert ("give it parallel_strategy=None" in turned(body, "import torch\n\n")) is is_rays

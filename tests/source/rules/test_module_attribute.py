@@ -309,8 +309,24 @@ def test_what_is_set_on_the_model_within_is_to_be_looked_at(line: str, *, is_sai
     assert ".module" not in after.replace("`.module`", "")
 
 
-def test_where_the_class_is_asked_for_there_is_nothing_to_settle() -> None:
-    body = "def unwrap(model):\n    return model.module if isinstance(model, FSDP) else model\n"
-    after = turned(f"{MODEL}{body}")
-    assert "FM315" not in after
-    assert "return model if isinstance(model, FSDPModule) else model" in after
+ASKED = "isinstance(model, FSDP)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"inner = model.module if {ASKED} else model\n",
+        f"inner = model if not {ASKED} else model.module\n",
+        f"save((model.module if {ASKED} else model).head)\n",
+        f"if {ASKED}:\n    model = model.module\n",
+        f"if {ASKED}:\n    inner = model.module\n",
+        f"if {ASKED}:\n    model = model.module\nelse:\n    run(model)\n",
+        f"inner = model.module if {ASKED} else other\n",
+        f"inner = model.module.head if {ASKED} else model\n",
+        "inner = model.module if fast else model\n",
+    ],
+)
+def test_where_the_class_is_asked_for_there_is_nothing_to_settle(body: str) -> None:
+    found = turned(f"model = FSDP(net)\n{body}")
+    assert ".module" not in found.split("fsdp-migrate:")[0]
+    assert "FM315" not in found

@@ -138,3 +138,33 @@ def test_a_state_that_torch_gave_is_rekeyed_as_before() -> None:
 def test_parameters_in_the_place_of_an_optimizer_are_told() -> None:
     after = turned(f"{MODEL}state = FSDP.scatter_full_optim_state_dict(full, model, optim_input=groups)\n")
     assert "give the optimizer in its place, `optim=`" in after
+
+
+NAMED = """\
+with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+    own = opt.state_dict()
+    state = FSDP.optim_state_dict({given})
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["model, opt, own", "model=model, optim=opt, optim_state_dict=own", "model, opt, optim_state_dict=own"],
+)
+def test_the_optimizers_own_state_by_a_name_goes(given: str) -> None:
+    before = NAMED.format(given=given)
+    expected = "state = full_optimizer_state_dict(model, opt, rank0_only=False)\n"
+    assert turned(MODEL + before) == PREPARED + expected
+    # What else is read by that name is still what one rank has.
+    kept = turned(f"{MODEL}{before}torch.save((model.state_dict(), own), 'x')\n")
+    assert "own = opt.state_dict()\n" in kept
+    assert "# fsdp-migrate: FM425 " in kept
+    assert expected in kept
+
+
+@pytest.mark.parametrize("own", ["other.state_dict()", "opt.state_dict(1)", "load()", "opt.state"])
+def test_another_state_by_a_name_stays(own: str) -> None:
+    before = NAMED.format(given="model, opt, own").replace("opt.state_dict()", own)
+    after = turned(MODEL + before)
+    assert "FM309 these arguments have no equivalent" in after
+    assert f"own = {own}\n" in after

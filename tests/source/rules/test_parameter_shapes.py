@@ -213,3 +213,43 @@ WRAPS = "def main(net):\n    model = FSDP(net, use_orig_params=True)\n"
 )
 def test_a_function_without_a_name_that_is_given_parameters(body: str, *, is_said: bool) -> None:
     assert (("FM318", "commented") in codes(WRAPS + body)) is is_said
+
+
+CHOSEN = [
+    "big = [p for p in model.parameters() if p.numel() > 1000]",
+    "big = {n: p for n, p in model.named_parameters() if n_vocab == p.shape[0]}",
+    "big = [p for p in model.parameters() if p.size(0) >= cfg.size]",
+    "big = list(p for p in model.parameters() if p.nelement() < 1_000)",
+    "for p in model.parameters():\n    if p.numel() > 1000:\n        big.append(p)",
+    "for p in model.parameters():\n    if p.shape[-1] == 8:\n        p.requires_grad = False",
+    "for p in model.parameters():\n    n = p.numel()\n    if n < 9:\n        n\n    else:\n        x.add(p)",
+    "for n, p in model.named_parameters():\n    if p.numel() > 1000:\n        rates[n] = 0.1",
+    "def put(p):\n    if p.numel() > 1000:\n        big.append(p)\nfor p in model.parameters():\n    put(p)",
+]
+COUNTED = [
+    # Whether there is anything of one on this rank.
+    "kept = [p for p in model.parameters() if p.numel() > 0]",
+    "kept = [p for p in model.parameters() if p.numel() != 0]",
+    "for p in model.parameters():\n    if p.numel() >= 1:\n        kept.append(p)",
+    # Counted and printed.
+    "n = sum(1 for p in model.parameters() if p.numel() > 1000)",
+    "for p in model.parameters():\n    if p.numel() > 1000:\n        print(p.shape)",
+    "is_big = any(p.numel() > 1000 for p in model.parameters())",
+    "for p in model.parameters():\n    assert p.shape[0] == 8",
+    # Of another thing, of two parameters, and of how many dimensions.
+    "big = [x for x in things if x.numel() > 1000]",
+    "same = [p for p in model.parameters() if p.shape == other.shape]",
+    "same = [p for p in model.parameters() if p.numel() == p.grad.numel()]",
+    "big = [p for p in model.parameters() if len(names) > 1000]",
+]
+
+
+@pytest.mark.parametrize("body", CHOSEN)
+def test_parameters_that_are_chosen_by_their_size(body: str) -> None:
+    assert_commented(f"{body}\n", "FM318")
+
+
+@pytest.mark.parametrize("body", COUNTED)
+def test_sizes_that_choose_nothing_are_left_alone(body: str) -> None:
+    assert ("FM318", "commented") not in codes(f"model = FSDP(net)\n{body}\n")
+    assert ("FM318", "commented") not in codes(f"{CHOSEN[0].replace('model', 'net')}\nmodel = FSDP(net)\n")

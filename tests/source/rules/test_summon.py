@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.left_comments import stops_runs
 from tests.source.projects import FSDP, after
 from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned
 
@@ -74,6 +75,71 @@ def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
 )
 def test_the_comment_names_what_runs(inner: str, said: str) -> None:
     assert said in turned(f"{MODEL}with FSDP.summon_full_params(model):\n    y = {inner}\n")
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_said"),
+    [
+        ("torch.save(model.encoder.state_dict(), path)", False),
+        ("model.layers.load_state_dict(state)", False),
+        ("[p.zero_() for p in model.module.decoder.parameters()]", False),
+        ("model.head.reset_parameters()", False),
+        ("model.head.init_embeddings()", False),
+        ("model.embed.position.normal_(0.0, 0.02)", False),
+        ("model.layers.append(more)", False),
+        ("load(model.decoder)", False),
+        ("y = model.vit.to_embedding(x)", True),
+        ("y = model.encoder.__call__(x)", True),
+        ("y = model.encoder.layers.first(x)", True),
+        ("model.encoder(x)", True),
+    ],
+)
+def test_what_a_part_is_asked_for_does_not_run_it(runs: str, *, is_said: bool) -> None:
+    load = "def load(part):\n    part.block.load_state_dict(part.blocks.state_dict())\n\n\n"
+    body = f"{load}{MODEL}with FSDP.summon_full_params(model, writeback=True):\n    {runs}\n"
+    assert (("FM332", "commented") in codes(body)) is is_said
+    part = body.replace("summon_full_params(model,", "summon_full_params(model.decoder,")
+    assert ("FM332", "commented") not in codes(part.replace(runs, "load(model.decoder)"))
+
+
+@pytest.mark.parametrize(
+    ("inner", "is_read"),
+    [
+        ("out = model.generate(x)\n    w = model.get_output_embeddings().weight\n", True),
+        ("out = model(x)\n    torch.save(model.state_dict(), path)\n", True),
+        ("out = evaluate(model)\n    n = sum(p.abs().sum() for p in model.parameters())\n", True),
+        ("out = model.generate(x)\n    y = out.shape\n", False),
+    ],
+)
+def test_what_reads_parameters_beside_a_run_keeps_its_context(inner: str, *, is_read: bool) -> None:
+    after = turned(f"{MODEL}with FSDP.summon_full_params(model):\n    {inner}")
+    assert ("make that fsdp_migrate.runtime.summon_full_params for what reads parameters" in after) is is_read
+    assert ("take the context away" in after) is not is_read
+
+
+CHOSEN = "context = FSDP.summon_full_params(model, writeback=False) if whole else nullcontext()\n"
+
+
+@pytest.mark.parametrize(
+    ("below", "found"),
+    [
+        ("with context:\n    save(list(model.parameters()))\n", "rewritten"),
+        ("with torch.no_grad(), context:\n    save(list(model.parameters()))\n", "rewritten"),
+        ("with context:\n    model(x)\n", "FM332"),
+        ("with context:\n    pass\nwith context:\n    pass\n", "FM313"),
+        ("def later():\n    with context:\n        pass\n", "FM313"),
+        ("stack.enter_context(context)\n", "FM313"),
+    ],
+)
+def test_a_context_that_a_name_holds(below: str, found: str) -> None:
+    after = turned(f"{MODEL}{CHOSEN}{below}")
+    assert (f"fsdp-migrate: {found}" in after) is (found != "rewritten")
+    new = "context = summon_full_params(model, writeback=False) if whole else nullcontext()"
+    assert (new in after) is (found == "rewritten")
+
+
+def test_fsdp1s_call_that_is_left_stops_a_run() -> None:
+    assert stops_runs("FM313")
 
 
 INNER = """\

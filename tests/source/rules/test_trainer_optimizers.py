@@ -34,7 +34,10 @@ SMOOTHED = "label_smoothing_factor: float"
         ("args = TrainingArguments(optim='adamw_torch' if x else 'paged_adamw_8bit')\n", "adamw_torch_8bit"),
         (CLASS, "bitsandbytes"),
         ("args = parse()\nargs.optim = 'lion_8bit'\n", "bitsandbytes"),
-        ("args = TrainingArguments(output_dir='o', label_smoothing_factor=0.1)\n", "compute_loss_func"),
+        (
+            "args = TrainingArguments(output_dir='o', label_smoothing_factor=0.1)\n",
+            "shift_labels=True, num_items_in_batch=num_items_in_batch)",
+        ),
         ("args = parse()\nargs.label_smoothing_factor = 0.1\n", "compute_loss_func"),
         (CLASS.replace("optim: str", SMOOTHED).replace("'paged_adamw_32bit'", "0.1"), "compute_loss_func"),
         ("args = TrainingArguments(output_dir='o', label_smoothing_factor=0.0)\n", ""),

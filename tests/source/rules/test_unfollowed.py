@@ -221,6 +221,120 @@ def test_lists_of_plain_models_that_are_clipped(tmp_path: Path, does: str) -> No
     assert found(tmp_path, f"from torch.nn.utils import clip_grad_norm_\n{does}") == {}
 
 
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        ("def run({0}):\n    return sum(p.grad.data.norm() ** 2 for p in {0})\n", "p.grad.data.norm()"),
+        (
+            (
+                "def run({0}):\n    if isinstance({0}, torch.Tensor):\n        {0} = [{0}]\n"
+                "    {0} = list({0})\n    square = sum(p.grad.norm() ** 2 for p in {0})\n"
+                "    torch.distributed.all_reduce(square)\n"
+            ),
+            "p.grad.norm()",
+        ),
+        (
+            (
+                "class A:\n    def __init__(self, {0}):\n        self.x = {0}\n    def run(self):\n"
+                "        for p in self.x:\n            torch.distributed.all_reduce(p.grad)\n"
+            ),
+            "torch.distributed.all_reduce(p.grad)",
+        ),
+        (
+            (
+                "def run({0}):\n    grads = [p.grad for p in {0} if p.grad is not None]\n"
+                "    return torch.stack([torch.norm(g) for g in grads]).norm()\n"
+            ),
+            "torch.norm(g)",
+        ),
+        (
+            (
+                "def run({0}):\n    for p in filter(lambda p: p.grad is not None, {0}):\n"
+                "        total = total + p.grad.norm(2) ** 2\n"
+            ),
+            "p.grad.norm(2)",
+        ),
+        (
+            (
+                "def run({0}):\n    for group in {0}.param_groups:\n        for p in group['params']:\n"
+                "            total = total + p.grad.norm(2) ** 2\n"
+            ),
+            "p.grad.norm(2)",
+        ),
+        (
+            "def run({0}):\n    return max(p.grad.norm() for g in {0}.param_groups for p in g['params'])\n",
+            "p.grad.norm()",
+        ),
+    ],
+)
+def test_norms_of_lists_that_others_give(tmp_path: Path, does: str, text: str) -> None:
+    assert list(found(tmp_path, f"import torch\n{does.format('given')}")) == [text]
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        # Of one rank's part, as before.
+        "def run(given):\n    return sum(p.grad.norm().item() ** 2 for p in given)\n",
+        "def run(given):\n    return sum(x.norm() for x in given)\n",
+        "class A(base()):\n    def run(self):\n        for p in self.param_groups[0]['p']: p.grad.norm()\n",
+        "def run(given):\n    return sum(p.grad.to_local().norm() for p in given)\n",
+        "def run(given):\n    return sum(p.grad.norm() for p in given)\nrun(Net().parameters())\n",
+        "def run(given, x):\n    for p in given:\n        p.grad = None\n        y = x.norm()\n",
+        "def run():\n    given = list(Net().parameters())\n    return [p.grad.norm() for p in given]\n",
+    ],
+)
+def test_norms_of_lists_that_are_as_before(tmp_path: Path, does: str) -> None:
+    assert found(tmp_path, does) == {}
+
+
+GROUPS = "[p for g in optimizer.param_groups for p in g['params']]"
+
+
+@pytest.mark.parametrize(
+    ("does", "text"),
+    [
+        (
+            (
+                "class A:\n    def __init__(self, x):\n        self._grad_clipper = x\n"
+                f"    def run(self, optimizer):\n        ps = {GROUPS}\n"
+                "        return self._grad_clipper(ps)\n"
+            ),
+            "self._grad_clipper(ps)",
+        ),
+        (f"def run(optimizer, clip_fn):\n    clip_fn({GROUPS}, 1.0)\n", "clip_fn("),
+        (
+            "def run(x, cfg):\n    clip_grad = CLIPS.build(cfg)\n    clip_grad(x.model.parameters())\n",
+            "clip_grad(",
+        ),
+        ("def run(x):\n    sync = getattr(x.model, 'no_sync', None)\n", "getattr("),
+        ("def run(x):\n    if hasattr(x.model, 'no_sync'):\n        x.count += 1\n", "hasattr("),
+    ],
+)
+def test_clippers_of_a_config_and_methods_by_their_names(tmp_path: Path, does: str, text: str) -> None:
+    uses = found(tmp_path, does)
+    assert [each.startswith(text) for each in uses] == [True]
+    assert "fsdp_migrate.runtime" in next(iter(uses.values()))
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        f"def clip_grad(xs):\n    pass\n\n\ndef run(optimizer):\n    clip_grad({GROUPS})\n",
+        (
+            "class A:\n    def clip_grad(self, xs):\n        pass\n"
+            f"    def run(self, optimizer):\n        self.clip_grad({GROUPS})\n"
+        ),
+        "def run(clipper, image):\n    return clipper(image)\n",
+        "def run(clipper):\n    clipper(Net().parameters())\n",
+        "def run(x):\n    return getattr(x.loader, 'no_sync', None), getattr(x.model, 'config', None)\n",
+        "def run():\n    model = Net()\n    return getattr(model, 'no_sync', None)\n",
+    ],
+)
+def test_what_clips_nothing_of_a_model(tmp_path: Path, does: str) -> None:
+    assert found(tmp_path, does) == {}
+
+
 FSDP2S = """import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
-from tests.source.samples import assert_commented, assert_kept, codes
+from fsdp_migrate.source import scan_paths, scan_source
+from tests.source.samples import IMPORTS, MODEL, assert_commented, assert_kept, codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -81,11 +87,61 @@ def test_a_part_that_is_asked_for_and_taken_out() -> None:
 )
 def test_the_class_is_asked_for_by_its_name(test: str) -> None:
     code = f"def f(m):\n    kind = m.__class__.__name__\n    return {test}\n"
-    assert [use.action for use in scan_source(code) if use.code == "FM316"] == ["commented"]
+    assert [use.action for use in scan_source(code) if use.code == "FM335"] == ["commented"]
+    beside = code.replace("return ", 'return hasattr(m, "module") and ')
+    said = {use.becomes.partition("So is what stands beside it")[2] for use in scan_source(beside)}
+    assert any(each.endswith('hasattr(m,"module"): leave that out.') for each in said)
+
+
+@pytest.mark.parametrize(
+    ("test", "is_said"),
+    [
+        # False of FSDP1's class, and true of FSDP2's.
+        ('"FSDP" in type(model).__name__', True),
+        ('"fsdp" in type(model).__name__.lower()', True),
+        ('type(model).__name__.startswith("FSDP")', True),
+        ('re.match("FSDP", model.__class__.__name__)', True),
+        ('"FSDP" not in f"{type(model)}"', True),
+        # The other way round.
+        ('"DataParallel" in type(model).__name__', True),
+        ('type(model).__name__.endswith("Parallel")', True),
+        ('"fullysharded" in str(model).lower()', True),
+        ('model._get_name() in ["FullyShardedDataParallel", "DDP"]', True),
+        ('"fully_sharded_data_parallel" in model.__class__.__module__', True),
+        # The same of both.
+        ('"fsdp" in type(model).__module__', False),
+        ('re.search("FSDP|FullySharded", type(model).__name__)', False),
+        ('type(model).__name__.endswith("Compressed")', False),
+        # Another object.
+        ('"FSDP" in type(plugin).__name__', False),
+        ('"DataParallel" in type(plugin).__name__', False),
+        ('"FSDP" in names', False),
+        ('"FSDP" in model.config.name', False),
+    ],
+)
+def test_what_fsdp2s_class_answers_otherwise(test: str, *, is_said: bool) -> None:
+    body = f"{MODEL}if {test}:\n    model.train()\n"
+    # What is false now is not done any more, and stops a run; what is true since does not.
+    is_false_now = "Parallel" in test or "ully" in test
+    said = [code for code, _ in codes(body, IMPORTS + "import re\n")]
+    assert (("FM335" if is_false_now else "FM316") in said) is is_said
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ('if "DataParallel" in type(model).__name__:\n    model = model.module\n', False),
+        ('inner = model.module if "DataParallel" in type(model).__name__ else model\n', False),
+        ('if "DataParallel" in type(model).__name__:\n    model = model.other\n', True),
+        ('inner = model.other if "DataParallel" in type(model).__name__ else model\n', True),
+    ],
+)
+def test_a_name_that_only_takes_the_wrapper_off(use: str, *, is_said: bool) -> None:
+    assert ("FM335" in [code for code, _ in codes(MODEL + use)]) is is_said
 
 
 def test_the_word_in_a_setting_is_no_class() -> None:
-    assert ("FM316", "commented") not in codes('ok = args.strategy == "FullyShardedDataParallel"\n')
+    assert ("FM335", "commented") not in codes('ok = args.strategy == "FullyShardedDataParallel"\n')
 
 
 @pytest.mark.parametrize(
@@ -154,3 +210,13 @@ def test_the_last_of_several_tries_is_no_work(first: str, leaves: str, where: st
     by_format = code.replace('"_fsdp_wrapped_module." + key', 'f"_fsdp_wrapped_module.{key}"')
     for each in (code, chained, by_format):
         assert {use.action for use in scan_source(each) if use.code == "FM316"} == wanted
+
+
+def test_a_function_of_another_file_asks_for_the_name(tmp_path: Path) -> None:
+    (tmp_path / "ask.py").write_text('def is_one(m):\n    return "FSDP" in type(m).__name__\n')
+    for given, is_said in (("model", True), ("net.other", False)):
+        main = f"{IMPORTS}from ask import is_one\n\ndef main(net):\n    model = FSDP(net)\n"
+        main += f"    is_one({given})\n"
+        (tmp_path / "main.py").write_text(main)
+        said = [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("ask.py")]
+        assert ("FM316" in said) is is_said

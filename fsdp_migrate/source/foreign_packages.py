@@ -1,0 +1,40 @@
+"""Packages that a project imports and does not have: what they have for FSDP may be for FSDP1's models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.project import parts_of
+from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.reach import written_imports
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Project
+    from fsdp_migrate.source.python.links import Links
+
+
+# They take FSDP2's models as well, or other rules speak of what they do.
+_KNOWN: Final = frozenset(
+    {
+        *("accelerate", "composer", "deepspeed", "fairscale", "fsdp_migrate", "lightning"),
+        *("lightning_fabric", "megatron", "peft", "pytorch_lightning", "torch", "torch_xla", "transformers"),
+    }
+)
+
+
+def with_foreign_packages(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
+    """Tell each file that speaks of FSDP which packages it imports from that are not the project's."""
+    naming = [path for path, text in project.texts.items() if "fsdp" in text.lower()]
+    own = {part for path in project.texts for part in parts_of(path)}
+    found: dict[Path, frozenset[str]] = {}
+    for path in naming:
+        written = (name for name, _ in written_imports(project.texts[path]) if not name.startswith("."))
+        tops = {name.partition(".")[0] for name in written}
+        found[path] = frozenset(tops - own - _KNOWN - set(path.parts) - sys.stdlib_module_names)
+    told = {p: replace(links.get(p, NOTHING), foreign=names) for p, names in found.items() if names}
+    return {**links, **told}

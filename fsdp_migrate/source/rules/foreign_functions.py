@@ -1,0 +1,65 @@
+"""Classes and functions of other packages that are made for FSDP1's models, as their names say."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.held import MODEL
+from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+NAME = "other-packages"
+CODES = ("FM317",)
+
+_MEANT = (
+    "by its name `{}` is made for FSDP's models, and this gives it a sharded one. FSDP1's was a wrapper "
+    "around flat parameters, FSDP2's is the model itself, of DTensors: see that this package takes those. A "
+    "checkpoint can be saved and loaded by torch.distributed.checkpoint in its place."
+)
+_FSDP = re.compile(r"fsdp(?!_?2|_?module)|FullySharded", re.IGNORECASE)
+
+
+def find(source: Source) -> Iterator[Found]:
+    """Find calls of them that are given a sharded model, also in a list or a dict."""
+    if not source.links.foreign:
+        return
+    for call in source.calls:
+        name = _foreign(source, call.func)
+        if name and any(_has_model(source, arg.value) for arg in call.args):
+            yield Found("FM317", call, _MEANT.format(name), "commented")
+
+
+def _foreign(source: Source, func: cst.BaseExpression) -> str:
+    """Return another package's name for FSDP that is called, or that made the object whose method is."""
+    made = func.value if isinstance(func, cst.Attribute) else None
+    if isinstance(made, (cst.Attribute, cst.Name)):
+        made = last_value(source.index, made)
+    return _named(source, func) or (_named(source, made.func) if isinstance(made, cst.Call) else "")
+
+
+def _named(source: Source, func: cst.BaseExpression) -> str:
+    for known in source.index.qualified(func):
+        package, *names = known.split(".")
+        # A module may be called so for other reasons: of it the class counts, and the function.
+        own = [each for each in names[:-1] if each[:1].isupper()] + names[-1:]
+        named = [each for each in own if _FSDP.search(each)]
+        if named and package in source.links.foreign:
+            return named[0]
+    return ""
+
+
+def _has_model(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether it is a sharded model, or a list or a dict that holds one."""
+    kinds = source.models.kinds(given)
+    paths = (kind.split(">") for kind in kinds)
+    return any(steps[-1] == MODEL and not any(each.startswith(".") for each in steps) for steps in paths)

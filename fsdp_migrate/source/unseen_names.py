@@ -1,0 +1,60 @@
+"""Whether ``use_orig_params`` may be among what ``FSDP(net, **kwargs)`` is given by two stars."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.asked_around import settings_around
+from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.starred_keys import is_given_by_stars
+
+
+if TYPE_CHECKING:
+    import ast
+    import os
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.python.links import Links
+
+
+ARGUMENT: Final = "use_orig_params"
+_KEEPS: Final = re.compile(rf"{ARGUMENT}\b(?!['\"]?[\s:=]+['\"]?(?:[Ff]alse|0)\b)")
+"""What a config or a command says that may ask for parameters of their own names."""
+
+
+def with_unseen_names(
+    project: Project, links: Mapping[Path, Links], around: Iterable[str | os.PathLike[str]]
+) -> dict[Path, Links]:
+    """Tell the files that hold FSDP1 where its class is given arguments that no file shows.
+
+    What a config of the project says is taken for what they are.
+    """
+    makes = [path for path, text in project.texts.items() if catalog.FSDP in text and "**" in text]
+    found = {_of_module(project, each) for each in filter(None, map(project.module, makes))} - {False}
+    if not found:
+        return dict(links)
+    keeps = True in found or any(_KEEPS.search(text) for _, text in settings_around(around))
+    told = {*links, *(path for path, text in project.texts.items() if catalog.FSDP in text)}
+    known = {path: links.get(path, NOTHING) for path in told}
+    return {
+        path: replace(each, keeps_names=each.keeps_names or keeps, unseen_names=True)
+        for path, each in known.items()
+    }
+
+
+def _of_module(project: Project, module: Module) -> bool | None:
+    place = Place(module, "")
+
+    def makes(call: ast.Call) -> bool:
+        # Or it is given to what calls it later: `partial(FSDP, **kwargs)`.
+        known = [call.func, *call.args, *(each.value for each in call.keywords)]
+        names = (project.qualified(dotted(each) or "", place) for each in known)
+        return any(catalog.fsdp1_name(each) == catalog.FSDP for each in names)
+
+    return is_given_by_stars(module.tree, makes, ARGUMENT)

@@ -1,0 +1,92 @@
+"""Other packages' classes and functions for FSDP that are given a sharded model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import rewrite_paths, scan_paths
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+TRAIN = """\
+import store
+from accelerate.utils import save_fsdp_model
+from store import Checkpointer, FSDP2Checkpointer, FSDPCheckpointer
+from store.fsdp_tools import copy_all, move_fsdp_model
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+from own.tools import save_fsdp
+
+
+class Trainer:
+    def __init__(self, net):
+        self.model = FSDP(net)
+        self.saver = {made}
+        self.state = {{}}
+        self.state = self.state.copy()
+
+    def save(self, path):
+        state = {{"extra": 1}}
+        state["model"] = self.model
+        {does}
+"""
+
+
+def _said(folder: Path, does: str, made: str = "FSDPCheckpointer('x')") -> list[str]:
+    (folder / "own").mkdir()
+    (folder / "own" / "tools.py").write_text("def save_fsdp(model):\n    pass\n")
+    (folder / "train.py").write_text(TRAIN.format(does=does, made=made))
+    uses = [each for each in scan_paths([folder]).uses if each.rule == "other-packages"]
+    assert {(each.code, each.action) for each in uses} <= {("FM317", "commented")}
+    rewrite_paths([folder], write=True)
+    after = (folder / "train.py").read_text()
+    assert does in after
+    assert after.count("# fsdp-migrate: FM317 ") == len(uses)
+    return [each.becomes.split("`")[1] for each in uses]
+
+
+@pytest.mark.parametrize(
+    ("does", "name"),
+    [
+        ("FSDPCheckpointer.save(path, self.model)", "FSDPCheckpointer"),
+        ("FSDPCheckpointer.save(path=path, state={'model': self.model})", "FSDPCheckpointer"),
+        ("FSDPCheckpointer.save(state)", "FSDPCheckpointer"),
+        ("store.FSDPCheckpointer(path).save([self.model])", "FSDPCheckpointer"),
+        ("self.saver.save(self.model, path)", "FSDPCheckpointer"),
+        ("move_fsdp_model(self.model)", "move_fsdp_model"),
+    ],
+)
+def test_it_gets_a_comment(tmp_path: Path, does: str, name: str) -> None:
+    assert _said(tmp_path, does) == [name]
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "FSDPCheckpointer.save(path)",
+        "FSDPCheckpointer.save(self.model.config)",
+        "FSDPCheckpointer.save(self)",
+        "FSDP2Checkpointer.save(self.model)",
+        "Checkpointer.save(self.model)",
+        "copy_all(self.model)",
+        "save_fsdp(self.model)",
+        "save_fsdp_model(self.plugin, self.accelerator, self.model, path)",
+    ],
+)
+def test_what_takes_fsdp2s_and_what_is_the_projects_own_does_not(tmp_path: Path, does: str) -> None:
+    assert _said(tmp_path, does) == []
+
+
+def test_an_object_of_another_class_does_not(tmp_path: Path) -> None:
+    assert _said(tmp_path, "self.saver.save(self.model)", "Checkpointer('x')") == []
+
+
+def test_what_is_made_of_itself_ends(tmp_path: Path) -> None:
+    assert _said(tmp_path, "self.saver.save(self.model)", "self.saver.to('cpu')") == []

@@ -1,0 +1,159 @@
+"""Plain tensors and names of a model before it is sharded, or of its full state, beside the sharded one's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.plain_copies import COPIES
+from tests.source.samples import uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+_WRAP = "model = FSDP(net, use_orig_params=True)\n"
+_STEP = "for n, p in model.named_parameters():\n    {}\n"
+_LIKE = "kept = {n: torch.ones_like(p) for n, p in net.named_parameters()}\n"
+_FILLED = "kept = {}\nfor n, p in net.named_parameters():\n    kept[n] = p.detach().clone()\n"
+_LISTED = "kept = []\nfor p in net.parameters():\n    kept.append(p.detach().clone())\n"
+_ADDED = "kept = set()\nfor n, _ in net.named_parameters():\n    kept.add(n)\n"
+_PULL = "def pull(model, kept):\n    for n, p in model.named_parameters():\n        p.data.add_(kept[n])\n\n"
+_EMPTY = "g = [torch.zeros_like(p) for p in model.parameters()]\n"
+_STATE = "kept = {k: v.detach().clone().cpu() for k, v in model.state_dict().items()}\n"
+
+
+def _said(body: str) -> tuple[bool, bool]:
+    """Return whether the tensors are said to meet, and whether the names are."""
+    found = uses(body)
+    names = any(use.code == "FM318" and "before sharding" in use.becomes for use in found)
+    return any(use.becomes == COPIES for use in found), names
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (_LIKE, _STEP.format("p.grad.mul_(kept[n])")),
+        (_LIKE, _STEP.format("p.grad *= kept[n]")),
+        (_LIKE, _STEP.format("p.grad.masked_fill_(kept[n] == 0, 0.0)")),
+        (_LIKE, _STEP.format("p.data = torch.where(kept[n] > 0, p, 0)")),
+        (_LIKE, _STEP.format("p.grad.mul_(kept.get(n))")),
+        (_LIKE, _STEP.format("total = (p.detach() - kept[n]).abs().sum().item()")),
+        (_LIKE, _STEP.format("moved = p != kept[n]")),
+        (_FILLED, _STEP.format("p.data.add_(kept[n], alpha=0.1)")),
+        (
+            "kept = [p.clone() for p in net.parameters()]\n",
+            "d = [p - q for p, q in zip(model.parameters(), kept)]\n",
+        ),
+        (_LISTED, "for i, p in enumerate(model.parameters()):\n    p.grad.add_(kept[i])\n"),
+        ("kept = copy.deepcopy(net.state_dict())\n", _STEP.format("p.data.lerp_(kept[n], 0.5)")),
+        ("kept = dict(net.named_parameters())\n", _STEP.format("p.grad.add_(p - kept[n])")),
+        (
+            f"{_PULL}{_LIKE}",
+            "pull(model, kept)\n",
+        ),
+    ],
+)
+def test_copies_of_the_plain_model(before: str, after: str) -> None:
+    assert _said(f"{before}{_WRAP}{after}")[0]
+    # Copies of the sharded model's own parameters are DTensors as well.
+    assert not _said(f"{_WRAP}{before.replace('net.', 'model.').replace('.state_dict()', '')}{after}")[0]
+
+
+@pytest.mark.parametrize(
+    ("after", "is_said"),
+    [
+        (_STEP.format("d = p - kept[n]"), True),
+        ("for p, q in zip(model.parameters(), kept.values()):\n    d = (p.cpu() - q).norm().item()\n", True),
+        (
+            f"{_EMPTY}for a, b in zip(g, kept.values()):\n    a.copy_(b)\n",
+            True,
+        ),
+        # Both are plain, or both whole.
+        ("now = model.state_dict()\nd = [now[k] - v for k, v in kept.items()]\n", False),
+        (
+            f"{_EMPTY}for a, b, c in zip(g, kept.values(), kept.values()):\n    d = b - c\n",
+            False,
+        ),
+        (_STEP.format("d = p.full_tensor() - kept[n]"), False),
+        (_STEP.format("d = p - other[n]"), False),
+        ("for k in kept:\n    print(k)\n", False),
+    ],
+)
+def test_full_states(after: str, is_said: bool) -> None:
+    assert _said(f"{_WRAP}{_STATE}{after}")[0] is is_said
+    sharded = "FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)\n"
+    assert not _said(f"{_WRAP}{sharded}{_STATE}{after}")[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_said"),
+    [
+        (_LIKE, _STEP.format("if n in kept:\n        p.grad.zero_()"), True),
+        (_LIKE, _STEP.format("if n not in kept:\n        p.grad = None"), True),
+        (
+            "kept = [n for n, p in net.named_parameters()]\n",
+            _STEP.format("if n in kept:\n        xs.append(p)"),
+            True,
+        ),
+        ("kept = set(net.state_dict().keys())\n", _STEP.format("if n in kept:\n        p.data *= 2"), True),
+        (
+            "kept = get_parameter_names(net, [])\n",
+            "xs = [p for n, p in model.named_parameters() if n in kept]\n",
+            True,
+        ),
+        (_ADDED, "xs = [p for n, p in model.named_parameters() if n in kept]\n", True),
+        (_LISTED, _STEP.format("if n in kept:\n        p.grad.zero_()"), False),
+        (_LIKE, _STEP.format("if n in kept:\n        print(p)"), False),
+        (
+            _LIKE,
+            _STEP.format(
+                "m = n.replace('_fsdp_wrapped_module.', '')\n    if m in kept:\n        p.grad = None"
+            ),
+            False,
+        ),
+        (
+            _LIKE,
+            "for n, p in model.module.named_parameters():\n    if n in kept:\n        p.grad = None\n",
+            False,
+        ),
+    ],
+)
+def test_names_from_before(before: str, after: str, is_said: bool) -> None:
+    assert _said(f"{before}{_WRAP}{after}")[1] is is_said
+    assert not _said(f"{_WRAP}{before.replace('net', 'model')}{after}")[1] or "state_dict" in before
+
+
+TRAINER = """
+import torch
+from transformers import AutoModel, Trainer, TrainingArguments
+
+class Masked(Trainer):
+    def __init__(self, *args, masks=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.masks = masks
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        for n, p in model.named_parameters():
+            if n in self.masks:
+                p.grad.mul_(self.masks[n])
+
+def main(other):
+    net = AutoModel.from_pretrained("m")
+    args = TrainingArguments(output_dir="x", fsdp="full_shard")
+    masks = {n: torch.ones_like(p) for n, p in net.named_parameters()}
+    trainer = Masked(model=net, args=args, masks=masks)
+    trainer.train()
+"""
+
+
+@pytest.mark.parametrize("model", ["net", "other"])
+def test_what_a_trainer_is_given(tmp_path: Path, model: str) -> None:
+    (tmp_path / "train.py").write_text(TRAINER.replace("in net.", f"in {model}."))
+    found = [use for use in scan_paths([tmp_path]).uses if use.code in {"FM318", "FM423"}]
+    assert [use.line for use in found] == ([12, 13] if model == "net" else [])
