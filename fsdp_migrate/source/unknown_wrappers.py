@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
+_SETS = (cst.AnnAssign, cst.AssignTarget, cst.Del, cst.ImportAlias, cst.ImportFrom)
+
+
 def of_wrappers(source: Source) -> Iterator[tuple[cst.Attribute, cst.BaseExpression]]:
     """Yield each ``model.module`` that is read, with the model; not where something asks for it first."""
     if source.links.keeps_module:
@@ -58,4 +61,5 @@ def _is_found_out(source: Source, node: cst.Attribute) -> bool:
 
 
 def _is_set(source: Source, node: cst.Attribute) -> bool:
-    return isinstance(source.index.parents[node], (cst.AnnAssign, cst.AssignTarget, cst.Del))
+    """Tell whether it is given a value, or is no attribute but a file: ``from transformer.module import A``."""
+    return isinstance(source.index.parents[node], _SETS)

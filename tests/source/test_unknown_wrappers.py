@@ -58,6 +58,7 @@ def test_it_is_named(tmp_path: Path, does: str, text: str) -> None:
         "def run(model):\n    if isinstance(model, Own):\n        return model.module\n",
         "def run(model):\n    model = DDP(model)\n    return model.module\n",
         "def run(net):\n    model = nn.Linear(1, 1)\n    return model.module\n",
+        "import core.model.module\nfrom core.model.module import Float16Module\n",
         "def run(model, x):\n    model.module = x\n",
         "def run(package):\n    return package.module\n",
         "def run(model, use_fsdp):\n    return model if use_fsdp else model.module\n",
