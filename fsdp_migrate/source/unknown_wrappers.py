@@ -61,5 +61,5 @@ def _is_found_out(source: Source, node: cst.Attribute) -> bool:
 
 
 def _is_set(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether it is given a value, or is no attribute but a file: ``from transformer.module import A``."""
+    """Tell whether it is given a value, or is no attribute but a file: ``from core.module import A``."""
     return isinstance(source.index.parents[node], _SETS)
