@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.checked_optimizers import is_of_a_plain_model
 from fsdp_migrate.source.python.evidence import is_off
+from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -315,7 +316,8 @@ def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:
     Or of a module that no sharded model has.
     """
     plain = list(_are_plain(source, optimizer))
-    return (bool(plain) and all(plain)) or _is_of_a_module_apart(source, optimizer)
+    is_plain = (bool(plain) and all(plain)) or is_given_plain(source.models, optimizer)
+    return is_plain or _is_of_a_module_apart(source, optimizer)
 
 
 def _is_of_a_module_apart(source: Source, optimizer: cst.BaseExpression) -> bool:

@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.checked_optimizers import is_made_for_fsdp1, is_of_a_plain_model
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped, given_to_clipper
+from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
@@ -247,6 +248,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
             is_done = is_done or (name == "state_dict" and is_loaded_back(source.index, call))
             is_done = is_done or is_asked_for_keys(source.index, call)
             is_done = is_done or is_of_a_plain_model(source.models.guards, func.value)
+            is_done = is_done or is_given_plain(source.models, func.value)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
