@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.conversion.assigned import with_assignment
 from fsdp_migrate.adapters.conversion.here_documents import holds_settings
 from fsdp_migrate.adapters.conversion.shell import HereDocument, here_documents
 from fsdp_migrate.adapters.conversion.text import BlockReport, TextConversion, convert_text
@@ -69,7 +70,10 @@ def convert_written(text: str, settings: Settings | None) -> WrittenConfigs:
         done.lines.add(here.line)
         done.asked += [word.strip("\"'") for word in text.splitlines()[here.line - 1].split()]
         done.blocks += [replace(block, path=place) for block in made.blocks]
-        done.findings += [replace(each, subject=f"{place}: {each.subject}") for each in made.findings]
+        # What the shell puts in is what the script has set above it.
+        above = "" if here.is_quoted else text[: here.start]
+        said = (with_assignment(each, above, settings) for each in made.findings)
+        done.findings += [replace(each, subject=f"{place}: {each.subject}") for each in said]
         done.pieces += [Piece(here.start, here.end, made.text)] if made.is_changed else []
     return done
 

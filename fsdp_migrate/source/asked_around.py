@@ -18,7 +18,7 @@ from fsdp_migrate.source.files import (
     read_source,
 )
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
-from fsdp_migrate.source.shown_commands import shown_commands
+from fsdp_migrate.source.shown_commands import PAGES, is_page, shown_commands
 
 
 if TYPE_CHECKING:
@@ -27,16 +27,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_PAGES: Final = frozenset({".md", ".rst"})
-# They tell of what was, or of others.
-_OF_THE_PAST: Final = re.compile(r"(?i)^(?:change|history|news|release)")
 _TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
 _WINDOWS: Final = frozenset({".bat", ".cmd"})
 _SAID: Final = re.compile(r"^[ \t]*(?:@?rem\b|::).*$", re.MULTILINE | re.IGNORECASE)
 """What such scripts say to readers alone."""
 _BESIDE: Final = (
     frozenset({NOTEBOOK, ".cfg", ".dockerfile", ".ini", ".lsf", ".ps1", ".toml"})
-    | _PAGES
+    | PAGES
     | _TEMPLATES
     | _WINDOWS
 )
@@ -155,14 +152,14 @@ def _text_of(path: Path) -> str | None:
         text = read_source(path)
         if path.suffix in _WINDOWS:
             return _SAID.sub("", text)
-        return shown_commands(path, text) if path.suffix in _PAGES else text
+        return shown_commands(path, text) if path.suffix in PAGES else text
     except (SourceError, OSError):
         return None
 
 
 def _may_ask(path: Path) -> bool:
-    if path.suffix in _PAGES:
-        return not _OF_THE_PAST.match(path.name) and path.is_file()
+    if path.suffix in PAGES:
+        return is_page(path)
     is_other = is_shell(path) or is_dockerfile(path) or path.suffix in _BESIDE
     return path.suffix in SETTINGS or (is_other and path.is_file()) or is_accelerates(path)
 

@@ -14,6 +14,7 @@ from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConver
 from fsdp_migrate.source.files import SHELL, find_sources, is_shell, read_source
 from fsdp_migrate.source.launch_precision import gives_precision
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, settings_in_notebook
+from fsdp_migrate.source.shown_commands import PAGES, is_page, numbered_commands
 
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _BY_HAND = (
     "by hand: its flags stand within quotes, or in a variable that others use, where they cannot be changed; "
     "`fsdp-migrate config` shows what each command becomes"
 )
+_SHOWN = "by hand: it stands in a page; `fsdp-migrate config --command '...'` shows what it becomes"
 _ENVIRONMENT = "FM355"
 _STANDS_ELSEWHERE = "FM356"
 _WRITTEN_THERE = re.compile(r", and write (?P<what>.+?) there: ")
@@ -64,6 +66,11 @@ class LaunchFound:
     cell: int | None = None
     """Of a notebook the cell, within which the line is counted."""
     wanted: str = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it stands in a page, which nothing converts."""
+        return self.path.endswith(tuple(PAGES))
 
     @property
     def place(self) -> str:
@@ -96,9 +103,26 @@ def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
         >>> find_launches(["fsdp_migrate/source"])
         []
     """
-    files = [path for path in find_sources(paths, SHELL | {"", NOTEBOOK}) if path.is_file()]
+    files = [path for path in find_sources(paths, SHELL | PAGES | {"", NOTEBOOK}) if path.is_file()]
     scripts = (found for path in files if is_shell(path) for found in _of_script(path))
-    return [*scripts, *(each for path in files if path.suffix == NOTEBOOK for each in _of_notebook(path))]
+    shown = (found for path in files if is_page(path) for found in _of_page(path))
+    return [
+        *scripts,
+        *shown,
+        *(each for path in files if path.suffix == NOTEBOOK for each in _of_notebook(path)),
+    ]
+
+
+def _of_page(path: Path) -> Iterator[LaunchFound]:
+    """Yield the commands of a page that start scripts beside it with FSDP1's settings."""
+    try:
+        text = read_source(path)
+    except FSDPMigrateError:
+        return
+    for line, command in numbered_commands(path, text) if _SPEAKS_OF_FSDP.search(text) else ():
+        found = _look_at(path, line, command, "") if _SPEAKS_OF_FSDP.search(command) else None
+        if found is not None and found.state == "changes":
+            yield replace(found, by_hand=True, message=_SHOWN)
 
 
 def _of_notebook(path: Path) -> Iterator[LaunchFound]:

@@ -20,6 +20,35 @@ _FENCED: Final = re.compile(r"^[ \t]*```[ \t]*ya?ml[ \t]*\n(?P<text>.*?)^[ \t]*`
 _FENCE: Final = re.compile(r"^[ \t>]*(?:```|~~~)")
 _SET_AS_CODE: Final = re.compile(r"^(?:[ ]{2}|\t|[$>]|`[^`]*`\s*$)")
 _MOST_ABOVE: Final = 3
+_GOES_ON: Final = re.compile(r"[ \t]*\\[ \t]*\n[ \t]*")
+_BREAK: Final = "\x1a"
+"""In the place of a line's end in a command that goes on."""
+PAGES: Final = frozenset({".md", ".rst"})
+"""What pages end in."""
+_OF_THE_PAST: Final = re.compile(r"(?i)^(?:change|history|news|release)")
+
+
+def is_page(path: Path) -> bool:
+    """Tell whether a file is a page that tells of now, and not of what was, or of others."""
+    return path.suffix in PAGES and not _OF_THE_PAST.match(path.name) and path.is_file()
+
+
+def numbered_commands(page: Path, text: str) -> Iterator[tuple[int, str]]:
+    r"""Yield the commands of a page that start a script of its project, each with its line.
+
+    Example:
+        >>> from pathlib import Path
+        >>> list(numbered_commands(Path("README.md"), "    torchrun none.py --fsdp full_shard\n"))
+        []
+    """
+    breaks = 0
+    joined = _GOES_ON.sub(f" {_BREAK}", text)
+    code = {number: line for number, line in _code(joined) if _COMMAND.match(line)}
+    for number, line in enumerate(joined.splitlines(), 1):
+        command = code.get(number, "").replace(_BREAK, "")
+        if command and _starts_one_beside(page, command):
+            yield number + breaks, command.strip(" \t$>`")
+        breaks += line.count(_BREAK)
 
 
 def shown_commands(page: Path, text: str) -> str:
@@ -32,21 +61,19 @@ def shown_commands(page: Path, text: str) -> str:
         >>> shown_commands(Path("README.md"), "We use FSDP.\n\n    torchrun none.py --fsdp full_shard\n")
         ''
     """
-    joined = re.sub(r"\\[ \t]*\n[ \t]*", " ", text)
-    commands = [line for line in _code(joined) if _COMMAND.match(line)]
-    own = [each for each in commands if _starts_one_beside(page, each)]
+    own = [command for _, command in numbered_commands(page, text)]
     configs = [each["text"] for each in _FENCED.finditer(text)] if own else []
     return "\n".join([*own, *configs])
 
 
-def _code(text: str) -> Iterator[str]:
+def _code(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a page that are code: fenced, indented, after a prompt, or between backticks."""
     is_fenced = False
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         if _FENCE.match(line):
             is_fenced = not is_fenced
         elif is_fenced or _SET_AS_CODE.match(line):
-            yield line
+            yield number, line
 
 
 def _starts_one_beside(page: Path, command: str) -> bool:

@@ -96,6 +96,10 @@ _LINES_BY_HAND = (
     "Change by hand the launch lines whose flags stand within quotes, or in a variable that others use; this "
     "shows what each command becomes"
 )
+_SHOWN_BY_HAND = (
+    "Change by hand the launch lines that pages show, also where you start such a run; this shows what each "
+    "command becomes"
+)
 _ELSEWHERE = (
     "Read what is said of launch lines whose settings stand in other files or in the environment, such as "
     "what becomes of the mixed precision that they ask for"
@@ -278,6 +282,7 @@ def _steps_for_proof(
     """Return what proves beforehand that the run stays the same, with what is there of configs and models."""
     changing = [each for each in configs if each.state == "changes"]
     given = [each.path for each in changing]
+    launches = [each for each in launches if not each.is_shown]
     given += dict.fromkeys(each.path for each in launches if each.state == "changes")
     copies = [each.fsdp1_copy for each in configs if each.fsdp1_copy and not given]
     options = [f" --config {shlex.quote(path)}" for path in (given or copies)[:_MOST_CONFIGS]]
@@ -330,7 +335,10 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         what = _WRITTEN if writes else _IN_CELLS if in_cells else "the flags of the launch lines"
         text = f"Convert {what} ({places}); a backup of each {'file' if in_cells else 'script'} is kept."
         steps.append(Step(text, commands))
-    if by_hand := [each for each in launches if each.by_hand]:
+    if shown := [each for each in launches if each.by_hand and each.is_shown]:
+        places = ", ".join(each.place for each in shown)
+        steps.append(Step(f"{_SHOWN_BY_HAND} ({places}).", tuple(dict.fromkeys(map(_asking_why, shown)))))
+    if by_hand := [each for each in launches if each.by_hand and not each.is_shown]:
         places = ", ".join(each.place for each in by_hand)
         commands = tuple(
             f"fsdp-migrate config {shlex.quote(path)}"

@@ -66,3 +66,32 @@ def test_around_a_function_that_counts(tmp_path: Path, used: str, is_said: bool)
 def test_one_ranks_part_is_counted_as_before() -> None:
     local = _COUNT.replace("p.numel()", "p.to_local().numel()")
     assert ("FM423", "commented") not in codes(f"{local}model = FSDP(net)\nn = count(model) * world_size\n")
+
+
+SUMMED = [
+    (f"n = torch.tensor({_SUM})\ndist.all_reduce(n)", True),
+    (f"n = {_SUM}\nt = torch.tensor(n).cuda()\ndist.all_reduce(t)", True),
+    (f"n = {_SUM}\nn = torch.tensor([n])\ndist.all_reduce(n, op=dist.ReduceOp.SUM)", True),
+    (
+        "n = 0\nfor p in model.parameters():\n    n += p.numel()\nt = torch.tensor(n)\ndist.all_reduce(t)",
+        True,
+    ),
+    (f"n = torch.tensor({_SUM})\nn = accelerator.reduce(n, 'sum')", True),
+    (f"n = accelerator.reduce(torch.tensor({_SUM}))", True),
+    (f"n = {_SUM}\nprint(n)", False),
+    (f"n = {_SUM}\ndist.all_reduce(loss)\nprint(n)", False),
+    (f"n = torch.tensor({_SUM})\ndist.all_reduce(n, op=dist.ReduceOp.MAX)", False),
+    (f"n = torch.tensor({_SUM})\ndist.all_reduce(n, group=mpu.get_pipeline_model_parallel_group())", False),
+    (f"n = torch.tensor({_SUM})\nn = functools.reduce(add, [n])", False),
+]
+
+
+@pytest.mark.parametrize(("body", "is_said"), SUMMED)
+def test_a_count_that_is_summed_over_the_ranks(tmp_path: Path, body: str, is_said: bool) -> None:
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    imports = f"import functools\n\nimport torch\nimport torch.distributed as dist\n{FSDP}"
+    helper = f"{imports}\n\ndef count(model):\n{lines}"
+    calls = "\n\ndef main(net):\n    model = FSDP(net)\n    {}\n"
+    for call, code in (("count(model)", "FM423"), ("return model", "FM450")):
+        (tmp_path / "a.py").write_text(helper + calls.format(call))
+        assert (code in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

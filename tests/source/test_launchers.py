@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.steps import next_steps
 from fsdp_migrate.source.surroundings import find_configs
 
 
@@ -126,3 +127,44 @@ def test_what_is_no_script_of_a_shell_asks_for_nothing(tmp_path: Path, name: str
     (tmp_path / name).write_text(f"{first}\naccelerate launch --use_fsdp train.py\n")
     assert not scan_paths([tmp_path]).uses
     assert not find_launches([tmp_path])
+
+
+PAGE = """\
+# Training
+
+Run it so:
+
+```bash
+{} train.py --bf16 True \\
+    --fsdp "{}"
+```
+"""
+
+
+def test_a_command_that_a_page_shows_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "README.md").write_text(PAGE.format("$ torchrun", "full_shard auto_wrap"))
+    (found,) = find_launches([tmp_path])
+    assert (found.line, found.framework, found.state, found.by_hand) == (6, "hf", "changes", True)
+    assert found.command == 'torchrun train.py --bf16 True --fsdp "full_shard auto_wrap"'
+    steps = next_steps([str(tmp_path)], scan_paths([tmp_path]), [], [], [found])
+    said = "".join(part for each in steps for part in (each.text, *each.commands))
+    assert f"({found.place})" in said
+    assert f"fsdp-migrate config --command '{found.command}'" in said
+    assert f"config {found.path}" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "words"),
+    [
+        ("README.md", "torchrun", "no"),
+        ("README.md", "We ran torchrun", "full_shard"),
+        ("CHANGELOG.md", "torchrun", "full_shard"),
+        ("README.md", "torchrun other/", "full_shard"),
+    ],
+)
+def test_a_page_that_asks_for_nothing_here_is_left(tmp_path: Path, name: str, start: str, words: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    page = PAGE.format(start, words).replace("other/ ", "other/").replace(' --fsdp "no"', "")
+    (tmp_path / name).write_text(page)
+    assert find_launches([tmp_path]) == []

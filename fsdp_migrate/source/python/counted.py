@@ -27,6 +27,9 @@ _NUMBER = re.compile(
     r"|(?:^|[._])(?:devices|gpus|nodes|ranks|shards|workers)$"
     r"|(?:data_parallel|dp|replica|shard)\w*_(?:degree|size)$|(?:group|mesh|pg)\w*(?:\[[^]]+\])?\.size\("
 )
+_SUMS = re.compile(r"^_?(?:dist_)?all_?reduce")
+_STAGES = re.compile(r"expert|pipe|tensor|(?:^|[^a-z])(?:ep|mp|pp|tp)(?:[^a-z]|$)|model_parallel")
+_NO_SUM = re.compile(r"\b(?:AVG|MAX|MIN|avg|max|mean|min)\b")
 
 
 def is_about_ranks(index: Index, call: cst.BaseExpression) -> bool:
@@ -39,7 +42,16 @@ def meets_ranks(index: Index, call: cst.BaseExpression) -> bool:
     """Tell whether a count is multiplied by the number of ranks, summed over them, or given away with it."""
     line = index.statement(call)
     is_made = _is_summed_over_ranks(index, line) or _is_multiplied_by_ranks(index, line)
-    return is_made or _is_given_with_ranks(index, line) or _is_a_factor(index, call)
+    is_in_sum = any(isinstance(each, cst.Call) and _is_sum(each) for each in _within(index, call))
+    return is_made or is_in_sum or _is_given_with_ranks(index, line) or _is_a_factor(index, call)
+
+
+def _within(index: Index, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield what a node stands in, within its statement."""
+    for above in index.ancestors(node):
+        if isinstance(above, cst.BaseStatement):
+            return
+        yield above
 
 
 def _is_given_with_ranks(index: Index, line: cst.CSTNode) -> bool:
@@ -64,6 +76,7 @@ def _is_given_with_ranks(index: Index, line: cst.CSTNode) -> bool:
 def _made_of(index: Index, line: cst.CSTNode) -> set[str]:
     """Return the names and attributes that hold a line's count, or what its function makes of it below."""
     made = set(map(text_of, _targets(line)))
+    made.update(text_of(each.target) for each in walk_for(line, cst.AugAssign))
     function = index.function(line)
     for node in index.by_kind.get(cst.Assign, ()) if made else ():
         assign = cst.ensure_type(node, cst.Assign)
@@ -88,9 +101,7 @@ def _is_made_of(node: cst.BaseExpression, made: set[str]) -> bool:
 def _is_a_factor(index: Index, call: cst.BaseExpression) -> bool:
     """Tell whether a count is multiplied where it is made: ``sum(p.numel() for p in ps) * devices``."""
     below: cst.CSTNode = call
-    for above in index.ancestors(call):
-        if isinstance(above, cst.BaseStatement):
-            return False
+    for above in _within(index, call):
         is_product = isinstance(above, cst.BinaryOperation) and isinstance(above.operator, cst.Multiply)
         if isinstance(above, cst.BinaryOperation) and is_product:
             other = above.right if below is above.left else above.left
@@ -139,15 +150,24 @@ def _is_number_of_ranks(index: Index, node: cst.BaseExpression) -> bool:
 
 
 def _is_summed_over_ranks(index: Index, line: cst.CSTNode) -> bool:
-    """Tell whether what a line assigns is given to ``all_reduce``, as it is or in a tensor."""
-    targets = {name.value for each in _targets(line) for name in walk_for(each, cst.Name)}
-    function = index.function(line)
-    for node in index.by_kind.get(cst.Call, ()) if targets else ():
+    """Tell whether what a line assigns, or what is made of it, is summed over the ranks."""
+    made = _made_of(index, line)
+    function, order = index.function(line), index.order
+    for node in index.by_kind.get(cst.Call, ()) if made else ():
         call = cst.ensure_type(node, cst.Call)
-        if (dotted(call.func) or "").split(".")[-1] != "all_reduce" or index.function(call) is not function:
+        if not _is_sum(call) or index.function(call) is not function or order[call] < order[line]:
             continue
-        given: list[cst.BaseExpression] = [arg.value for arg in call.args[:1]]
-        given += [held for each in given if isinstance(each, cst.Name) and (held := last_value(index, each))]
-        if any(name.value in targets for each in given for name in walk_for(each, cst.Name)):
+        given = [arg.value for arg in call.args if arg.keyword is None or arg.keyword.value == "tensor"]
+        if any(_is_made_of(each, made) for each in given[:1]):
             return True
     return False
+
+
+def _is_sum(call: cst.Call) -> bool:
+    """Tell whether a call sums over the ranks that may share a model, and not over its stages."""
+    func, name = call.func, (dotted(call.func) or "").split(".")[-1]
+    is_method = isinstance(func, cst.Attribute) and dotted(func.value) not in {"functools", "itertools", "np"}
+    if _SUMS.search(name) is None and not (is_method and name == "reduce"):
+        return False
+    told = [text_of(arg.value) for arg in call.args if arg.keyword is not None or arg is not call.args[0]]
+    return not any(_STAGES.search(each.lower()) or _NO_SUM.search(each) for each in told)

@@ -25,7 +25,7 @@ from fsdp_migrate.source.python.asked_classes import (
 from fsdp_migrate.source.python.branches import asks_of_one_object
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
-from fsdp_migrate.source.python.made_sure import asks_class, made_sure
+from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
@@ -211,7 +211,8 @@ class Guards:
                 found += self._before(above, below)
             elif isinstance(above, (cst.If, cst.IfExp)):
                 if below is not above.test:
-                    found.append((above.test, below is above.body))
+                    part = ruled_out(above, found) if above.orelse is below else above.test
+                    found.append((part, below is above.body))
             elif isinstance(above, cst.While) and below is above.body:
                 found.append((above.test, True))
             elif isinstance(above, cst.BooleanOperation) and below is above.right:

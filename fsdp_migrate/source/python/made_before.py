@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.held import attribute
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL, PARAMETERS, is_optimizer, of_optimizer, stepped
 from fsdp_migrate.source.python.parameters import model_of
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
     Made = dict[str, list[tuple[cst.BaseExpression, cst.Call]]]
+
+
+_GROUPS: Final = attribute("param_groups")
 
 
 def optimizers_made(index: Index) -> Made:
@@ -41,6 +45,31 @@ def made_before(models: ModelKinds, made: Made, node: cst.Name | cst.Attribute) 
         if is_its and any(_is_sharded_since(models, each, call, node) for each in _stepped(models, call)):
             return set(OF_A_MODEL)
     return set()
+
+
+def of_its_model(models: ModelKinds, made: Made, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
+    """Return what an optimizer holds, without the parameters of a model that is plain at this place."""
+    is_plain = any(kind.startswith(_GROUPS) for kind in found) and has_plain_model(models, made, node, node)
+    return found - OF_A_MODEL if is_plain else found
+
+
+def has_plain_model(models: ModelKinds, made: Made, node: cst.BaseExpression, place: cst.CSTNode) -> bool:
+    """Tell whether an optimizer is always made of models that the switch is off for at a place."""
+    key, known = models.key_of(node), made.get(dotted(node) or "", ())
+    calls = [call for target, call in known if models.key_of(target) == key]
+    if key is None or key in models.given or len(calls) < _count_bound(models.index, node):
+        return False
+    stepped_by = [list(_stepped(models, call)) for call in calls]
+    return bool(calls) and all(
+        each and all(models.is_plain_at(model, place) for model in each) for each in stepped_by
+    )
+
+
+def _count_bound(index: Index, node: cst.BaseExpression) -> int:
+    """Return how many places bind a name, or attribute, to anything."""
+    if isinstance(node, cst.Name):
+        return len(index.scopes[node].lookup(node.value)) if node in index.scopes else 0
+    return len(index.places_set(dotted(node) or ""))
 
 
 def _makes_one(call: cst.Call, name: str) -> bool:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.branches import leaves
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 def made_sure(
@@ -30,6 +30,32 @@ def made_sure(
             yield from ((each, test, True) for test in tests if test is not None)
         elif isinstance(each, (cst.If, cst.While)) and _is_past(each):
             yield each, each.test, False
+
+
+def ruled_out(
+    choice: cst.If | cst.IfExp, known: Sequence[tuple[cst.BaseExpression, bool]]
+) -> cst.BaseExpression:
+    """Return what is false in an ``elif`` that asks what ``if`` did: ``b`` below ``if a and b: elif a:``.
+
+    Args:
+        choice: What asked first.
+        known: What is true, or not, in a later branch.
+    """
+    below, later = choice.orelse, set[cst.CSTNode]()
+    while isinstance(below, cst.If):  # nothing runs between its tests
+        later.add(below.test)
+        below = below.orelse
+    parts = _conjuncts(choice.test)
+    true = {text_of(part) for test, truth in known if truth and test in later for part in _conjuncts(test)}
+    left = [each for each in parts if text_of(each) not in true or any(walk_for(each, cst.Call))]
+    return left[0] if len(left) == 1 else choice.test
+
+
+def _conjuncts(test: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return what is all true where ``a and b`` is."""
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        return [*_conjuncts(test.left), *_conjuncts(test.right)]
+    return [test]
 
 
 def _asserted(statement: cst.BaseSmallStatement) -> cst.BaseExpression | None:

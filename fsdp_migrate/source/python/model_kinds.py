@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, s
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.fsdp2_branches import ShardedByFSDP2
+from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
@@ -39,7 +40,7 @@ from fsdp_migrate.source.python.last_values import assigned_at, stands_for
 from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
-from fsdp_migrate.source.python.made_before import made_before, optimizers_made
+from fsdp_migrate.source.python.made_before import made_before, of_its_model, optimizers_made
 from fsdp_migrate.source.python.made_by_others import maker_of
 from fsdp_migrate.source.python.makers import (
     chosen,
@@ -251,7 +252,8 @@ class ModelKinds:
         return ShardedByFSDP2(self.index)
 
     @functools.cached_property
-    def _optimizers(self) -> Made:
+    def optimizers(self) -> Made:
+        """The names that are bound to optimizers, by their texts."""
         return optimizers_made(self.index)
 
     @functools.cached_property
@@ -289,7 +291,7 @@ class ModelKinds:
             and self.is_other_branch(node.value)
         ):
             return True  # what another wrapper holds
-        if self.guards.is_no_module(node):
+        if self.guards.is_no_module(node) or is_given_plain(self, node):
             return True
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):
             return True
@@ -347,7 +349,8 @@ class ModelKinds:
             return found | theirs if is_here else without_models(found | theirs)
         if not found:
             is_class = node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP
-            return {MAKES} if is_class else made_before(self, self._optimizers, node)
+            return {MAKES} if is_class else made_before(self, self.optimizers, node)
+        found = of_its_model(self, self.optimizers, node, found)
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, of_its_wrapper(self, node, found))
         if has_model(found) and self._is_not_here(found, node):

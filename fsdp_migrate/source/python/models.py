@@ -21,6 +21,7 @@ from fsdp_migrate.source.python.by_name import (
 from fsdp_migrate.source.python.containers import added_to, pairs, public_owner, rooted
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.given_itself import gives_itself
+from fsdp_migrate.source.python.given_plain import gives_plain
 from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
     BY_ANY,
@@ -34,6 +35,7 @@ from fsdp_migrate.source.python.held import (
     put,
     taken,
     whole,
+    without_models,
 )
 from fsdp_migrate.source.python.lambdas import given_to_lambdas
 from fsdp_migrate.source.python.loops import loops_around
@@ -44,6 +46,7 @@ from fsdp_migrate.source.python.never_run import NeverRun
 from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import inner_name, inner_parameters, older_names
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.python.shown_here import ShownHere
 from fsdp_migrate.source.python.switches import Switches
 from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
@@ -443,9 +446,15 @@ class Models(ModelKinds):
                 break
             name = arg.keyword.value if arg.keyword else (params[place] if place < len(params) else "")
             if name in keywords:
-                self._add_given((function, name), self.kinds(arg.value) | self._kinds_of_self(arg.value))
+                self._add_given((function, name), self._kinds_given(call, function, arg.value))
             elif (rest := rest_of(function, arg, place - len(params))) is not None:
                 self._add_given((function, rest[0]), put(rest[1], self.kinds(arg.value)))
+
+    def _kinds_given(self, call: cst.Call, function: cst.FunctionDef, value: cst.BaseExpression) -> set[str]:
+        """Return what a call gives to a function that it runs: a switch may choose it among others."""
+        kinds = self.kinds(value) | self._kinds_of_self(value)
+        is_plain = bool(kinds) and gives_plain(self, call, function, value)
+        return without_models(kinds - OF_A_MODEL) if is_plain else kinds
 
     def _follow_starred(
         self, arg: cst.Arg, function: cst.FunctionDef, params: list[str], keywords: set[str]

@@ -24,22 +24,35 @@ if TYPE_CHECKING:
 def older_names(index: Index, call: cst.Call, given: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yield the other names that the same function gave what a call is given, above the call.
 
+    By ``inner = model.to(device)`` too, by a name of such a name, and by the one that it was taken from.
     Those that it bound anew until then are none.
     """
     given = _as_it_was(given)
     if not isinstance(given, (cst.Name, cst.Attribute)):
         return
-    function, text = index.function(call), text_of(given)
+    known, same = {text_of(given)}, list(_same_models(index, call))
+    while (
+        found := next((each for each in same if not known.isdisjoint(map(text_of, each))), None)
+    ) is not None:
+        same.remove(found)
+        yield from (each for each in found if text_of(each) not in known)
+        known |= {*map(text_of, found)}
+
+
+def _same_models(index: Index, call: cst.Call) -> Iterator[list[cst.BaseExpression]]:
+    """Yield the names that assignments above a call, in its function, made those of one model until then."""
+    function = index.function(call)
     for node in index.by_kind.get(cst.Assign, ()):
         assign = cst.ensure_type(node, cst.Assign)
-        is_above = index.order[assign] < index.order[call]
-        if not is_above or text_of(assign.value) != text or index.function(assign) is not function:
+        is_above = index.order[assign] < index.order[call] and not index.excludes(assign, call)
+        if not is_above or index.function(assign) is not function:
             continue
-        for each in assign.targets:
-            name = each.target
-            is_other = isinstance(name, (cst.Name, cst.Attribute)) and text_of(name) != text
-            if is_other and not any(_is_bound_between(index, end, assign, call) for end in (given, name)):
-                yield name
+        both = (*(each.target for each in assign.targets), _as_it_was(assign.value))
+        names = [each for each in both if isinstance(each, (cst.Name, cst.Attribute))]
+        names = names if len(names) > 1 else []
+        names = [each for each in names if not _is_bound_between(index, each, assign, call)]
+        if len({*map(text_of, names)}) > 1:
+            yield names
 
 
 def inner_name(

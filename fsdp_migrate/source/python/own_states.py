@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.own_names import values_bound
 
 
 if TYPE_CHECKING:
@@ -66,11 +67,6 @@ def said_of_own_state(source: Source, optimizer: cst.BaseExpression) -> str:
 
 def _made_of(source: Source, optimizer: cst.BaseExpression) -> set[str]:
     """Return the classes of which this source makes an optimizer, by their names; none if others give it."""
-    text = text_of(optimizer)
-    values = [
-        assign.value
-        for assign in source.assignments
-        if any(text_of(target.target) == text for target in assign.targets)
-    ]
+    values = values_bound(source, optimizer)
     names = {(dotted(each.func) or "").split(".")[-1] for each in values if isinstance(each, cst.Call)}
     return {name for name in names if name[:1].isupper()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ from fsdp_migrate.source.python.accelerators import is_accelerator, is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 
 if TYPE_CHECKING:
@@ -151,7 +153,8 @@ class Switches:
             functions = list(self.guards.functions(value.func))
             given = walk_for(functions[0].body, cst.Return) if len(functions) == 1 else ()
             wrapping = [each for each in given if not isinstance(each.value, (cst.Name, type(None)))]
-            yield from self._facts(wrapping[0]) if len(wrapping) == 1 else ()
+            for fact in self._facts(wrapping[0]) if len(wrapping) == 1 else ():
+                yield _as_given(fact, value, functions[0]) or fact
 
     def _is_framework(self, test: cst.BaseExpression) -> bool:
         above = self.index.parents.get(test)
@@ -211,8 +214,19 @@ class Switches:
                 return False
             if is_local and any(self.index.function(each) is not scope.node for each in places):
                 return False  # by a function in it, ``nonlocal``, whenever that is called
-        texts = {each for part in walk_for(test, cst.Attribute) if (each := dotted(part)) is not None}
+        parts = (part for each in tests for part in walk_for(each, cst.Attribute))
+        texts = {each for part in parts if (each := dotted(part)) is not None}
         return made_of not in texts and not any(changes(self.index.places_set(text)) for text in texts)
+
+
+def _as_given(fact: Fact, call: cst.Call, function: cst.FunctionDef) -> Fact | None:
+    """Return what a fact of a function says of what a call gives: ``on`` of ``def wrap(model, sharded)``."""
+    roots = {root.value for root in _roots(fact.test)}
+    root = roots.pop() if len(roots) == 1 else ""
+    given = given_for(call, function, root) if root else None
+    if not isinstance(given, (cst.Name, cst.Attribute)) or not re.match(rf"{root}\b", fact.asked):
+        return None
+    return fact._replace(asked=f"{text_of(given)}{fact.asked[len(root) :]}", test=given)
 
 
 def _framework(value: cst.CSTNode | None, index: Index) -> cst.BaseExpression | None:

@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.python.optimizers import has_groups
+from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameter_lists import named_as_parameters, shares
 from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.python.xlas import imports_xlas
@@ -224,9 +225,8 @@ def _is_of_a_model(source: Source, optimizer: cst.BaseExpression) -> bool:
         return True
     if text == "self":
         return source.index.class_of(optimizer) in list(classes_given_parameters(source))
-    made = (each for each in source.assignments if any(text_of(t.target) == text for t in each.targets))
-    calls = (each.value for each in made if isinstance(each.value, cst.Call))
-    return any(is_given_parameters(source, call) for call in calls)
+    made = values_bound(source, optimizer)
+    return any(is_given_parameters(source, each) for each in made if isinstance(each, cst.Call))
 
 
 def _may_be_given_one(source: Source, call: cst.Call) -> bool:

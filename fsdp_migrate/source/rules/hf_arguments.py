@@ -18,6 +18,7 @@ from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
 from fsdp_migrate.source.python.nodes import code, dotted
+from fsdp_migrate.source.python.set_items import gives_items, items_beside, items_of
 from fsdp_migrate.source.python.values import (
     Values,
     definition,
@@ -326,16 +327,17 @@ def _of_stars(source: Source, call: cst.Call) -> Iterator[Found]:
     for arg in call.args:
         name = arg.value if arg.star == "**" and isinstance(arg.value, cst.Name) else None
         for binding in source.index.bindings_of(name) if name is not None else ():
-            given = _items(source, binding.value) if binding.value is not None else {}
+            given = items_of(source, binding.value) if binding.value is not None else {}
             if "fsdp" in given and not _says_so(source, given["fsdp"]):
-                yield from _stated(source, given, given["fsdp"])
+                beside = items_of(source, call, any_call=True)
+                yield from _stated(source, {**given, **beside}, given["fsdp"])
 
 
 def _elsewhere(source: Source) -> Iterator[Found]:
     """Find words of the Trainer's ``fsdp`` in dicts, in calls of others, and where an attribute is set."""
     calls = [call for call in source.calls if not is_of_the_trainer(source, call)]
     for node in (*calls, *source.index.by_kind.get(cst.Dict, ())):
-        given = _items(source, node, any_call=True)
+        given = items_of(source, node, any_call=True)
         if "fsdp" in given and _says_so(source, given["fsdp"]):
             yield from _stated(source, given, given["fsdp"])
     for assign in source.assignments:
@@ -345,7 +347,7 @@ def _elsewhere(source: Source) -> Iterator[Found]:
             if not is_set and not _IS_ITEM.search(name):
                 continue
             if _says_so(source, assign.value) or _is_given_with(source, assign, code(target)):
-                given = {"fsdp": when_on(assign.value), **_config_beside(source, assign, code(target))}
+                given = {**_beside(source, assign, code(target)), "fsdp": when_on(assign.value)}
                 yield from _stated(source, given, assign)
 
 
@@ -367,22 +369,16 @@ def _is_given_with(source: Source, assign: cst.Assign, text: str) -> bool:
             return True
     name = re.match(r"([\w.]+)\[", text)
     return name is not None and any(
-        arg.star == "**" and code(arg.value) == name[1]
+        source.index.function(call) is function and is_of_the_trainer(source, call)
         for call in source.calls
-        if source.index.function(call) is function and is_of_the_trainer(source, call)
-        for arg in call.args
+        if gives_items(call, name[1])
     )
 
 
-def _config_beside(source: Source, assign: cst.Assign, text: str) -> Given:
-    """Return the ``fsdp_config`` that the same function sets beside ``fsdp``, where it is written out."""
-    before, _, after = text.rpartition("fsdp")
-    wanted, function = f"{before}fsdp_config{after}", source.index.function(assign)
-    for other in source.assignments:
-        is_its = any(code(each.target) == wanted for each in other.targets)
-        if is_its and source.index.function(other) is function and isinstance(other.value, cst.Dict):
-            return {"fsdp_config": other.value}
-    return {}
+def _beside(source: Source, assign: cst.Assign, text: str) -> Given:
+    """Return what else is given with ``fsdp``; of ``fsdp_config`` what is written out."""
+    found = items_beside(source, assign, text)
+    return {name: each for name, each in found.items() if name != "fsdp_config" or isinstance(each, cst.Dict)}
 
 
 def _is_a_field(source: Source, target: cst.Attribute) -> bool:
@@ -404,10 +400,10 @@ def _configs(source: Source) -> Iterator[Found]:
                 continue
             value = when_on(assign.value)
             home = definition(source, value.value if isinstance(value, cst.Subscript) else value)
-            given = _items(source, home)
+            given = items_of(source, home)
             if isinstance(value, cst.Subscript):
                 name, held = next(iter(given.items()), ("", home))
-                given = _items(source, held)
+                given = items_of(source, held)
                 where = f"`{name}` becomes"
             else:
                 held, where = home, "This one becomes"
@@ -418,18 +414,6 @@ def _configs(source: Source) -> Iterator[Found]:
             after = convert_settings("hf", document, values).after.get("fsdp_config")
             shown = values.shown(python_text(after))
             yield Found("FM327", assign, _PICKED.format(where, shown), "commented")
-
-
-def _items(source: Source, node: cst.CSTNode, *, any_call: bool = False) -> Given:
-    """Return the items of a dict that is written out, or the named arguments of a call."""
-    if isinstance(node, cst.Call) and (any_call or is_dict_call(source, node)):
-        return {arg.keyword.value: when_on(arg.value) for arg in node.args if arg.keyword is not None}
-    elements = node.elements if isinstance(node, cst.Dict) else ()
-    return {
-        str(each.key.evaluated_value): when_on(each.value)
-        for each in elements
-        if isinstance(each, cst.DictElement) and isinstance(each.key, cst.SimpleString)
-    }
 
 
 def _says_so(source: Source, node: cst.BaseExpression) -> bool:

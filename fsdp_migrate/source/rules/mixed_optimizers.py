@@ -15,6 +15,7 @@ from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes
+from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
 from fsdp_migrate.source.uses import Found
 
@@ -85,10 +86,8 @@ def _of_averages(source: Source) -> Iterator[cst.Call]:
 
 def _made_of(source: Source, node: cst.BaseExpression) -> Iterator[cst.Call]:
     """Yield the calls that make an object of averages."""
-    text = text_of(node)
-    for assign in source.assignments:
-        value = assign.value
-        if isinstance(value, cst.Call) and any(text_of(each.target) == text for each in assign.targets):
+    for value in values_bound(source, node):
+        if isinstance(value, cst.Call):
             own = classes(source.index, value.func)
             if _AVERAGES in source.index.qualified(value.func) or any(_averages(source, e) for e in own):
                 yield value

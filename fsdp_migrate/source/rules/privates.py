@@ -96,7 +96,12 @@ _WITH_DEFAULT = {"getattr": 3}
 def find(source: Source) -> Iterator[Found]:
     """Find what is private to FSDP1: a function that moves flat parameters is told once."""
     told: set[cst.FunctionDef] = set()
-    for each in _find(source):
+    every = list(_find(source))
+    # Of `model._handle.flat_param` both are private: it is one use.
+    parts = {
+        (part, e.becomes) for e in every if isinstance(e.node, cst.Attribute) for part in _owners(e.node)
+    }
+    for each in (found for found in every if (found.node, found.becomes) not in parts):
         function = source.index.function(each.node)
         if function is None or each.action != "commented" or not _moves(function):
             yield each
@@ -105,6 +110,14 @@ def find(source: Source) -> Iterator[Found]:
         else:
             told.add(function)
             yield replace(each, becomes=_MOVED)
+
+
+def _owners(node: cst.Attribute) -> Iterator[cst.CSTNode]:
+    """Yield what an attribute is asked of, and what that is."""
+    owner = node.value
+    while isinstance(owner, (cst.Attribute, cst.Call, cst.Subscript)):
+        yield owner
+        owner = owner.func if isinstance(owner, cst.Call) else owner.value
 
 
 def _moves(function: cst.FunctionDef) -> bool:

@@ -10,10 +10,12 @@ import libcst as cst
 
 from fsdp_migrate.source.python.checked_optimizers import is_of_a_plain_model
 from fsdp_migrate.source.python.evidence import is_off
+from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
+from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.model_kinds import Certainty
+    from fsdp_migrate.source.python.own_names import Name
     from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
@@ -80,7 +83,7 @@ def find(source: Source) -> Iterator[Found]:
 
 
 def _found(source: Source) -> Iterator[Found]:
-    saved: set[str] = set()
+    saved: set[Name] = set()
     for call in _of_optimizers(source, "state_dict"):
         func = cst.ensure_type(call.func, cst.Attribute)
         saves = _saves_a_model(source, call) if not call.args else None
@@ -90,14 +93,14 @@ def _found(source: Source) -> Iterator[Found]:
         if not saves and not call.args and _is_of_another_place(source, func.value):
             saves = "mixed" if is_saved else None
         if saves and not _is_given_to_fsdp1(source, call):
-            saved.add(text_of(func.value))
+            saved.add(name_of(source, func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
             beside = _models_beside(source, call) if saves == "mixed" else ()
             yield from (Found("FM333", each, _MODELS, "commented") for each in beside)
     yield from (Found("FM425", call, _AMONG, "commented") for call in _of_checkpointables(source))
     # Without any of these nothing here says that a model is sharded.
     is_about = source.uses_fsdp1 or saved or _has_a_model(source)
-    loaded: dict[str, str] = {}
+    loaded: dict[Name, str] = {}
     for call in _of_optimizers(source, "load_state_dict") if is_about else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
@@ -106,22 +109,23 @@ def _found(source: Source) -> Iterator[Found]:
         # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
             yield Found("FM425", call, _LOADED, "commented")
-        elif text_of(func.value) in saved or _is_of_a_model(source, func.value):
+        elif name_of(source, func.value) in saved or _is_of_a_model(source, func.value):
             yield Found("FM425", call, _LOADED_ALONE, "commented")
-            loaded[text_of(func.value)] = _SAVED
+            loaded[name_of(source, func.value)] = _SAVED
         elif not saved and _is_of_another_place(source, func.value):
             yield Found("FM425", call, _MAY_BE_LOADED, "commented")
-            loaded[text_of(func.value)] = _MAYBE
+            loaded[name_of(source, func.value)] = _MAYBE
     yield from _of_the_loaded(source, {text: said for text, said in loaded.items() if text not in saved})
 
 
-def _of_the_loaded(source: Source, loaded: dict[str, str]) -> Iterator[Found]:
+def _of_the_loaded(source: Source, loaded: dict[Name, str]) -> Iterator[Found]:
     """Find where the state of an optimizer is taken, by whatever function, that is loaded by itself."""
     for call in _of_optimizers(source, "state_dict") if loaded else ():
         optimizer = cst.ensure_type(call.func, cst.Attribute).value
         is_other = source.models.is_other_branch(optimizer) or call.args or _is_given_to_fsdp1(source, call)
-        if text_of(optimizer) in loaded and not is_other:
-            yield Found("FM425", call, loaded[text_of(optimizer)], "commented")
+        name = name_of(source, optimizer)
+        if name in loaded and not is_other:
+            yield Found("FM425", call, loaded[name], "commented")
 
 
 def _of_checkpointables(source: Source) -> Iterator[cst.Call]:
@@ -221,14 +225,11 @@ def _is_beside_a_model(source: Source, node: cst.BaseExpression) -> bool:
 
 def _are_given(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
     """Yield, for each value that an optimizer has here, whether others gave that to this place."""
-    text = text_of(optimizer)
-    for assign in source.assignments:
-        if any(text_of(each.target) == text for each in assign.targets):
-            value = assign.value
-            scope = source.index.scopes.get(value) if isinstance(value, cst.Name) else None
-            bindings = scope.lookup(text_of(value)) if scope is not None else ()
-            is_given = any(_is_from_elsewhere(source, each) for each in bindings)
-            yield is_given or text_of(value) == "None" or _is_beside_a_model(source, value)
+    for value in values_bound(source, optimizer):
+        scope = source.index.scopes.get(value) if isinstance(value, cst.Name) else None
+        bindings = scope.lookup(text_of(value)) if scope is not None else ()
+        is_given = any(_is_from_elsewhere(source, each) for each in bindings)
+        yield is_given or text_of(value) == "None" or _is_beside_a_model(source, value)
 
 
 def _is_of_a_checkpoint(source: Source, call: cst.Call) -> bool:
@@ -291,10 +292,8 @@ def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:
 
 def _is_adapter(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is what a class makes that is given the model beside an optimizer, and asks FSDP1."""
-    text = text_of(node)
-    for assign in source.assignments:
-        value = assign.value
-        if not isinstance(value, cst.Call) or all(text_of(each.target) != text for each in assign.targets):
+    for value in values_bound(source, node):
+        if not isinstance(value, cst.Call):
             continue
         is_class = (dotted(value.func) or "").split(".")[-1][:1].isupper()
         models = [arg.value for arg in value.args if source.models.certainty(arg.value) is not None]
@@ -315,13 +314,14 @@ def _is_of_plain_models(source: Source, optimizer: cst.BaseExpression) -> bool:
     Or of a module that no sharded model has.
     """
     plain = list(_are_plain(source, optimizer))
-    return (bool(plain) and all(plain)) or _is_of_a_module_apart(source, optimizer)
+    is_plain = (bool(plain) and all(plain)) or is_given_plain(source.models, optimizer)
+    return is_plain or _is_of_a_module_apart(source, optimizer)
 
 
 def _is_of_a_module_apart(source: Source, optimizer: cst.BaseExpression) -> bool:
     """Tell whether an optimizer is always made of the parameters of a module that is plain in any case."""
     text = text_of(optimizer)
-    made = [each.value for each in source.assignments if any(text_of(t.target) == text for t in each.targets)]
+    made = list(values_bound(source, optimizer))
     is_added_to = any(text_of(call.func) == f"{text}.add_param_group" for call in source.calls)
     if not isinstance(optimizer, cst.Name) or is_added_to:
         return False
@@ -355,9 +355,7 @@ def _are_groups(source: Source, given: cst.BaseExpression) -> bool:
 
 def _makers(source: Source, optimizer: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Call]:
     """Yield the calls that make an optimizer here, also by another name: ``self.optimizer = optimizer``."""
-    text = text_of(optimizer)
-    is_its = (a for a in source.assignments if any(text_of(each.target) == text for each in a.targets))
-    values = [each.value for each in is_its]
+    values = list(values_bound(source, optimizer))
     if not values and isinstance(optimizer, cst.Name):
         values = [each for each in (last_value(source.index, optimizer),) if each is not None]
     if isinstance(optimizer, cst.Name):  # `optimizer, schedule = get_optimizer(model)`

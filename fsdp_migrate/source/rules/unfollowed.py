@@ -17,6 +17,8 @@ from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.checked_optimizers import is_made_for_fsdp1, is_of_a_plain_model
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped, given_to_clipper
+from fsdp_migrate.source.python.counted import meets_ranks
+from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
@@ -79,10 +81,15 @@ _LIST = (
     "does not take; FSDP1's was one rank's. clip_grad_norm_(model, max_norm) of fsdp_migrate.runtime gives a "
     "plain one."
 )
+_COUNT = (
+    "of a sharded model numel() counts whole parameters, on each rank, where FSDP1's were one rank's part: "
+    "leave the number of ranks, or the sum over them, out of what is made of this count."
+)
 _FOREACH = (
     "torch._foreach_* takes no list of both a sharded model's parameters, which are DTensors, and its "
     "buffers, which are plain: give each a list of its own."
 )
+_COUNTS: Final = frozenset({"nelement", "numel"})
 _MAKES_STATES: Final = frozenset(
     {
         "flatten_sharded_optim_state_dict",
@@ -217,7 +224,10 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
             if len(models) > 1:
                 named = (each for each in models if is_model(last_word(each)))
                 yield from ((node.iter, model, _BESIDE) for model in named)
-            elif any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
+                continue
+            counts = (each for each in walk_for(region, cst.Call) if _name(each) in _COUNTS)
+            yield from ((e, models[0], _COUNT) for e in counts if meets_ranks(source.index, e))
+            if any(each.attr.value == "grad" for each in walk_for(region, cst.Attribute)):
                 made = (each for each in walk_for(region, cst.Call) if is_of_gradients(source, each))
                 yield from ((each, models[0], _GRADIENTS) for each in made)
 
@@ -247,6 +257,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
             is_done = is_done or (name == "state_dict" and is_loaded_back(source.index, call))
             is_done = is_done or is_asked_for_keys(source.index, call)
             is_done = is_done or is_of_a_plain_model(source.models.guards, func.value)
+            is_done = is_done or is_given_plain(source.models, func.value)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and _is_given(call, "state_dict")

@@ -56,3 +56,23 @@ def test_scan_and_plan_know_it(tmp_path: Path) -> None:
     assert read_config_file(script).sharding_strategy is not None
     convert_config_file(script, in_place=True)
     assert [each.state for each in find_launches([tmp_path])] == ["fsdp2"]
+
+
+WRAPS = f"{YAML}  fsdp_transformer_layer_cls_to_wrap: ${{LAYER}}\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "sign", "below", "is_told"),
+    [
+        ("LAYER=Block", "E", "", True),
+        ("export LAYER=${LAYER:-Block}", "E", "", True),
+        ("OTHER=Block", "E", "", False),
+        ("LAYER=Block", "'E'", "", False),
+        (":", "E", "LAYER=Block", False),
+    ],
+)
+def test_a_variable_is_what_the_script_set_above(above: str, sign: str, below: str, is_told: bool) -> None:
+    script = f"{above}\ncat > out/c.yaml <<{sign}\n{WRAPS}E\n{below}\n"
+    said = [each.message for each in convert_script(script).findings if each.code == "FM346"]
+    assert any("line 1 sets it to" in each for each in said) is is_told
+    assert any("is not set in this file" in each for each in said) is not is_told

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP
 from tests.source.samples import codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -130,3 +138,38 @@ class Trainer:
 def test_a_name_of_an_argument_is_no_word_for_another_mode(text: str, *, is_said: bool) -> None:
     found = codes(DISPATCH.replace("{text}", text))
     assert (("FM303", "commented") in found) is is_said
+
+
+ELSE = """\
+def is_sharded(model):
+    return isinstance(model, FSDP)
+
+
+def save(model, optimizer, wanted, main, other):
+    if {}:
+        state = FSDP.optim_state_dict(model, optimizer)
+    elif {}:
+        torch.save(optimizer.state_dict(), "o.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "is_said"),
+    [
+        ("wanted and is_sharded(model)", "wanted and main", False),
+        ("wanted and isinstance(model, FSDP)", "wanted", False),
+        ("wanted and main and is_sharded(model)", "main and wanted", False),
+        ("is_sharded(model) and wanted", "other:\n        pass\n    elif wanted", False),
+        ("wanted and is_sharded(model)", "main", True),
+        ("wanted and main and is_sharded(model)", "wanted", True),
+        ("wanted and is_sharded(model)", "not wanted and main", True),
+        ("wanted and is_sharded(model)", "wanted or main", True),
+        ("ask() and is_sharded(model)", "ask() and main", True),
+    ],
+)
+def test_what_two_branches_ask_alike_is_true_in_both(
+    tmp_path: Path, first: str, then: str, is_said: bool
+) -> None:
+    (tmp_path / "save.py").write_text(f"import torch\n{FSDP}{ELSE.format(first, then)}")
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.text == "optimizer.state_dict()"}
+    assert bool(found) is is_said

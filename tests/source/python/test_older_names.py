@@ -50,6 +50,14 @@ def test_a_name_from_before_is_the_sharded_model(how: str) -> None:
     [
         ("raw = model\nmodel = model.to(0)", True),
         ("raw = None\nraw = model", True),
+        ("raw = model.to(0).eval()", True),
+        ("inner = model.cuda()\nraw = inner", True),
+        ("raw = make()\nmodel = raw", True),
+        ("raw = make()\nmodel = raw.to(0)", True),
+        ("raw = make()\nmodel = raw\nmodel = Net()", False),
+        ("raw = model.to(0)\nraw = Net()", False),
+        ("inner = model\ninner = Net()\nraw = inner", False),
+        ("raw = Net()\nmodel = Net(raw)", False),
         ("raw = copy.deepcopy(model)", False),
         ("raw = model\nmodel = Net()", False),
         ("raw = model\nraw = Net()", False),
@@ -59,6 +67,38 @@ def test_a_name_from_before_is_the_sharded_model(how: str) -> None:
 )
 def test_what_was_bound_anew_is_another(above: str, *, is_said: bool) -> None:
     assert is_named(f"{above}\nWRAP\nx = {SAVE}") is is_said
+
+
+KEPT = """\
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Engine{}:
+    def __init__(self, model, switch):
+        super().__init__()
+        self.model = model.to("cuda")
+        if switch:
+            model = FSDP(model)
+        else:
+            {}
+        self.trained = model
+
+    def save(self):
+        return self.model.state_dict()
+"""
+
+
+@pytest.mark.parametrize("base", ["", "(torch.nn.Module)"])
+@pytest.mark.parametrize(
+    "other", ["pass", "self.model = DDP(self.model)", "self.model = torch.compile(self.model)"]
+)
+def test_another_branch_takes_no_name_from_the_sharded_model(base: str, other: str) -> None:
+    assert ("FM333", "commented") in codes(f"import torch\n{KEPT.format(base, other)}")
+    there = KEPT.format(base, other).replace("model = FSDP(model)", "self.sharded = FSDP(Net())")
+    assert ("FM333", "commented") not in codes(f"import torch\n{there}")
+
+
+def test_what_another_branch_calls_so_is_another_model() -> None:
+    assert not is_named(f"if switch:\n    raw = model\nelse:\n    WRAP\n    x = {SAVE}")
 
 
 FIT = """\

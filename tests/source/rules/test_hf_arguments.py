@@ -471,3 +471,33 @@ def test_mixed_precision_is_told_where_the_rest_is_left(given: str, is_said: boo
     found = {use.code for use in scan_source(f"{HF}{given}\n")}
     assert "FM327" in found
     assert ("FM354" in found) is is_said
+
+
+SET_ITEM = "def make(words):\n    {}\n    if words:\n        given['fsdp'] = words\n    {}\n"
+GIVEN_ON = "return SFTConfig(output_dir='o', **given)"
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "is_said"),
+    [
+        ("given = dict(bf16=True)", GIVEN_ON, True),
+        ("given = {'bf16': True}", GIVEN_ON, True),
+        ("given = {}", f"given['bf16'] = True\n    {GIVEN_ON}", True),
+        ("given = {}", GIVEN_ON.replace("**", "bf16=True, **"), True),
+        ("given = {}", GIVEN_ON, False),
+        ("given = dict(bf16=False)", GIVEN_ON, False),
+        ("given = dict(bf16=True)\n    given = {}", GIVEN_ON, False),
+        ("given, other = {}, {'bf16': True}\n    other['bf16'] = True", GIVEN_ON, False),
+    ],
+)
+def test_what_else_a_dict_is_given(above: str, below: str, is_said: bool) -> None:
+    found = {use.code for use in scan_source(f"{HF}{SET_ITEM.format(above, below)}")}
+    assert "FM327" in found
+    assert ("FM354" in found) is is_said
+
+
+def test_arguments_of_before_are_said_of_what_a_dict_is_given_too() -> None:
+    made = SET_ITEM.format("given = {'fsdp_min_num_params': 100}", GIVEN_ON).replace(
+        "= words", "= 'full_shard'"
+    )
+    assert '"min_num_params": 100' in comments(made, HF)

@@ -273,3 +273,18 @@ def test_a_function_that_moves_flat_parameters_is_told_once_with_what_takes_its_
     after = turned(MODEL + asks)
     assert "offloaded" not in after
     assert "FM317" in after
+
+
+@pytest.mark.parametrize(
+    ("asked", "count"),
+    [
+        ("m._handle.flat_param", 1),
+        ("m._handle.flat_param._local_shard", 1),
+        ("m._handle", 1),
+        ("m._handle, m.flat_param", 2),
+        ("m._handle[0].flat_param", 1),
+        ("same(m._handle, m._handle)", 2),
+    ],
+)
+def test_attributes_of_private_ones_are_one_use(asked: str, count: int) -> None:
+    assert codes(f"m = FSDP(net)\nx = {asked}\n").count(("FM317", "commented")) == count

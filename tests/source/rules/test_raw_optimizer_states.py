@@ -549,3 +549,39 @@ def test_an_optimizer_that_a_function_of_another_file_makes(
     (tmp_path / "main.py").write_text(main)
     found = [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("main.py")]
     assert ("FM425" in found) is is_said
+
+
+TWO = """\
+def plain(get_model, make):
+    model = get_model()
+    {}
+    {}
+
+
+def sharded(get_model, make):
+    model = FSDP(get_model())
+    optimizer = make(model.parameters())
+    {}
+"""
+USES = (
+    "torch.save({'m': model.state_dict(), 'o': optimizer.state_dict()}, path)",
+    "optimizer.load_state_dict(torch.load(path)['optimizer'])",
+    "torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]['params'], 1.0)",
+)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    "make", ["make(model)", "make(model.parameters())", "torch.optim.SGD(model.parameters())"]
+)
+def test_another_function_may_call_another_optimizer_so(use: str, make: str) -> None:
+    said = {("FM425", "commented"), ("FM326", "commented"), ("FM326", "rewritten")}
+    other = f"optimizer = {make}"
+    assert said.isdisjoint(codes(f"import torch\n{TWO.format(other, use, 'pass')}"))
+    assert not said.isdisjoint(codes(f"import torch\n{TWO.format(other, 'pass', use)}"))
+
+
+@pytest.mark.parametrize("use", USES[:2])
+def test_what_a_function_is_given_may_be_what_another_made(use: str) -> None:
+    given = TWO.format("pass", "pass", "pass") + f"\n\ndef save(model, optimizer):\n    {use}\n"
+    assert ("FM425", "commented") in codes(f"import torch\n{given}")
