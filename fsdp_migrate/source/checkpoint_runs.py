@@ -112,13 +112,17 @@ def saved_since(found: Sequence[CheckpointFound], turned: float | None) -> list[
 
 
 def _latest(found: Iterable[CheckpointFound]) -> set[str]:
-    """Return the newest of each run: of names that differ in their numbers, the one with the highest."""
-    runs: defaultdict[tuple[str, str, bool], list[str]] = defaultdict(list)
+    """Return the newest of each run: of names that differ in their numbers, the one with the highest.
+
+    What a run that was stopped left incomplete is none that the next one can start from.
+    """
+    runs: defaultdict[tuple[str, str, bool], list[CheckpointFound]] = defaultdict(list)
     for each in found:
         path = Path(each.path)
-        runs[str(path.parent), _NUMBER.sub("#", path.name), path.is_dir()].append(each.path)
-    return {max(paths, key=_numbers) for paths in runs.values()}
+        runs[str(path.parent), _NUMBER.sub("#", path.name), path.is_dir()].append(each)
+    return {max(of_run, key=_order).path for of_run in runs.values()}
 
 
-def _numbers(path: str) -> list[int]:
-    return [int(number) for number in _NUMBER.findall(Path(path).name)]
+def _order(found: CheckpointFound) -> tuple[bool, list[int]]:
+    numbers = [int(number) for number in _NUMBER.findall(Path(found.path).name)]
+    return not found.is_incomplete, numbers

@@ -9,8 +9,9 @@ import libcst as cst
 
 from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
-from fsdp_migrate.source.python.accelerators import is_accelerator, is_one
+from fsdp_migrate.source.python.accelerators import is_accelerator, is_one, method_that_shards
 from fsdp_migrate.source.python.fabric_models import FABRICS
+from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
@@ -96,6 +97,22 @@ _SAVES_ITSELF = (
 def name_of_framework(source: Source, model: cst.BaseExpression) -> str:
     """Return what the framework is called that shards a model."""
     return _NAMES.get(source.models.sharded_by(model), "")
+
+
+def frameworks_shard(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether Accelerate or Hugging Face's Trainer shards a model, also where a config alone says how.
+
+    FSDP1's functions that are given it show that it is sharded, and what wraps nothing itself has a
+    framework do it: it has models prepared, or is a Trainer.
+    """
+    if source.models.sharded_by(model) in {"accelerate", "transformers"}:
+        return True
+    if any(source.models.is_constructor(call.func) for call in source.calls):
+        return False
+    owner = source.index.class_of(model)
+    bases = (base.value for base in owner.bases) if owner is not None else ()
+    is_trainer = any(HUGGING_FACES.match(name) for base in bases for name in led_to(source.index, base))
+    return is_trainer or any(method_that_shards(source.index, call.func) for call in source.calls)
 
 
 def mixed(source: Source, model: cst.BaseExpression) -> str:

@@ -418,7 +418,8 @@ def _steps_for_checkpoints(
 ) -> list[Step]:
     """Return what to do with the latest of each run that FSDP1 saved: look, convert, start."""
     latest = sorted((each for each in checkpoints if each.is_latest), key=lambda each: -each.saved)
-    waiting = [each for each in latest if not each.is_converted and not each.is_fsdp2s]
+    # What cannot be read is listed with the reason, and no command can be followed with it.
+    waiting = [e for e in latest if not (e.is_converted or e.is_fsdp2s or e.is_incomplete)]
     goes_on = any(each.is_fsdp2s for each in latest)
     steps = []
     if waiting:

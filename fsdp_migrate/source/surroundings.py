@@ -68,6 +68,8 @@ _META = "meta.pt"
 _START = 4096
 # A folder with a repository is copied in so many seconds.
 _COPYING = 30.0
+_INCOMPLETE = "incomplete or ambiguous"
+_WITHOUT_METADATA = "distributed checkpoint (DCP) without its .metadata"
 # And the bytes of checkpoints in a second, where a disk or a network is slow.
 _COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
@@ -149,6 +151,11 @@ class CheckpointFound:
     def is_published(self) -> bool:
         """Tell whether ``from_pretrained`` reads weights that are there."""
         return "safetensors" in self.layout or any(Path(self.path).glob("model*.safetensors"))
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Tell whether it cannot be read as it lies there, as its layout says."""
+        return self.layout.startswith(_INCOMPLETE) or self.layout == _WITHOUT_METADATA
 
     @property
     def is_of_ranks(self) -> bool:
@@ -387,7 +394,7 @@ def _layout_of(folder: Path, folders: list[str], files: list[str]) -> _Layout | 
         composer = "Composer's " if _COMPOSER.match(folder.name) else ""
         return _Layout(f"{composer}distributed checkpoint (DCP)", is_deep=True)
     if any(name.endswith(".distcp") for name in files):
-        return _Layout("distributed checkpoint (DCP) without its .metadata", is_deep=True)
+        return _Layout(_WITHOUT_METADATA, is_deep=True)
     own = _sizes(folder, files)
     below = {f"{name}/{inner}": size for name in folders for inner, size in _sizes(folder / name).items()}
     if not own and not below:
@@ -402,7 +409,7 @@ def _layout_of(folder: Path, folders: list[str], files: list[str]) -> _Layout | 
             return _Layout(_title("accelerate"), is_deep=True)
         found = find_layout(FolderFiles(opened, own))
     except CheckpointError as error:
-        return _Layout(f"incomplete or ambiguous ({' '.join(str(error).split())})")
+        return _Layout(f"{_INCOMPLETE} ({' '.join(str(error).split())})")
     except FSDPMigrateError:
         return None
     finally:

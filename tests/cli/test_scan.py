@@ -585,6 +585,27 @@ def test_what_the_migrated_run_has_saved_needs_nothing(
     assert {each["path"]: each["is_fsdp2s"] for each in found} == {"fsdp2/gone-3.pt": True, "new-6.pt": False}
 
 
+def test_no_command_names_a_checkpoint_that_cannot_be_read(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank's part in the folder of the sources made `convert . fsdp2` of it; one was cut off."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(CODE)
+    torch.save({"a": torch.ones(1)}, "model_world_size_2_rank_1.pt")
+    for number in (9, 10):
+        shutil.copytree(CHECKPOINTS / "plain.dcp", f"runs/step-{number}")
+    _, document = run_json("scan", ".")
+    assert "runs/step-10" in str(document["steps"])
+    Path("runs/step-10/.metadata").unlink()
+    _, document = run_json("scan", ".")
+    found = {each["path"]: each["layout"] for each in document["checkpoints"]}
+    assert found["."].startswith("incomplete or ambiguous (")
+    assert found["runs/step-10"].endswith("without its .metadata")
+    typed = [command for step in document["steps"] for command in step["commands"]]
+    assert [each for each in typed if " inspect " in each] == ["fsdp-migrate inspect runs/step-9"]
+    assert not [each for each in typed if " convert . " in each or "step-10" in each]
+
+
 def test_the_last_steps_start_the_run_and_publish(
     tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,12 +26,32 @@ def is_given_by_name(source: Source, call: cst.Call, name: str) -> bool:
     return False
 
 
+def values_by_stars(source: Source, call: cst.Call, name: str) -> Iterator[cst.BaseExpression]:
+    """Yield what a call may be given by a name in dicts with ``**``, also in those that a function makes."""
+    for arg in call.args:
+        if arg.star == "**":
+            yield from _put_in(source.index, call, arg.value, name)
+            for made in _returned(source, arg.value):
+                yield from _put_in(source.index, made, made.value, name) if made.value is not None else ()
+
+
+def _returned(source: Source, kept: cst.BaseExpression) -> Iterator[cst.Return]:
+    """Yield the ``return`` of the functions of this source that make a dict: ``**options(cfg)``."""
+    calls = [kept] if isinstance(kept, cst.Call) else []
+    if isinstance(kept, cst.Name) and kept in source.index.scopes:
+        values = (each.value for each in source.index.bindings_of(kept))
+        calls = [value for value in values if isinstance(value, cst.Call)]
+    for call in calls:
+        for function in source.models.guards.functions(call.func):
+            yield from (each for each in walk_for(function.body, cst.Return))
+
+
 def _is_set(value: cst.BaseExpression) -> bool:
     return text_of(value) != "None"
 
 
 def _put_in(
-    index: Index, call: cst.Call, kept: cst.BaseExpression, name: str
+    index: Index, call: cst.Call | cst.Return, kept: cst.BaseExpression, name: str
 ) -> Iterator[cst.BaseExpression]:
     """Yield what a dict of keywords has by a name where a call is given it."""
     yield from _of_dict(kept, name)

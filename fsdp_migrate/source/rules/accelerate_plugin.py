@@ -20,6 +20,7 @@ from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_of_fsdp1
 from fsdp_migrate.source.python.accelerate_precision import precision_of_accelerator, where_it_casts
 from fsdp_migrate.source.python.environment import environment_of_run, fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
+from fsdp_migrate.source.python.keywords import values_by_stars
 from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
 from fsdp_migrate.source.settings_in_python import (
@@ -75,6 +76,10 @@ _ITS_CASTS = " `mixed_precision_policy` takes FSDP2's MixedPrecisionPolicy in pl
 _CASTS = (
     "`mixed_precision_policy`: {} cannot be given to FSDP2's MixedPrecisionPolicy(param_dtype, reduce_dtype, "
     "output_dtype, cast_forward_inputs)"
+)
+_HIDDEN_CASTS = (
+    "`mixed_precision_policy`: in place of MixedPrecision FSDP2 takes MixedPrecisionPolicy(param_dtype, "
+    "reduce_dtype, output_dtype, cast_forward_inputs) of torch.distributed.fsdp; it has no buffer_dtype"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
 _UNSAID = {"cpu_ram_efficient_loading": False, "sync_module_states": False}
@@ -178,7 +183,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     # `_held` has said so (FM355): a call that asks for it is rewritten all the same.
     reasons += [reason for reason in converted.reasons if "HYBRID_SHARD" not in reason]
     if any(arg.star or arg.keyword is None for arg in call.args):
-        reasons.insert(0, _HIDDEN)
+        reasons[:0] = [_HIDDEN, *_behind_stars(source, call, values)]
     if _is_changed_later(source, call):
         reasons.append(_CHANGED_LATER)
     after = _after(held, converted)
@@ -197,6 +202,17 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings, *lost), given, after)
+
+
+def _behind_stars(source: Source, call: cst.Call, values: Values) -> Iterator[str]:
+    """Yield what FSDP2 takes otherwise of what a dict gives: its classes are those of FSDP1."""
+    if any(is_of_fsdp1(source, each) for each in values_by_stars(source, call, "mixed_precision_policy")):
+        yield _HIDDEN_CASTS
+    if any(_is_made_elsewhere(source, each) for each in values_by_stars(source, call, "cpu_offload")):
+        yield _OFFLOAD
+    policies = map(values.read, values_by_stars(source, call, "auto_wrap_policy"))
+    if any(not isinstance(each, str) or _policy(each) is None for each in policies if each is not None):
+        yield _POLICY
 
 
 def _known(values: Values, after: dict[str, Any]) -> str:

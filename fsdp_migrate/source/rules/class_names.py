@@ -34,6 +34,21 @@ _INNER = (
     "FSDP1's wrapper was no `{}`, so that this was false of a sharded model. FSDP2 wraps nothing: where it "
     "is one, this is true now. See which branch is meant."
 )
+_NAME_IS_USED = (
+    "FSDP2 gives each unit a class of its own, and its name is FSDP and the name of its class, where FSDP1's "
+    "`.module` had the plain one: what is looked up or named by it is another. Take removeprefix('FSDP')."
+)
+_CLASS_IS_A_KEY = (
+    "FSDP2 gives each unit a class of its own, a subclass of its class: nothing is found by it that is kept "
+    "by the model's own class. Ask for its bases, `type(m).__mro__`."
+)
+_NAME_IS_SHOWN = (
+    "stays: a name that is only shown, which is FSDP and the name of the model's class now, that of FSDP1's "
+    "wrapper or of what it held before"
+)
+_ASKED = frozenset({"get", "pop", "setdefault"})
+_SHOWS = re.compile(r"print|log|debug|info|warn|error|critical|exception|write")
+_CLEANED = re.compile(r"['\"]\^?FSDP")
 # What a sharded model is under both, or under neither.
 _OF_BOTH = re.compile(
     r"^[a-z_]|Parallel|DDP|FSDP|Engine|Compiled|Optimized|Script|Wrapper|Protocol|^(Module|Path|Tensor)$"
@@ -49,11 +64,81 @@ def find(source: Source) -> Iterator[Found]:
     for test in source.index.by_kind.get(cst.Comparison, ()):
         if _asks_for_own_class(source, cst.ensure_type(test, cst.Comparison)):
             yield Found("FM316", test, _OWN_CLASS, "commented")
+    yield from _used(source)
     for call in source.calls:
         if dotted(call.func) == "isinstance" and len(call.args) == 2 and _is_wrapped(source, call):
             names = _classes(source, call.args[1].value)
             if names:
                 yield Found("FM316", call, _INNER.format(names[0]), "commented")
+
+
+def _used(source: Source) -> Iterator[Found]:
+    """Find where the name of such a class is used otherwise, or the class is a key: ``KINDS[type(m)]``."""
+    for node in (*source.attributes, *source.calls):
+        if _ends_in_name(node) and _is_class_of_a_module(source, node):
+            ways = set(_ways(source, node))
+            if "looked up" in ways or "given" in ways:
+                yield Found("FM316", node, _NAME_IS_USED, "commented")
+            elif "shown" in ways:
+                yield Found("FM316", node, _NAME_IS_SHOWN, "kept")
+        elif isinstance(node, (cst.Call, cst.Attribute)) and _is_class_of_a_module(source, node):
+            is_name = isinstance(source.index.parents[node], cst.Attribute)
+            if not is_name and "looked up" in set(_ways(source, node)):
+                yield Found("FM316", node, _CLASS_IS_A_KEY, "commented")
+
+
+def _ways(source: Source, node: cst.BaseExpression, depth: int = 0) -> Iterator[str]:
+    """Yield what becomes of a class or its name: it is looked up, shown, compared or given to something."""
+    below: cst.CSTNode = node
+    for above in source.index.ancestors(node):
+        if isinstance(above, cst.Call) and isinstance(below, cst.Arg):
+            is_raised = isinstance(source.index.parents[above], cst.Raise)
+            yield "shown" if is_raised else _way_of(above, below)
+            return
+        if isinstance(above, cst.Call) and any(_CLEANED.match(text_of(each.value)) for each in above.args):
+            return
+        if isinstance(above, cst.Index):
+            yield "looked up"
+            return
+        if isinstance(above, cst.Comparison):
+            yield "compared"
+            return
+        if isinstance(above, cst.Match):
+            yield "looked up" if below is above.subject else ""
+            return
+        if isinstance(above, (cst.Assign, cst.AnnAssign)):
+            yield from _ways_of_target(source, above, node, depth)
+            return
+        if isinstance(above, cst.BaseSmallStatement):
+            yield "shown" if isinstance(above, (cst.Assert, cst.Raise)) else "given"
+            return
+        if isinstance(above, cst.BaseStatement):
+            return
+        below = above
+
+
+def _way_of(call: cst.Call, arg: cst.Arg) -> str:
+    """Return what a call does with a class's name that it is given."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else dotted(call.func) or ""
+    if any(_CLEANED.match(text_of(each.value)) for each in call.args):
+        return ""
+    if isinstance(call.func, cst.Attribute) and name in _ASKED:
+        return "looked up" if arg is call.args[0] else "given"
+    if name in {"getattr", "hasattr"}:
+        return "looked up" if arg is not call.args[0] else ""
+    return "shown" if _SHOWS.search(name) else "given"
+
+
+def _ways_of_target(
+    source: Source, assign: cst.Assign | cst.AnnAssign, node: cst.BaseExpression, depth: int
+) -> Iterator[str]:
+    targets = [each.target for each in assign.targets] if isinstance(assign, cst.Assign) else [assign.target]
+    for target in targets:
+        if not isinstance(target, cst.Name):
+            yield "given"
+        elif assign.value is node and depth == 0:
+            for reader in source.readers(target):
+                yield from _ways(source, reader, depth + 1)
 
 
 def _is_wrapped(source: Source, call: cst.Call) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.called_methods import is_own, is_the_model, methods_that_may_run
+from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
@@ -52,6 +53,18 @@ _FORWARD_RUNS = (
     "the model runs in this context, which FSDP2 does not allow: take the context away, the model gathers "
     "its parameters itself; put only what reads them into fsdp_migrate.runtime.summon_full_params."
 )
+_IN_VAIN = (
+    "this context does nothing here: it looks for units of FSDP1, of which the framework's FSDP2 model has "
+    "none, and that gathers its parameters itself where it runs. It can be taken away."
+)
+_OWN_METHOD = (
+    "Only if {0!r} runs layers without the model's own forward, call "
+    "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once."
+)
+_GATHERS_ITSELF = {
+    _FORWARD_RUNS: "",
+    **{_RUNS.format(name): _OWN_METHOD.format(name) for name in ("generate", "sample")},
+}
 _MAY_RUN = (
     "the model seems to run in this context, which FSDP2 does not allow: if it does, take the context away, "
     "the model gathers its parameters itself where it is called; for another method of it that is called, "
@@ -141,6 +154,10 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     said = next(filter(None, (_said_of(source, *each) for each in _bodies(source, block, call))), "")
     if said:
         is_read = _AWAY in said and _reads_parameters(block.body)
+        if not is_read and said in _GATHERS_ITSELF and frameworks_shard(source, call.args[0].value):
+            more = _GATHERS_ITSELF[said]
+            text, action = (f"{_IN_VAIN} {more}", "commented") if more else (f"stays: {_IN_VAIN}", "kept")
+            return Found("FM313", call, text, action, covers=covers)
         text = said.replace(_AWAY, _OUT_OF_IT) if is_read else said
         return Found("FM332", call, text, "commented", covers=covers)
     if _calls_a_parameter(source, block.body):

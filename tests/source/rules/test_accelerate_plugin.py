@@ -284,6 +284,49 @@ def test_what_is_known_of_a_plugin_names_the_class_of_its_casts() -> None:
     assert said not in comments(body.replace(f", {casts}", ""), header)
 
 
+STARS = [
+    ('kw = {{}}\nif cfg.half:\n    kw["{0}"] = {1}\np = Plugin(sharding_strategy=1, **kw)\n', True),
+    ("kw = dict({0}={1})\np = Plugin(**kw)\n", True),
+    ("kw = {{}}\nkw.update({0}={1})\np = Plugin(**kw)\n", True),
+    ('p = Plugin(sharding_strategy=1, **{{"{0}": {1}}})\n', True),
+    ("def made(cfg):\n    kw = dict({0}={1})\n    return kw\n\n\np = Plugin(**made(cfg))\n", True),
+    ('def made(cfg):\n    return {{"{0}": {1}}}\n\n\nkw = made(cfg)\np = Plugin(**kw)\n', True),
+    ("kw, other = {{}}, dict({0}={1})\nstart(**other)\np = Plugin(**kw)\n", False),
+    ("kw = dict({0}={1})\nstart(**kw)\np = Plugin(sharding_strategy=s())\n", False),
+]
+OBJECTS = [
+    (
+        "mixed_precision_policy",
+        "MixedPrecision(param_dtype=torch.half)",
+        "in place of MixedPrecision FSDP2 takes MixedPrecisionPolicy(",
+    ),
+    ("cpu_offload", "CPUOffload(offload_params=True)", "true, false or a CPUOffloadPolicy"),
+    ("auto_wrap_policy", "ModuleWrapPolicy({Block})", "Accelerate's FSDP2 wraps by class"),
+]
+TAKEN = [
+    ("mixed_precision_policy", "MixedPrecisionPolicy(param_dtype=torch.half)"),
+    ("cpu_offload", "True"),
+    ("auto_wrap_policy", '"transformer_based_wrap"'),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), OBJECTS)
+@pytest.mark.parametrize(("body", "is_said"), STARS)
+def test_what_a_dict_gives_is_said_as_what_a_name_gives(
+    name: str, value: str, said: str, body: str, *, is_said: bool
+) -> None:
+    assert (said in comments(body.format(name, value), ACCELERATE)) is is_said
+
+
+@pytest.mark.parametrize(("name", "value"), TAKEN)
+@pytest.mark.parametrize("body", [body for body, is_said in STARS if is_said])
+def test_what_fsdp2_takes_from_a_dict_is_not_said(name: str, value: str, body: str) -> None:
+    header = ACCELERATE.replace("import CPUOffload", "import MixedPrecisionPolicy, CPUOffload")
+    told = comments(body.format(name, value), header)
+    assert "stand behind" in told
+    assert not any(said in told for _, _, said in OBJECTS)
+
+
 def test_clipping_beside_offload_needs_gloo() -> None:
     made = "p = Plugin(sharding_strategy=1, cpu_offload={})\n"
     clips = "accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"

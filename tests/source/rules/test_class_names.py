@@ -71,6 +71,45 @@ def test_the_class_of_a_unit_is_one_of_its_own(body: str, *, is_said: bool) -> N
     assert (("FM316", "commented") in codes(body)) is is_said
 
 
+PREPARED = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+
+def raw(model):
+    return model.module if hasattr(model, "module") else model
+
+
+accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1))
+model, optimizer = accelerator.prepare(model, optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("kind = KINDS[type(raw(model)).__name__]", "commented"),
+        ("kind = KINDS[type(raw(model))]", "commented"),
+        ("kind = KINDS.get(accelerator.unwrap_model(model).__class__)", "commented"),
+        ("name = type(raw(model)).__name__\nkind = KINDS.get(name)", "commented"),
+        ("kind = getattr(library, type(raw(model)).__name__ + 'Config')", "commented"),
+        ("torch.save(state, f'{type(raw(model)).__name__}.pt')", "commented"),
+        ("match type(raw(model)).__name__:\n    case 'Net':\n        pass", "commented"),
+        ("accelerator.print(f'{type(raw(model)).__name__}')", "kept"),
+        ("name = type(raw(model)).__name__\nlogger.info('%s', name)", "kept"),
+        ("raise ValueError(f'no {type(raw(model)).__name__}')", "kept"),
+        ("kind = KINDS[type(raw(model)).__name__.removeprefix('FSDP')]", None),
+        ("name = re.sub('^FSDP', '', type(raw(model)).__name__)\nkind = KINDS[name]", None),
+        ("kind = KINDS[type(optimizer).__name__]", None),
+        ("kind = KINDS[type(loss)]", None),
+        ("fresh = type(raw(model))(config)", None),
+        ("is_alike = isinstance(other, type(raw(model)))", None),
+    ],
+)
+def test_what_the_class_of_a_frameworks_model_is_used_for(line: str, action: str | None) -> None:
+    found = {action for code, action in codes(f"{line}\n", PREPARED) if code == "FM316"}
+    assert found == ({action} if action else set())
+
+
 @pytest.mark.parametrize(
     ("check", "is_said"),
     [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.left_comments import stops_runs
+from fsdp_migrate.source import scan_source
 from tests.source.projects import FSDP, after
 from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned
 
@@ -115,6 +116,48 @@ def test_what_reads_parameters_beside_a_run_keeps_its_context(inner: str, *, is_
     after = turned(f"{MODEL}with FSDP.summon_full_params(model):\n    {inner}")
     assert ("make that fsdp_migrate.runtime.summon_full_params for what reads parameters" in after) is is_read
     assert ("take the context away" in after) is not is_read
+
+
+ACCELERATE = (
+    "from accelerate import Accelerator\n"
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
+    "def sample(model, x):\n    with FSDP.summon_full_params(model, writeback=False):\n        y = {0}\n\n\n"
+    "accelerator = Accelerator()\nmodel, other = accelerator.prepare(model, other)\nsample(model, x)\n"
+)
+TRAINERS = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    "from transformers import Trainer\n\n\n"
+    "class Base(Trainer):\n    pass\n\n\n"
+    "class Mine(Base):\n    def evaluate(self, model):\n"
+    "        with FSDP.summon_full_params(model, writeback=False):\n            y = {0}\n"
+)
+OF_A_FRAMEWORK = [
+    ("model(x)", ("FM313", "kept")),
+    ("model.generate(x)", ("FM313", "commented")),
+    ("model.encode(x)", ("FM332", "commented")),
+    ("model.layers.first(x)", ("FM332", "commented")),
+    ("model(x), list(model.parameters())", ("FM332", "commented")),
+]
+
+
+@pytest.mark.parametrize(("inner", "found"), OF_A_FRAMEWORK)
+@pytest.mark.parametrize("frame", [ACCELERATE, TRAINERS])
+def test_fsdp1s_context_does_nothing_to_a_frameworks_model(
+    frame: str, inner: str, found: tuple[str, str]
+) -> None:
+    told = [(use.code, use.action) for use in scan_source(frame.format(inner))]
+    assert found in told
+    assert ("FM332" in {code for code, _ in told}) is (found[0] == "FM332")
+    assert ("Only if 'generate' runs layers" in turned(frame.format(inner), header="")) is (
+        "generate" in inner
+    )
+
+
+@pytest.mark.parametrize("inner", ["model(x)", "model.generate(x)"])
+def test_a_model_that_the_source_wraps_itself_is_none_of_a_frameworks(inner: str) -> None:
+    wraps = ACCELERATE.replace("accelerator.prepare(model, other)", "FSDP(model), accelerator.prepare(other)")
+    for text in (wraps, TRAINERS.replace("(Trainer)", "(Engine)")):
+        assert "FM332" in {use.code for use in scan_source(text.format(inner))}
 
 
 CHOSEN = "context = FSDP.summon_full_params(model, writeback=False) if whole else nullcontext()\n"
