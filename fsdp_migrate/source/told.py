@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.class_checks import class_checks
 from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
 from fsdp_migrate.source.optimizer_classes import (
@@ -76,6 +77,7 @@ class Told:
             module.path: wrapper_classes(self.known.project, module) for module in self.known.looked_at
         }
         subclasses_of = subclasses(project, self.known.looked_at)
+        checks = class_checks(project, self.known.looked_at)
         return {
             p: replace(
                 whole_project,
@@ -98,6 +100,7 @@ class Told:
                 methods=methods.get(p, frozenset()),
                 state_methods=states.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
+                checks=checks.get(p, frozenset()),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),

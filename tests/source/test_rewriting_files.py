@@ -82,8 +82,7 @@ def test_what_an_earlier_rewriting_left_is_found_again(tmp_path: Path) -> None:
         "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
         "m = FSDP(net)\n"
         "m.apply(init)\n"
-        "for layer in m.module.layers:\n"
-        "    pass\n"
+        "m.module.head = head\n"
     )
     before = {use.code for use in scan_paths([script]).uses if use.action == "commented"}
     rewrite_paths([script], write=True)

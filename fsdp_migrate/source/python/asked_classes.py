@@ -39,7 +39,10 @@ MAY_SHARD = re.compile(r"fsdp|fully_?shard|shard|wrap")
 
 def is_fsdp1_class(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, and no other."""
-    return lambda asked: index.fsdp1(asked) == catalog.FSDP
+    return lambda asked: (
+        index.fsdp1(asked) == catalog.FSDP
+        or (bool(index.checks) and bool(index.qualified(asked) & index.checks))
+    )
 
 
 def is_of_modules(index: Index) -> IsClass:
@@ -131,6 +134,12 @@ def is_fsdp1_among(index: Index) -> IsClass:
     """Return the question whether an expression is FSDP1's class, or has it among others."""
     is_it, is_among = is_fsdp1_class(index), asks_among_others(index)
     return lambda asked: is_it(asked) or is_among(asked)
+
+
+def member_of(node: cst.BaseExpression) -> str:
+    """Return what the member of a class is called: ``Strategy.ddp``."""
+    *_, owner, last = ("", "", *(dotted(node) or "").split("."))
+    return last if owner[:1].isupper() else ""
 
 
 def answer_of(function: cst.FunctionDef) -> cst.BaseExpression | None:

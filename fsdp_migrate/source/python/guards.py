@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.asked_classes import (
     is_of_modules,
     is_of_no_models,
     is_other_wrapper,
+    member_of,
 )
 from fsdp_migrate.source.python.branches import asks_of_one_object
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
@@ -312,8 +313,9 @@ class Guards:
             return lacks(held, deeper=1)
         is_asked = isinstance(test, cst.Call) and bool(test.args) and not truth and not asks_class(test)
         if is_asked and isinstance(test, cst.Call) and text_of(test.args[0].value) == text:
-            asks = self._asked_by(test.func) if depth < _MAX_DEPTH else ()
-            return any(lacks(asked, name, 1) for asked, name in asks)
+            asks = list(self._asked_by(test.func)) if depth < _MAX_DEPTH else []
+            if asks or not self.index.checks:  # what another file asks is known by its name
+                return any(lacks(asked, name, 1) for asked, name in asks)
         return self._says(test, text, is_class, want=not truth, depth=depth)
 
     def _is_excluded_by_state(self, node: cst.CSTNode, text: str, is_class: IsClass) -> bool:
@@ -362,7 +364,7 @@ class Guards:
             return False
         if asks_class(call):
             return is_class(call.args[1].value)
-        if IS_DATACLASS in self.index.qualified(call.func):
+        if self.index.qualified(call.func) & {IS_DATACLASS, *self.index.checks}:
             return is_class(call.func)
         return depth < _MAX_DEPTH and self._is_helper(call.func, is_class, depth + 1, within=within)
 
@@ -483,11 +485,5 @@ def _is_word(test: cst.Comparison, word: re.Pattern[str], *, truth: bool) -> boo
     sides = [each for each in (test.left, asked.comparator) if isinstance(each, cst.SimpleString)]
     words = [str(each.evaluated_value) for each in sides]
     # Of FSDP there may be other members: `Strategy.hsdp`.
-    words += [_member(each) for each in (test.left, asked.comparator) if word is _DDP]
+    words += [member_of(each) for each in (test.left, asked.comparator) if word is _DDP]
     return isinstance(asked.operator, kinds) and any(word.match(each.lower()) for each in words)
-
-
-def _member(node: cst.BaseExpression) -> str:
-    """Return what the member of a class is called: ``Strategy.ddp``."""
-    *_, owner, last = ("", "", *(dotted(node) or "").split("."))
-    return last if owner[:1].isupper() else ""

@@ -81,6 +81,8 @@ class Links:
     """Whether frameworks shard models of the project, whose optimizers those may be."""
     wrappers: frozenset[str] = frozenset()
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
+    checks: frozenset[str] = frozenset()
+    """Imported functions that ask for FSDP1's class and nothing else, as imports write them."""
     subclasses: frozenset[str] = frozenset()
     """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()

@@ -94,6 +94,8 @@ class Index:
     """Imported classes of the project, with those of frameworks above them."""
     code: str = field(default="", repr=False)
     """The text of the source."""
+    checks: frozenset[str] = frozenset()
+    """Functions of other files that ask whether what they are given is FSDP1's, and nothing else."""
     parents: dict[cst.CSTNode, cst.CSTNode] = field(default_factory=dict)
     scopes: dict[cst.CSTNode, Scope] = field(default_factory=dict)
     """The scope of each name and attribute, call, and definition."""

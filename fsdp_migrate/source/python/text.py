@@ -47,7 +47,7 @@ class Source:
     def __post_init__(self) -> None:
         self.module = parse_module(self.code, self.path)
         links = self.links
-        self.index = Index(self.module, links.names, links.objects, links.heirs, self.code)
+        self.index = Index(self.module, links.names, links.objects, links.heirs, self.code, links.checks)
 
     @functools.cached_property
     def guards(self) -> Guards:

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 
 NAME = "other-packages"
-CODES = ("FM317",)
+CODES = ("FM317", "FM450")
 
 _MEANT = (
     "by its name `{}` is made for FSDP's models, and this gives it a sharded one. FSDP1's was a wrapper "
     "around flat parameters, FSDP2's is the model itself, of DTensors: see that this package takes those. A "
     "checkpoint can be saved and loaded by torch.distributed.checkpoint in its place."
 )
+_FUNCTION = "by its name `{}` of another package is for FSDP's models: see that it takes FSDP2's."
+_TORCHS = frozenset({"FSDP", "FullyShardedDataParallel"})
+"""What a package calls torch's own class that it hands on."""
 _FSDP = re.compile(r"fsdp(?!_?2|_?module)|FullySharded", re.IGNORECASE)
 
 
@@ -35,8 +38,12 @@ def find(source: Source) -> Iterator[Found]:
         return
     for call in source.calls:
         name = _foreign(source, call.func)
-        if name and any(_has_model(source, arg.value) for arg in call.args):
+        if not name or not any(_has_model(source, arg.value) for arg in call.args):
+            continue
+        if name[:1].isupper():
             yield Found("FM317", call, _MEANT.format(name), "commented")
+        else:  # what a function does may be the same for both: activation checkpointing is
+            yield Found("FM450", call, _FUNCTION.format(name), "unclear")
 
 
 def _foreign(source: Source, func: cst.BaseExpression) -> str:
@@ -52,7 +59,7 @@ def _named(source: Source, func: cst.BaseExpression) -> str:
         package, *names = known.split(".")
         # A module may be called so for other reasons: of it the class counts, and the function.
         own = [each for each in names[:-1] if each[:1].isupper()] + names[-1:]
-        named = [each for each in own if _FSDP.search(each)]
+        named = [each for each in own if _FSDP.search(each) and each not in _TORCHS]
         if named and package in source.links.foreign:
             return named[0]
     return ""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source import catalog
 from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
@@ -27,7 +26,11 @@ if TYPE_CHECKING:
 NAME = "module-attribute"
 CODES = ("FM315", "FM333", "FM335")
 
-_SELF = "FSDP2 wraps nothing, so `.module` is the model itself and was taken out."
+_IS_SET = (
+    "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. What is set here is set on the "
+    "model that is sharded, and on units themselves, which FSDP1's wrappers took: is that what is meant? A "
+    "layer that is put in is not sharded: do that above the sharding."
+)
 _OF_NAMES = (
     "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. FSDP1's names held "
     "`_fsdp_wrapped_module.` here, for each unit inside: take it out where a file that has them as keys is "
@@ -53,6 +56,7 @@ _LAYER = (
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
+_PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NO_GRAD = frozenset({"inference_mode", "no_grad"})
@@ -156,7 +160,8 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM335", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
-        note = _OF_NAMES if _keeps_names(source, node) else "" if _is_asked_beside(source, node) else _SELF
+        # What is read or called is the same as before: there is nothing to settle.
+        note = _OF_NAMES if _keeps_names(source, node) else _IS_SET if _is_set(source, node) else ""
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
     elif sure == "mixed":
         said = f"{mixed(source, node.value)}there is no `.module`."
@@ -165,35 +170,33 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM333", node, _MAYBE, "commented")
 
 
-def _is_asked_beside(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether a check only takes the wrapper off: ``m.module if isinstance(m, FSDP) else m``.
+def _is_set(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether something is set below a node, or below the name it is bound to: ``m.module.a = b``."""
+    parents = source.index.parents
+    whole = node
+    while isinstance(parents[whole], (cst.Attribute, cst.Subscript)) and not _is_index(parents[whole], whole):
+        whole = parents[whole]
+    above = parents[whole]
+    if isinstance(above, (cst.AugAssign, cst.AnnAssign)):
+        if above.target is whole and whole is not node:
+            return True
+    elif isinstance(above, cst.AssignTarget):
+        return whole is not node
+    if isinstance(above, cst.Call) and above.func is whole:
+        return isinstance(whole, cst.Attribute) and whole.attr.value in _PUTS_IN
+    if isinstance(above, cst.Arg):
+        call = parents[above]
+        is_first = isinstance(call, cst.Call) and call.args[0] is above
+        return is_first and isinstance(call, cst.Call) and dotted(call.func) == "setattr"
+    if whole is node and isinstance(above, cst.Assign) and len(above.targets) == 1:
+        target = above.targets[0].target
+        readers = source.readers(target) if isinstance(target, cst.Name) else ()
+        return any(each is not target and _is_set(source, each) for each in readers)
+    return False
 
-    Or ``if isinstance(m, FSDP): m = m.module``. What comes out is the model itself under both.
-    """
-    above = source.index.parents[node]
-    if isinstance(above, cst.IfExp):
-        is_plain = {text_of(above.body), text_of(above.orelse)} == {text_of(node), text_of(node.value)}
-        return is_plain and _asks_for_fsdp(source, above.test, node.value)
-    line = source.index.statement(node)
-    block = source.index.parents[line]
-    choice = source.index.parents.get(block)
-    is_set = isinstance(above, cst.Assign) and [text_of(to.target) for to in above.targets] == [
-        text_of(node.value)
-    ]
-    is_alone = isinstance(choice, cst.If) and choice.body is block and choice.orelse is None
-    return (
-        is_set and is_alone and isinstance(choice, cst.If) and _asks_for_fsdp(source, choice.test, node.value)
-    )
 
-
-def _asks_for_fsdp(source: Source, test: cst.BaseExpression, model: cst.BaseExpression) -> bool:
-    """Tell whether a test asks whether a model is of FSDP1's class, and nothing else."""
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return _asks_for_fsdp(source, test.expression, model)
-    if not isinstance(test, cst.Call) or dotted(test.func) != "isinstance" or len(test.args) != 2:
-        return False
-    is_its = source.index.fsdp1(test.args[1].value) == catalog.FSDP
-    return is_its and text_of(test.args[0].value) == text_of(model)
+def _is_index(above: cst.CSTNode, node: cst.CSTNode) -> bool:
+    return isinstance(above, cst.Subscript) and above.value is not node
 
 
 def _keeps_names(source: Source, node: cst.Attribute) -> bool:

@@ -60,7 +60,6 @@ def _said(folder: Path, does: str, made: str = "FSDPCheckpointer('x')") -> list[
         ("FSDPCheckpointer.save(state)", "FSDPCheckpointer"),
         ("store.FSDPCheckpointer(path).save([self.model])", "FSDPCheckpointer"),
         ("self.saver.save(self.model, path)", "FSDPCheckpointer"),
-        ("move_fsdp_model(self.model)", "move_fsdp_model"),
     ],
 )
 def test_it_gets_a_comment(tmp_path: Path, does: str, name: str) -> None:
@@ -75,6 +74,7 @@ def test_it_gets_a_comment(tmp_path: Path, does: str, name: str) -> None:
         "FSDPCheckpointer.save(self)",
         "FSDP2Checkpointer.save(self.model)",
         "Checkpointer.save(self.model)",
+        "store.FSDP.save(self.model)",  # torch's own class, handed on
         "copy_all(self.model)",
         "save_fsdp(self.model)",
         "save_fsdp_model(self.plugin, self.accelerator, self.model, path)",
@@ -82,6 +82,13 @@ def test_it_gets_a_comment(tmp_path: Path, does: str, name: str) -> None:
 )
 def test_what_takes_fsdp2s_and_what_is_the_projects_own_does_not(tmp_path: Path, does: str) -> None:
     assert _said(tmp_path, does) == []
+
+
+def test_a_function_is_to_be_looked_at(tmp_path: Path) -> None:
+    """One that sets activation checkpointing does the same for both."""
+    (tmp_path / "train.py").write_text(TRAIN.format(does="move_fsdp_model(self.model)", made="None"))
+    uses = [each for each in scan_paths([tmp_path]).uses if each.rule == "other-packages"]
+    assert [(each.code, each.action) for each in uses] == [("FM450", "unclear")]
 
 
 def test_an_object_of_another_class_does_not(tmp_path: Path) -> None:

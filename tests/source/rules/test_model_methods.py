@@ -49,8 +49,7 @@ def test_what_makes_fsdp1s_model_in_another_package() -> None:
 @pytest.mark.parametrize("called", ["model.forward", "model.module.forward"])
 def test_forward_by_its_name_becomes_a_call_of_the_model(called: str) -> None:
     before = f"out = {called}(x, mask=mask)  # logits\n"
-    comment = "# fsdp-migrate: FM315\n" if "module" in called else ""
-    assert_turned(before, f"{comment}out = model(x, mask=mask)  # logits\n")
+    assert_turned(before, "out = model(x, mask=mask)  # logits\n")
 
 
 def test_forward_of_what_may_be_another_model_gets_a_comment() -> None:

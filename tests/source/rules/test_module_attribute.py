@@ -9,6 +9,7 @@ import pytest
 from fsdp_migrate.source import scan_paths
 from tests.source.projects import FSDP
 from tests.source.samples import (
+    MODEL,
     assert_commented,
     assert_kept,
     assert_left_alone,
@@ -26,10 +27,10 @@ pytestmark = pytest.mark.any_torch
 
 
 TURNED = [
-    ("print(model.module.config)\n", "# fsdp-migrate: FM315\nprint(model.config)\n"),
+    ("print(model.module.config)\n", "print(model.config)\n"),
     (
         "def save():\n    torch.save(model.module, 'a.pt')\n",
-        "def save():\n    # fsdp-migrate: FM315\n    torch.save(model, 'a.pt')\n",
+        "def save():\n    torch.save(model, 'a.pt')\n",
     ),
 ]
 
@@ -284,24 +285,48 @@ def test_a_layer_that_is_set_in_another_file(tmp_path: Path) -> None:
     assert found == {"FM315"}
 
 
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("out = model.module.generate(ids)", False),
+        ("inner = model.module\nprint(inner.config)", False),
+        ("layers = model.module.layers[0]", False),
+        ("scores[model.module.name] = 1", False),
+        ("setattr(report, 'name', model.module.name)", False),
+        ("model.module.head = new", True),
+        ("model.module.layers[0] = new", True),
+        ("model.module.scale += 1", True),
+        ("model.module.step: int = 1", True),
+        ("setattr(model.module, 'head', new)", True),
+        ("model.module.add_module('head', new)", True),
+        ("inner = model.module\ninner.head = new", True),
+    ],
+)
+def test_what_is_set_on_the_model_within_is_to_be_looked_at(line: str, *, is_said: bool) -> None:
+    """A comment stood above each `.module` that was rightly taken out."""
+    after = turned(f"{MODEL}{line}\n")
+    assert ("FM315" in after) is is_said
+    assert ".module" not in after.replace("`.module`", "")
+
+
 ASKED = "isinstance(model, FSDP)"
 
 
 @pytest.mark.parametrize(
-    ("body", "is_said"),
+    "body",
     [
-        (f"inner = model.module if {ASKED} else model\n", False),
-        (f"inner = model if not {ASKED} else model.module\n", False),
-        (f"save((model.module if {ASKED} else model).head)\n", False),
-        (f"if {ASKED}:\n    model = model.module\n", False),
-        (f"if {ASKED}:\n    inner = model.module\n", True),
-        (f"if {ASKED}:\n    model = model.module\nelse:\n    run(model)\n", True),
-        (f"inner = model.module if {ASKED} else other\n", True),
-        (f"inner = model.module.head if {ASKED} else model\n", True),
-        ("inner = model.module if fast else model\n", True),
+        f"inner = model.module if {ASKED} else model\n",
+        f"inner = model if not {ASKED} else model.module\n",
+        f"save((model.module if {ASKED} else model).head)\n",
+        f"if {ASKED}:\n    model = model.module\n",
+        f"if {ASKED}:\n    inner = model.module\n",
+        f"if {ASKED}:\n    model = model.module\nelse:\n    run(model)\n",
+        f"inner = model.module if {ASKED} else other\n",
+        f"inner = model.module.head if {ASKED} else model\n",
+        "inner = model.module if fast else model\n",
     ],
 )
-def test_where_the_class_is_asked_for_there_is_nothing_to_settle(body: str, *, is_said: bool) -> None:
+def test_where_the_class_is_asked_for_there_is_nothing_to_settle(body: str) -> None:
     found = turned(f"model = FSDP(net)\n{body}")
     assert ".module" not in found.split("fsdp-migrate:")[0]
-    assert ("FM315" in found) is is_said
+    assert "FM315" not in found
