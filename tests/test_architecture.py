@@ -72,7 +72,7 @@ HOUSE: House = (
             "config_notes",
             ["source.catalog", "source.uses"],
             "source.python",
-            "source.answers",
+            ["source.answers", "source.parts_of_objects"],
             [
                 "source.called_methods",
                 "source.check_functions",
@@ -103,7 +103,9 @@ HOUSE: House = (
             [
                 "source.as_before",
                 "source.copied_parameters",
+                "source.copies_of_ranks",
                 "source.counts_of_models",
+                "source.cut_by_sizes",
                 "source.dtensor_hints",
                 "source.framework_words",
                 "source.kept_in_classes",

@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.answers import Answers
+from fsdp_migrate.source.parts_of_objects import methods_of, set_in_class, values_annotated
 from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
@@ -184,9 +185,15 @@ class ParameterValues:
         kinds = (*_PUT_TOGETHER, cst.Call)
         # Of an attribute any: `self.kept = {}` in the constructor is filled by another method.
         index = self.source.index
-        values = values_set(index, node) if isinstance(node, cst.Attribute) else [last_value(index, node)]
+        values: list[cst.BaseExpression | None] = []
+        if isinstance(node, cst.Attribute):
+            values += (*values_set(index, node), *values_annotated(self.source, node))
+        else:
+            values += [last_value(index, node)]
         if any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values):
             return True
+        if isinstance(node, cst.Attribute):
+            return any(self._once(each, self.is_many) for each in set_in_class(self.source, node))
         return isinstance(node, cst.Name) and self._is_given(node, self.is_many)
 
     def _is_given(self, name: cst.Name, ask: Callable[[cst.BaseExpression], bool]) -> bool:
@@ -208,7 +215,8 @@ class ParameterValues:
     def _gives(self, call: cst.Call, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         """Tell whether a function of this source returns such: ``def grads(m): return [p.grad for ...]``."""
         guards, index = self.source.models.guards, self.source.index
-        functions = (each for each in guards.functions(call.func) if not _makes_plain(each))
+        called = (*guards.functions(call.func), *methods_of(self.source, call.func))
+        functions = (each for each in called if not _makes_plain(each))
         return any(
             self._once(given.value, ask)
             for function in functions

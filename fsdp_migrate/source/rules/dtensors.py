@@ -15,6 +15,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
+from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
 from fsdp_migrate.source.dtensor_hints import with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
@@ -241,7 +242,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
             named.add(node)
-            code = "FM423" if said == _REPLACED else refused(source, node)
+            code = "FM423" if said in {_REPLACED, CUT} else refused(source, node)
             yield Found(code, node, said, "commented")
     yield from _of_attributes(values, named)
 
@@ -281,6 +282,7 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     yield from ((node, _BESIDE) for node in met(values))
     yield from ((node, COPIES) for node in met_copies(values))
     yield from ((node, MEANT) for node in met_models(values))
+    yield from ((node, CUT) for node in cut_by_sizes(values))
     targets = [each.target for assign in source.assignments for each in assign.targets]
     targets += [
         cst.ensure_type(node, cst.AugAssign).target for node in source.index.by_kind.get(cst.AugAssign, ())

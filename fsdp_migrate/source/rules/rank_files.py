@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.copies_of_ranks import loaded_copies
+from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import arguments, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, arguments, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -22,11 +24,17 @@ if TYPE_CHECKING:
 
 
 NAME = "rank-files"
-CODES = ("FM426",)
+CODES = ("FM423", "FM426")
 
 _MEANT = (
     "files that FSDP1 saved here hold ShardedTensors, which FSDP2 does not take: load these by "
     "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate. What the new code saves is loaded as before."
+)
+_COPIES = (
+    "what FSDP1 saved here of parameters has flat parts, under names with `_fsdp_wrapped_module.`: none is "
+    "met by its name now, without an error, or it does not fit. Copy it into the model under FSDP1, once, "
+    "and take it over as the model's full state; or begin it anew. What the new code saves is loaded as "
+    "before."
 )
 _LOADS = frozenset(
     {
@@ -57,6 +65,20 @@ def find(source: Source) -> Iterator[Found]:
         if load is not None and load not in done and _is_sharded(source, call):
             done.add(load)
             yield Found("FM426", load, _MEANT, "commented")
+    yield from _of_copies(source)
+
+
+def _of_copies(source: Source) -> Iterator[Found]:
+    """Find the files of ranks that are loaded in the place of copies of a sharded model's parameters."""
+    if not any("torch.load" in source.index.qualified(call.func) for call in source.calls):
+        return
+
+    def file(value: cst.BaseExpression) -> cst.Call | None:
+        load = _loaded(source, value)
+        return load if load is not None and load.args and is_of_a_rank(source, load.args[0].value) else None
+
+    for load in dict.fromkeys(loaded_copies(ParameterValues(source), file)):
+        yield Found("FM423", load, _COPIES, "commented")
 
 
 def file_of(source: Source, call: cst.Call) -> cst.Call | None:
@@ -74,8 +96,22 @@ def is_of_a_rank(source: Source, path: cst.BaseExpression) -> bool:
     texts = [text_of(path)]
     for name in walk_for(path, cst.Name):
         value = last_value(source.index, name) if name in source.index.scopes else None
-        texts += [text_of(value)] if value is not None else []
+        texts += [text_of(value)] if value is not None else _given(source, name)
     return _RANK.search(" ".join(texts)) is not None
+
+
+def _given(source: Source, name: cst.Name) -> list[str]:
+    """Return what the calls of this source give to the function around, where a name is its parameter."""
+    function = source.index.function(name)
+    names = [each.name.value for each in function.params.params] if function is not None else []
+    if function is None or name.value not in names:
+        return []
+    calls = source.models.guards.calls.get(function, [])
+    if names[0] in {"self", "cls"}:
+        calls = source.index.calls_of_method(function.name.value)
+    place = names.index(name.value) - (names[0] in {"self", "cls"})
+    given = (argument_of(call, place, {name.value}) for call in calls)
+    return [text_of(each) for each in given if each is not None]
 
 
 def _loaded(source: Source, value: cst.BaseExpression, depth: int = 0) -> cst.Call | None:

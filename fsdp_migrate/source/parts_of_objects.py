@@ -1,0 +1,97 @@
+"""What is asked of an object of a class of the same source: ``ema.shadow`` after ``ema = EMA(model)``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from fsdp_migrate.source.python.last_values import stands_for, values_set
+from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.object_fields import classes
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_DEEPEST = 4
+
+
+def set_in_class(source: Source, node: cst.Attribute) -> Iterator[cst.Attribute]:
+    """Yield ``self.shadow`` for ``ema.shadow``, once for each class that the object may be of."""
+    for owner in _classes_of(source, node.value):
+        name = f"self.{node.attr.value}"
+        places = (*source.index.places_set(name), *_annotated(source, name))
+        its = (each.target for each in places if source.index.class_of(each) is owner)
+        first = next(its, None)
+        if isinstance(first, cst.Attribute):
+            yield first
+
+
+def values_annotated(source: Source, node: cst.Attribute) -> list[cst.BaseExpression]:
+    """Return what the class around gives an attribute whose type it says: ``self.kept: dict = {...}``."""
+    text, owner = dotted(node) or "", source.index.class_of(node)
+    its = _annotated(source, text) if owner is not None and text.startswith("self.") else ()
+    return [each.value for each in its if each.value is not None and source.index.class_of(each) is owner]
+
+
+def _annotated(source: Source, text: str) -> Iterator[cst.AnnAssign]:
+    for node in source.index.by_kind.get(cst.AnnAssign, ()):
+        made = cst.ensure_type(node, cst.AnnAssign)
+        if isinstance(made.target, cst.Attribute) and dotted(made.target) == text:
+            yield made
+
+
+def methods_of(source: Source, func: cst.BaseExpression) -> Iterator[cst.FunctionDef]:
+    """Yield the methods that ``ema.state`` may be, of the classes of this source."""
+    if not isinstance(func, cst.Attribute):
+        return
+    for owner in _classes_of(source, func.value):
+        for line in owner.body.body:
+            if isinstance(line, cst.FunctionDef) and line.name.value == func.attr.value:
+                yield line
+
+
+def _classes_of(source: Source, node: cst.BaseExpression) -> Iterator[cst.ClassDef]:
+    """Yield the classes of this source that an object may be of, and those that they derive from."""
+    if dotted(node) in {"self", "cls"}:
+        # What the class has itself is looked at by its name.
+        owner = source.index.class_of(node)
+        yield from _bases(source, owner, 0) if owner is not None else ()
+        return
+    for made in _makers(source, node, 0):
+        for owner in classes(source.index, made.func):
+            yield owner
+            yield from _bases(source, owner, 0)
+
+
+def _bases(source: Source, owner: cst.ClassDef, depth: int) -> Iterator[cst.ClassDef]:
+    for base in owner.bases if depth < _DEEPEST else ():
+        for above in classes(source.index, base.value):
+            yield above
+            yield from _bases(source, above, depth + 1)
+
+
+def _makers(source: Source, node: cst.BaseExpression, depth: int) -> Iterator[cst.Call]:
+    """Yield the calls that make an object, but for those in a context in which parameters are whole."""
+    values: list[cst.BaseExpression] = []
+    if depth > _DEEPEST:
+        return
+    if isinstance(node, cst.Call):
+        if not source.contexts.is_summoned(node):
+            yield node
+    elif isinstance(node, cst.IfExp):
+        values = [node.body, node.orelse]
+    elif isinstance(node, cst.Attribute):
+        values = values_set(source.index, node)
+    elif isinstance(node, cst.Name) and node in source.index.scopes:
+        bound = source.index.bindings_of(node)
+        values = [each.value for each in bound if each.value is not None and each.index is None]
+        values += [
+            each for each in stands_for(source.index, source.models.guards, node) if each not in values
+        ]
+    for value in values:
+        yield from _makers(source, value, depth + 1)
