@@ -13,6 +13,7 @@ from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
 from fsdp_migrate.source.python.same_values import is_same_at
+from fsdp_migrate.source.python.summoned_functions import SummonedFunctions
 from fsdp_migrate.source.python.trainer_saves import is_saved_by_trainer
 
 
@@ -318,8 +319,22 @@ class Contexts:
         return None if value is None else self.source.index.fsdp1(value)
 
     def is_summoned(self, node: cst.CSTNode) -> bool:
-        """Tell whether a node stands in a context that shows whole parameters, or that may be one."""
-        return "summon_full_params" in self.source.code and any(
+        """Tell whether a node stands in a context that shows whole parameters, or that may be one.
+
+        Also in a function that is called in such contexts alone, on what they show.
+        """
+        if "summon_full_params" not in self.source.code:
+            return False
+        return self._stands_in_summoned(node) or self._summoned_functions.holds(
+            self.source.index.function(node)
+        )
+
+    @functools.cached_property
+    def _summoned_functions(self) -> SummonedFunctions:
+        return SummonedFunctions(self.source)
+
+    def _stands_in_summoned(self, node: cst.CSTNode) -> bool:
+        return any(
             (dotted(call.func) or "").endswith("summon_full_params")
             for above in self.source.index.ancestors(node)
             if isinstance(above, cst.With)

@@ -20,13 +20,14 @@ from fsdp_migrate.source.python.asked_classes import (
     is_of_modules,
     is_of_no_models,
     is_other_wrapper,
-    member_of,
 )
+from fsdp_migrate.source.python.asked_words import is_case, is_word
 from fsdp_migrate.source.python.branches import asks_of_one_object
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
 
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.python.scopes import Index
 
+    IsSaid = Callable[[cst.BaseExpression, bool], bool]
     IsClass = Callable[[cst.CSTNode], bool]
     Fact = tuple[cst.BaseExpression, bool]
     Facts = tuple[tuple[Fact, ...], cst.FunctionDef | None]
@@ -100,7 +102,8 @@ class Guards:
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""
         return self._is_below_off(node) or (
-            (self._has_switch or self._has_ddps_switch) and self._is_chosen_without(node)
+            (self._has_switch or self._has_ddps_switch or self._may_be_unheld)
+            and self._is_chosen_without(node)
         )
 
     def _is_below_off(self, node: cst.CSTNode) -> bool:
@@ -110,9 +113,36 @@ class Guards:
             for t, v in self.facts(node)
         ):
             return True
+        if self._may_be_unheld and self._is_unheld(node, self._holder):
+            return True
         if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
             return True
-        return self._has_match and any(map(_is_ddps_case, self.index.ancestors(node)))
+        return self._has_match and any(is_case(each, _DDP) for each in self.index.ancestors(node))
+
+    def _is_unheld(self, node: cst.CSTNode, holder: SoleHolder | None) -> bool:
+        """Tell whether a place is reached only while nothing that this source shards is there."""
+
+        def is_none(test: cst.BaseExpression, truth: bool) -> bool:
+            if not truth and dotted(test) in self._absent:
+                return True
+            return holder is not None and holder.is_none(test, node, truth=truth)
+
+        facts = self.facts(node)
+        return any(_is_off(t, truth=v, says_all=self._says_all, is_unheld=is_none) for t, v in facts)
+
+    @functools.cached_property
+    def _holder(self) -> SoleHolder | None:
+        # What other files give to functions may be sharded there; what a class has is its own.
+        classes = {self.index.path_of(each) for each in self.index.by_kind.get(cst.ClassDef, ())}
+        return None if self.given - classes else sole_holder(self.index)
+
+    @functools.cached_property
+    def _absent(self) -> frozenset[str]:
+        return absent_names(self.index)
+
+    @property
+    def _may_be_unheld(self) -> bool:
+        return bool(self._absent) or self._holder is not None
 
     def _is_chosen_without(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is in a private method that is called, or handed on, without FSDP alone."""
@@ -325,7 +355,7 @@ class Guards:
         Below ``if isinstance(model, FSDP): state = model.state_dict()``, that is where ``state is None``.
         """
         facts = list(self.facts(node))
-        nones = (name for test, truth in facts if (name := _none(test, truth=truth)) is not None)
+        nones = (name for test, truth in facts if (name := name_of_none(test, truth=truth)) is not None)
         return any(self._is_set_of_each(name, facts, text, is_class) for name in nones)
 
     def _is_set_of_each(self, name: cst.Name, facts: list[Fact], text: str, is_class: IsClass) -> bool:
@@ -405,20 +435,27 @@ class Guards:
                     yield item
 
 
-def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool) -> bool:
-    """Tell whether a test that is ``truth`` says that a switch for FSDP is off."""
+def _never(_test: cst.BaseExpression, _truth: bool) -> bool:
+    return False
+
+
+def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool, is_unheld: IsSaid = _never) -> bool:
+    """Tell whether a test that is ``truth`` says that a switch for FSDP is off, or that no model is held."""
+    off = functools.partial(_is_off, says_all=says_all, is_unheld=is_unheld)
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return _is_off(test.expression, truth=not truth, says_all=says_all)
+        return off(test.expression, truth=not truth)
     if isinstance(test, cst.BooleanOperation):
         # Of `a and b` that is true both are; of `a or b` that is false neither is. Else one of them is.
-        found = (_is_off(part, truth=truth, says_all=says_all) for part in (test.left, test.right))
+        found = (off(part, truth=truth) for part in (test.left, test.right))
         # `ctx is None or ctx.strategy != "fsdp"` is one question: without the one there is no other.
         is_one = isinstance(test.operator, cst.And) is truth or asks_of_one_object(test)
         return any(found) if is_one else all(found)
     if isinstance(test, cst.Comparison):
-        is_fsdps = says_all and _is_word(test, _FSDP, truth=not truth)
-        return _is_none(test, truth=truth) or is_fsdps or _is_word(test, _DDP, truth=truth)
-    return not truth and is_switch(test)
+        is_fsdps = says_all and is_word(test, _FSDP, truth=not truth)
+        # Of FSDP there may be other members: `Strategy.hsdp`.
+        is_ddps = is_word(test, _DDP, truth=truth, by_member=True)
+        return _is_none(test, truth=truth) or is_fsdps or is_ddps or is_unheld(test, truth)
+    return (not truth and is_switch(test)) or is_unheld(test, truth)
 
 
 def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
@@ -446,16 +483,6 @@ def _was_done(test: cst.BaseExpression) -> bool:
     return _DONE.match((dotted(test) or "").split(".")[-1].lower()) is not None
 
 
-def _none(test: cst.BaseExpression, *, truth: bool) -> cst.Name | None:
-    """Return the name that a test that is ``truth`` says to be None."""
-    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
-        return None
-    operator, other = test.comparisons[0].operator, test.comparisons[0].comparator
-    if text_of(other) != "None" or not isinstance(operator, cst.Is if truth else cst.IsNot):
-        return None
-    return test.left if isinstance(test.left, cst.Name) else None
-
-
 def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
     """Tell whether it is the other branch of ``if fsdp_model is not None:``, or of a switch: ``self.fsdp``.
 
@@ -466,25 +493,3 @@ def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
     last = (dotted(test.left) or "").split(".")[-1].lower()
     is_named = _HELD.match(last) is not None or FSDP_SWITCH.match(last) is not None
     return is_named and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))
-
-
-def _is_ddps_case(node: cst.CSTNode) -> bool:
-    """Tell whether a node is a branch for DDP's word: ``case "ddp":``."""
-    pattern = node.pattern if isinstance(node, cst.MatchCase) else None
-    each = [part.pattern for part in pattern.patterns] if isinstance(pattern, cst.MatchOr) else [pattern]
-    values = [part.value for part in each if isinstance(part, cst.MatchValue)]
-    texts = [str(value.evaluated_value) for value in values if isinstance(value, cst.SimpleString)]
-    return len(texts) == len(each) and all(_DDP.match(text.lower()) for text in texts)
-
-
-def _is_word(test: cst.Comparison, word: re.Pattern[str], *, truth: bool) -> bool:
-    """Tell whether a comparison that is ``truth`` says a word: ``backend == "ddp"``."""
-    if len(test.comparisons) != 1:
-        return False
-    asked = test.comparisons[0]
-    kinds = (cst.Equal, cst.Is) if truth else (cst.NotEqual, cst.IsNot)
-    sides = [each for each in (test.left, asked.comparator) if isinstance(each, cst.SimpleString)]
-    words = [str(each.evaluated_value) for each in sides]
-    # Of FSDP there may be other members: `Strategy.hsdp`.
-    words += [member_of(each) for each in (test.left, asked.comparator) if word is _DDP]
-    return isinstance(asked.operator, kinds) and any(word.match(each.lower()) for each in words)

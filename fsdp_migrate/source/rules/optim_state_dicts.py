@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
-from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import argument_of, arguments, call as make_call, dotted, text_of
+from fsdp_migrate.source.python.last_values import last_value, was_run
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    arguments,
+    call as make_call,
+    dotted,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.told_states import bound_for_it_alone, own_state
 from fsdp_migrate.source.rules.state_dicts import flag, settings_of_call
 from fsdp_migrate.source.uses import Found, Need, Remove, Replace
@@ -167,7 +174,26 @@ def _read_into(source: Source, call: cst.Call) -> cst.Call | None:
     order, function = source.index.order, source.index.function(call)
     below = (c for c in source.calls if order[c] > order[call] and source.index.function(c) is function)
     loads = (c for c in below if not source.index.qualified(c.func).isdisjoint(_DCP_LOADS))
-    return next((c for c in loads if any(text_of(arg.value) == target.value for arg in c.args)), None)
+    given = ((c, arg.value) for c in loads for arg in c.args if text_of(arg.value) == target.value)
+    return next((c for c, name in given if _is_held_still(source, call, name)), None)
+
+
+def _is_held_still(source: Source, call: cst.Call, name: cst.BaseExpression) -> bool:
+    """Tell whether a name may still hold what was put into it above: no other branch, no new value since."""
+    index = source.index
+    if not isinstance(name, cst.Name) or index.excludes(call, name):
+        return False
+    between = (b for b in index.bindings_of(name) if index.order[call] < index.order[b.node])
+    since = (b for b in between if index.order[b.node] < index.order[name] and b.value is not None)
+    # `state = {**state, "epoch": 0}` holds what it held before.
+    values = ((b.node, b.value) for b in since if b.value is not None)
+    made_anew = (
+        (at, value) for at, value in values if name.value not in map(text_of, walk_for(value, cst.Name))
+    )
+    return not any(
+        call not in {value, *walk_for(value, cst.Call)} and was_run(index, at, name)
+        for at, value in made_anew
+    )
 
 
 def _loading(source: Source, call: cst.Call, name: str) -> Found:

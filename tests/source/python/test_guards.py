@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from tests.source.projects import FSDP
-from tests.source.samples import codes
+from tests.source.samples import IMPORTS, codes
 
 
 if TYPE_CHECKING:
@@ -173,3 +173,65 @@ def test_what_two_branches_ask_alike_is_true_in_both(
     (tmp_path / "save.py").write_text(f"import torch\n{FSDP}{ELSE.format(first, then)}")
     found = {use.code for use in scan_paths([tmp_path]).uses if use.text == "optimizer.state_dict()"}
     assert bool(found) is is_said
+
+
+HOLDER = """\
+class Manager:
+    def __init__(self, net, shard):
+        self.net, self.sharded = net, None
+        if shard:
+            self.sharded = FSDP(net)
+    def shard(self):
+        {shard}
+    def close(self):
+        {close}
+    def state(self, optimizer, ready):
+        if {asked}:
+            {first}
+            return self.net.state_dict(), optimizer.state_dict()
+        return self.sharded.state_dict()
+"""
+SHARD = "self.sharded = FSDP(self.net)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "shard", "close", "is_plain"),
+    [
+        ("self.sharded is None", "pass", "pass", "pass", True),
+        ("self.sharded == None", "pass", SHARD, "pass", True),
+        ("not self.sharded", "pass", "pass", "pass", True),
+        ("ready and self.sharded is None", "pass", "pass", "pass", True),
+        ("not use_fsdp or self.sharded is None", "pass", "pass", "pass", True),
+        ("not HAS or self.sharded is None", "pass", "pass", "pass", True),
+        ("self.sharded is None", "pass", "self.sharded = self.net = FSDP(self.net)", "pass", True),
+        # Neither of these says that nothing is sharded.
+        ("not ready or self.sharded is None", "pass", "pass", "pass", False),
+        ("self.sharded is not None", "pass", "pass", "pass", False),
+        ("self.sharded is None", SHARD, "pass", "pass", False),
+        ("self.sharded is None", "self.shard()", SHARD, "pass", False),
+        ("self.sharded is None", "pass", "self.net = FSDP(self.net)", "pass", False),
+        ("self.sharded is None", "pass", "shard_all(FSDP, self.net)", "pass", False),
+        ("self.sharded is None", "pass", "pass", "self.sharded = None", False),
+        ("self.sharded is None", "pass", "pass", "self.sharded = ready()", False),
+    ],
+)
+def test_what_runs_where_the_only_sharded_model_is_none_is_plain(
+    asked: str, first: str, shard: str, close: str, *, is_plain: bool, tmp_path: Path
+) -> None:
+    header = "try:\n    from torch.distributed.fsdp import ShardingStrategy\n    HAS = True\n"
+    header += "except ImportError:\n    HAS = False\n"
+    text = header + HOLDER.format(asked=asked, first=first, shard=shard, close=close)
+    (tmp_path / "a.py").write_text(f"{IMPORTS}{text}")
+    said = [use.code for use in scan_paths([tmp_path]).uses if use.code in {"FM333", "FM425", "FM450"}]
+    assert (not said) is is_plain
+
+
+@pytest.mark.parametrize(("again", "is_plain"), [("pass", True), ("sharded = None", False)])
+def test_a_name_that_alone_is_given_the_sharded_model(again: str, *, is_plain: bool, tmp_path: Path) -> None:
+    text = (
+        "def run(net, optimizer, shard):\n    sharded = None\n    if shard:\n        sharded = FSDP(net)\n"
+        f"    {again}\n    if sharded is None:\n        torch.save(net.state_dict(), 'a.pt')\n"
+    )
+    (tmp_path / "a.py").write_text(f"{IMPORTS}{text}")
+    said = [use.code for use in scan_paths([tmp_path]).uses if use.code in {"FM308", "FM333", "FM450"}]
+    assert (not said) is is_plain

@@ -168,3 +168,50 @@ def test_another_state_by_a_name_stays(own: str) -> None:
     after = turned(MODEL + before)
     assert "FM309 these arguments have no equivalent" in after
     assert f"own = {own}\n" in after
+
+
+READ_AFTER = """\
+import torch.distributed.checkpoint as dcp
+def both(model: FSDP, opt, folder):
+    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        {first}
+        dcp.save(state, checkpoint_id=folder)
+        {then}
+        dcp.load(state, checkpoint_id=folder)
+        model.load_state_dict(state["model"])
+"""
+WITH_OPTIMIZER = 'state = {"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, opt)}'
+
+
+@pytest.mark.parametrize(
+    ("then", "is_told"),
+    [
+        ('state = {"model": model.state_dict()}', False),
+        ('state: dict = {"model": model.state_dict()}', False),
+        ("state = new_state(model)", False),
+        ('state = {**state, "step": 0}', True),
+        ('state["step"] = 0', True),
+        ('if fresh: state = {"model": model.state_dict()}', True),
+        (WITH_OPTIMIZER, True),
+    ],
+)
+def test_a_name_that_holds_another_state_where_it_is_read_into_is_not_told(
+    then: str, *, is_told: bool
+) -> None:
+    after = turned(READ_AFTER.format(first=WITH_OPTIMIZER, then=then))
+    assert after.count("this reads into the state of an optimizer") == is_told
+
+
+def test_a_state_that_another_branch_made_is_not_read_into() -> None:
+    body = READ_AFTER.format(first=f"if saving: {WITH_OPTIMIZER}", then="pass")
+    body = body.replace("        dcp.load", "        if loading: dcp.load")
+    assert "this reads into the state of an optimizer" in turned(body)
+    apart = (
+        "import torch.distributed.checkpoint as dcp\n"
+        "def one(model: FSDP, opt, folder, saving):\n"
+        "    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)\n"
+        f"    if saving:\n        {WITH_OPTIMIZER}\n        dcp.save(state, checkpoint_id=folder)\n"
+        '    else:\n        state = {"model": model.state_dict()}\n'
+        "        dcp.load(state, checkpoint_id=folder)\n"
+    )
+    assert "this reads into the state of an optimizer" not in turned(apart)

@@ -129,3 +129,49 @@ def test_a_state_goes_back_to_the_module_that_gave_it(put: str) -> None:
     assert bool(found) is (put != "layer.load_state_dict(state_dict)")
     # Outside of a function other files may have it as well.
     assert said("model = FSDP(net)\nlayer = model.fc\nx = layer.state_dict()\nlayer.load_state_dict(x)\n")
+
+
+COPIES = """\
+class Copier:
+    def copy(self, target, source):
+        target.conv.load_state_dict(source.conv.state_dict())
+    def run(self, net, other):
+        model = FSDP(net)
+        with FSDP.summon_full_params(model.teacher, writeback=False):
+            with FSDP.summon_full_params({summoned}, writeback=True):
+                {call}
+        {after}
+        keep = FSDP(other)
+"""
+WITHIN = "self.copy(model.student, model.teacher)"
+
+
+@pytest.mark.parametrize(
+    ("summoned", "call", "after", "is_said"),
+    [
+        ("model.student", WITHIN, "pass", False),
+        ("module=model.student", WITHIN, "pass", False),
+        ("model.student", "self.copy(model.student.head, source=model.teacher)", "pass", False),
+        ("model.student", "self.copy(model.student, model.teacher.layers[0])", "pass", False),
+        ("model", WITHIN, "pass", False),
+        # Of these one is sharded where the states are asked for.
+        ("model.student", WITHIN, WITHIN, True),
+        ("model.student", WITHIN, "put(self.copy)", True),
+        ("model.other", WITHIN, "pass", True),
+        ("model.student", "self.copy(model.student, model.other)", "pass", True),
+    ],
+)
+def test_a_function_that_is_given_summoned_models_alone(
+    summoned: str, call: str, after: str, *, is_said: bool
+) -> None:
+    assert bool(said(COPIES.format(summoned=summoned, call=call, after=after))) is is_said
+
+
+def test_a_function_outside_of_a_class_that_is_given_summoned_models_alone() -> None:
+    text = (
+        "def copy(target, source):\n    target.conv.load_state_dict(source.conv.state_dict())\n"
+        f"{MODEL}with FSDP.summon_full_params(model.a, writeback=True):\n    copy(model.a, model.a.b)\n"
+    )
+    assert not said(text)
+    assert said(f"{text}copy(model.a, model.a.b)\n")
+    assert said(f"{text}f = copy\n")
