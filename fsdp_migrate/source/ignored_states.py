@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import argument_of, dotted, string_in, text_of, walk_for
 
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
+_LISTS: Final = frozenset({"named_parameters", "parameters"})
+_MODULES: Final = "ignored_modules"
 _NAMES: Final = frozenset({"ignored_parameters", "ignored_states"})
 _PUTS: Final = frozenset({"setdefault", "update"})
 
@@ -25,8 +28,41 @@ def ignored_names(source: Source, wrapping: cst.Call) -> Iterator[str]:
     for value in _given(source, wrapping):
         yield from (name.value for name in walk_for(value, cst.Name))
         yield from (text for each in walk_for(value, cst.Attribute) if (text := dotted(each)) is not None)
+    yield from _of_modules(source, wrapping)
     # The dict holds them for this call.
     yield from (text for arg in wrapping.args if arg.star == "**" and (text := dotted(arg.value)) is not None)
+
+
+def _of_modules(source: Source, wrapping: cst.Call) -> Iterator[str]:
+    """Yield the lists of parameters that are those of modules which a wrapping is given to leave alone."""
+    given = [a.value for a in wrapping.args if a.keyword is not None and a.keyword.value == _MODULES]
+    texts = {text for value in given for each in _named(value) if (text := dotted(each)) is not None}
+    for value in given:
+        held = last_value(source.index, value) if isinstance(value, cst.Name) else None
+        texts |= {text for each in _named(held) if (text := dotted(each)) is not None} if held else set()
+    for assign in source.assignments if texts else ():
+        funcs = [each.func for each in walk_for(assign.value, cst.Call)]
+        asked = [
+            each.value for each in funcs if isinstance(each, cst.Attribute) and each.attr.value in _LISTS
+        ]
+        if asked and all(_is_left(source, each, texts) for each in asked):
+            yield from (text for each in assign.targets if (text := dotted(each.target)) is not None)
+
+
+def _named(value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the names and attributes in a list of modules: of ``net.router`` not ``net``."""
+    if isinstance(value, (cst.List, cst.Set, cst.Tuple)):
+        for each in value.elements:
+            yield from _named(each.value)
+    elif isinstance(value, (cst.Attribute, cst.Name)):
+        yield value
+
+
+def _is_left(source: Source, module: cst.BaseExpression, texts: set[str]) -> bool:
+    """Tell whether a module is left alone, by its name or as one of a list that is gone through."""
+    name = text_of(module)
+    loops = (each for each in loops_around(source.index, module) if binds(each, name))
+    return name in texts or any(text_of(each.iter) in texts for each in loops)
 
 
 def _given(source: Source, wrapping: cst.Call) -> Iterator[cst.BaseExpression]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.callers import Callers
     from fsdp_migrate.source.plain_doubts import Doubts
-    from fsdp_migrate.source.project import Definition, Place
+    from fsdp_migrate.source.project import Asked, Definition, Place
     from fsdp_migrate.source.project_scopes import Statement
 
 
@@ -73,7 +73,7 @@ class ShardedBelow:
         if key not in self._known:
             self._known[key] = False  # what it gives to itself counts for nothing
             for each in self.doubts.statements(function.module, function.name):
-                if each.place.asked or each.place.loops:
+                if each.place.loops or not all(map(_is_required, each.place.asked)):
                     continue
                 if any(self._shards(call, name, each.place, depth) for call in _made_always(each)):
                     self._known[key] = True
@@ -81,6 +81,12 @@ class ShardedBelow:
                 if name in _bound(each.node) and not _is_of_itself(each, name):
                     break
         return self._known[key]
+
+
+def _is_required(asked: Asked) -> bool:
+    """Tell whether what a choice says is that nothing was raised: ``if is_meta(model): raise ...`` above."""
+    choice = asked.choice
+    return not asked.truth and isinstance(choice, ast.If) and isinstance(choice.body[-1], ast.Raise)
 
 
 def _parameters(function: Definition) -> list[str]:

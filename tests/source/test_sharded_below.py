@@ -21,6 +21,8 @@ MODEL = f"""{FSDP}
 class Factory:
     @staticmethod
     def wrap(model, sync=True):
+        if is_meta(model):
+            raise ValueError(model)
         fsdp_model = FSDP(model, sync_module_states=sync)
         return fsdp_model
 

@@ -292,6 +292,24 @@ def test_parameters_that_the_wrapping_leaves_alone_stay_what_they_are(ignored: s
 
 
 @pytest.mark.parametrize(
+    ("made", "ignored", "is_said"),
+    [
+        ("parts = [net.users, net.items]\nkept = [p for t in parts for p in t.parameters()]", "parts", False),
+        ("parts = [net.users, net.items]\nkept = list(net.users.parameters())", "parts", False),
+        ("kept = list(net.users.parameters())", "[net.users]", False),
+        ("kept = list(net.items.parameters())", "[net.users]", True),
+        ("kept = [*net.users.parameters(), *net.items.parameters()]", "[net.users]", True),
+        ("kept = list(net.parameters())", "[net.users]", True),
+    ],
+)
+def test_parameters_of_modules_that_the_wrapping_leaves_alone(
+    made: str, ignored: str, *, is_said: bool
+) -> None:
+    body = f"{made}\nmodel = FSDP(net, ignored_modules={ignored})\nopt = torch.optim.SGD(kept)\n"
+    assert ("FM446" in dict(codes(body))) is is_said
+
+
+@pytest.mark.parametrize(
     ("above", "given", "is_said"),
     [
         ("cfg = {'ignored_states': kept}", "**cfg", False),
