@@ -224,7 +224,7 @@ def _counted(node: cst.BaseExpression) -> cst.BaseExpression | None:
 
 def parameters_of(loop: cst.For | cst.CompFor) -> set[str]:
     """Return the names that stand for parameters in a loop: of ``n, p in m.named_parameters()`` the last."""
-    target = loop.target
+    target: cst.BaseExpression = loop.target
     if _counted(loop.iter) is not None and isinstance(target, cst.Tuple) and len(target.elements) == 2:
         target = target.elements[1].value
     names = {each.value for each in walk_for(target, cst.Name)}
