@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, short, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -30,6 +30,19 @@ _PATCH = (
     "parameters are the model's own."
 )
 _OURS = "FSDP2 has no such function: take fsdp_migrate.runtime.{}, given all but the model by name."
+_METHODS = {
+    "apply": "FSDP1 showed whole parameters to the function: call {0}.apply(...) in "
+    "fsdp_migrate.runtime.summon_full_params({0}).",
+    "forward": "call the model itself, {0}(...): FSDP2 gathers in hooks of that call.",
+    "load_state_dict": "of a whole state take torch's set_model_state_dict({0}, state, "
+    "options=StateDictOptions(full_state_dict=True)), on every rank.",
+    "state_dict": "of the whole take torch's get_model_state_dict({0}, "
+    "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), on every rank; {0}.state_dict() "
+    "holds one rank's part, as DTensors.",
+}
+_METHOD = "a method that all modules have, asked of FSDP1's class: call it on the model, {0}.{1}(...)."
+# The methods of FSDP1's class that modules do not have.
+_CLASS_OWN = frozenset({*catalog.CLASS_FUNCTIONS, "check_is_root", "register_comm_hook"})
 _IN_RUNTIME = frozenset({"clip_grad_norm_", "no_sync", "summon_full_params"})
 _WORD = "stays: torch still has it, and FSDP2 takes no notice of it"
 
@@ -49,10 +62,24 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
             elif not _is_fallback(source, node):
                 yield Found("FM303", node, _CLASS, "commented", covers=(node,))
         elif name.startswith(f"{catalog.FSDP}."):
-            last = name.rpartition(".")[2]
-            said = _OURS.format(last) if last in _IN_RUNTIME else _PATCH if last == "__init__" else _STATIC
+            said = _said_of(source, node, name.rpartition(".")[2])
             yield Found("FM303", node, said, "commented", covers=(node,))
     yield from _on_models(source, covered)
+
+
+def _said_of(source: Source, node: cst.BaseExpression, name: str) -> str:
+    """Return what takes the place of a function of the class; of a module's method that of the model."""
+    if name in _IN_RUNTIME or name == "__init__":
+        return _OURS.format(name) if name in _IN_RUNTIME else _PATCH
+    call = source.index.parents[node]
+    first = call.args[0] if isinstance(call, cst.Call) and call.func is node and call.args else None
+    is_model = (
+        first is not None and not first.star and (first.keyword is None or text_of(first.keyword) == "self")
+    )
+    if first is None or not is_model or name in _CLASS_OWN or name.startswith("_"):
+        return _STATIC
+    model = short(first.value)
+    return _METHODS.get(name, _METHOD).format(model, name) if model != "self" else _STATIC
 
 
 def _on_models(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:

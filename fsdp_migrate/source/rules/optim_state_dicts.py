@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -70,8 +71,14 @@ _WHICH = (
 _REKEY = (
     "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them; rekey nothing."
 )
+_REKEY_UNSEEN = (
+    "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them: rekey nothing to "
+    "numbers. To names, OptimStateKeyType.PARAM_NAME, this goes on as it is."
+)
+_TO_NAMES = "stays: it asks a model and its optimizer alone, and FSDP2's optimizer states are keyed by names"
 _NAMED = "stays: torch gave this state, keyed by names as FSDP2's are"
-_REKEYED = ((0, "optim_state_dict"), (2, "model"))
+_REKEYED = ((0, "optim_state_dict"), (1, "optim_state_key_type"), (2, "model"))
+_KEYS = re.compile(r"PARAM_(NAME|ID)")
 _BY_TORCH = frozenset({"torch.distributed.checkpoint.state_dict.get_optimizer_state_dict"})
 _SHARDED_LOAD = (
     "call load_checkpoint(PATH, model, optimizer) of fsdp_migrate, which reads the sharded state into both; "
@@ -155,13 +162,28 @@ def _getting(source: Source, call: cst.Call, name: str) -> Found:
 
 def _rekeying(source: Source, call: cst.Call) -> Found:
     """Return what becomes of a call that gives a state other keys: one that torch gave has FSDP2's names."""
-    state, model = (argument_of(call, place, {name}) for place, name in _REKEYED)
+    state, kind, model = (argument_of(call, place, {name}) for place, name in _REKEYED)
     if model is not None and is_fsdp2s(source, model):
         return stays("FM309", call, (call.func,))
     given = last_value(source.index, state) if isinstance(state, cst.Name) else state
     if isinstance(given, cst.Call) and not source.index.qualified(given.func).isdisjoint(_BY_TORCH):
         return Found("FM309", call, _NAMED, "kept", covers=(call.func,))
-    return Found("FM309", call, _REKEY, "commented", covers=(call.func,))
+    keys = _keys_of(source, kind)
+    if keys == {"NAME"}:
+        return Found("FM309", call, _TO_NAMES, "kept", covers=(call.func,))
+    said = _REKEY if keys == {"ID"} else _REKEY_UNSEEN
+    return Found("FM309", call, said, "commented", covers=(call.func,))
+
+
+def _keys_of(source: Source, kind: cst.BaseExpression | None) -> set[str]:
+    """Return what keys a call asks for, ``NAME`` or ``ID``: either of what is chosen, none if not seen."""
+    if isinstance(kind, cst.Name) and kind in source.index.scopes:
+        kind = last_value(source.index, kind)
+    found: set[str] = set()
+    for each in walk_for(kind, cst.Attribute) if kind is not None else ():
+        member = _KEYS.fullmatch(each.attr.value)
+        found |= {member[1]} if member is not None else set()
+    return found
 
 
 def _read_into(source: Source, call: cst.Call) -> cst.Call | None:

@@ -28,6 +28,7 @@ from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.optimizers import is_made_of_a_model, stepped
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
@@ -202,10 +203,13 @@ def _bases(source: Source, names: set[str]) -> set[str]:
 
 def is_given_parameters(source: Source, call: cst.Call) -> bool:
     """Tell whether a call is given the parameters of an FSDP1 model, or a model whose parameters it takes."""
+    first = stepped(call)
     for arg in call.args:
         # What another function, or file, gave: `def build(params): return Adam8bit(list(params))`.
         names = (each for each in walk_for(arg.value, cst.Name) if each in source.index.scopes)
         if any(map(source.models.is_parameters, (arg.value, *names))):
+            return True
+        if arg.value in first and is_made_of_a_model(source.models, arg.value):
             return True
         model = model_of(source.index, arg.value) or _grouped(source, arg.value)
         if model is None:

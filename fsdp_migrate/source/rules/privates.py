@@ -35,6 +35,15 @@ _OWN = (
     "FSDP2's modules have no such attribute, unless the model itself has one of this name: take what "
     "prepare_fully_shard was given, or fsdp_migrate.shard_plan(model)."
 )
+_GROUP = (
+    "FSDP2 asks no module for its group: this changes nothing, and the mesh keeps the groups that it was "
+    "made of, also those that were destroyed. For other groups make the model anew, and give "
+    "prepare_fully_shard a mesh of them."
+)
+_PASSED_OVER = (
+    "private to FSDP1: FSDP2's modules have none, so that what is set on it below is set no more, without an "
+    "error; find what it was for."
+)
 _OF_STREAMS = (
     "streams of FSDP1: FSDP2's modules have none of these names, and make their own. Take this away; where "
     "several models are to share them, torch.distributed.fsdp.share_comm_ctx([...]), if your torch has it."
@@ -138,6 +147,7 @@ def _find(source: Source) -> Iterator[Found]:
     if not source.uses_fsdp1:
         yield from _without_imports(source)
         return
+    yield from (Found("FM317", each, _GROUP, "commented") for each in _groups_set(source))
     own = _own_names(source)
     # A name alone tells nothing where a class of the source's own has a public attribute of it.
     telling = _FSDP1S - {name for name in own if not name.startswith("_")}
@@ -150,6 +160,16 @@ def _find(source: Source) -> Iterator[Found]:
             continue
         yield _of_attribute(source, node)
     yield from _by_their_names(source, telling)
+
+
+def _groups_set(source: Source) -> Iterator[cst.Attribute]:
+    """Yield where units are given another group: ``for unit in units: unit.process_group = group``."""
+    for node in source.attributes:
+        if node.attr.value != "process_group" or dotted(node.value) in {"self", "cls"}:
+            continue
+        is_set = isinstance(source.index.parents[node], cst.AssignTarget)
+        if is_set and not _is_a_mock(source, node.value) and _is_model(source, node.value):
+            yield node
 
 
 def _own_names(source: Source) -> set[str]:
@@ -225,17 +245,33 @@ def _of_texts(source: Source, call: cst.Call, texts: set[str], telling: frozense
     known = texts & telling
     shown = texts & (catalog.WRAPPER_ATTRIBUTES | _NAMES) if _is_model(source, model) else set()
     if dotted(call.func) == "setattr":
+        if "process_group" in shown:
+            return Found("FM317", node, _GROUP, "commented")
         shown = {each for each in shown if each.startswith("_")}  # a public one is the source's own
     if not known | shown:
         return None
     if _MARK in known:  # also with a default: what is done with it is done for no parameter now
         return Found("FM317", node, _OF_PARAMETERS, "commented")
     has_default = len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or "")
+    if has_default and _is_set_on(source, call):
+        return Found("FM317", node, _PASSED_OVER, "commented")
     if dotted(call.func) == "hasattr" or has_default or _is_below_its_check(source, call):
         return Found("FM317", node, _NOT_THERE, "kept")
     if texts & (_STREAMS | {"_streams"}):
         return Found("FM317", node, _OF_STREAMS, "commented")
     return Found("FM317", node, _MEANT if texts & (_NAMES | known) else _OWN, "commented")
+
+
+def _is_set_on(source: Source, call: cst.Call) -> bool:
+    """Tell whether something is set on what a call gives, or on each of it: ``handle.rank = rank``."""
+    above = source.index.parents[call]
+    around = source.index.function(call) or source.module
+    names = {dotted(each.target) for each in above.targets} if isinstance(above, cst.Assign) else set()
+    for loop in walk_for(around, cst.For):
+        if loop is above or any(dotted(each) in names for each in walk_for(loop.iter, cst.Name)):
+            names.add(dotted(loop.target))
+    set_on = (each.target for each in walk_for(around, cst.AssignTarget))
+    return any(isinstance(each, cst.Attribute) and dotted(each.value) in names - {None} for each in set_on)
 
 
 def _is_below_its_check(source: Source, call: cst.Call) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_uncertain, codes, uses
+from fsdp_migrate.source import scan_source
+from tests.source.samples import IMPORTS, assert_uncertain, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -51,3 +52,25 @@ def test_arguments_that_are_only_asked_for(asked: str) -> None:
     body = f"import inspect\nnames = inspect.signature({asked}).parameters.keys()\n"
     assert codes(body) == [("FM310", "kept")]
     assert ("FM303", "commented") in codes(body.replace("inspect.signature(FSDP", "patch(FSDP"))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("FSDP.parameters(model)", "call it on the model, model.parameters(...)"),
+        ("FSDP.train(self.model, False)", "call it on the model, self.model.train(...)"),
+        ("FSDP.named_parameters(self=model)", "model.named_parameters(...)"),
+        ("FSDP.forward(model, x)", "call the model itself, model(...)"),
+        ("FSDP.state_dict(model)", "get_model_state_dict(model, options="),
+        ("FSDP.load_state_dict(model, x)", "set_model_state_dict(model, state, options="),
+        ("FSDP.apply(model, x)", "call model.apply(...) in fsdp_migrate.runtime.summon_full_params(model)"),
+        ("FSDP.check_is_root(model)", "FSDP2 has no such function."),
+        ("FSDP._lazy_init(model)", "FSDP2 has no such function."),
+        ("FSDP.forward(self, x)", "FSDP2 has no such function."),
+        ("take(FSDP.parameters)", "FSDP2 has no such function."),
+    ],
+)
+def test_a_modules_method_that_is_asked_of_the_class_is_the_models(call: str, said: str) -> None:
+    found = [use.becomes for use in scan_source(f"{IMPORTS}{call}\n") if use.code == "FM303"]
+    assert len(found) == 1
+    assert said in found[0]

@@ -135,6 +135,41 @@ def test_a_state_that_torch_gave_is_rekeyed_as_before() -> None:
     assert ("FM309", "kept") in codes(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "state = FSDP.rekey_optim_state_dict(read, OptimStateKeyType.PARAM_NAME, plain, optim=adam)\n",
+        (
+            "state = FSDP.rekey_optim_state_dict(\n    model=plain, optim_state_dict=read,"
+            " optim_state_key_type=fsdp_api.OptimStateKeyType.PARAM_NAME\n)\n"
+        ),
+        "kind = OptimStateKeyType.PARAM_NAME\nstate = FSDP.rekey_optim_state_dict(read, kind, plain)\n",
+    ],
+)
+def test_a_plain_models_state_is_given_names_as_before(body: str) -> None:
+    """Without it the state of a run without FSDP fits no optimizer of a sharded model."""
+    after = turned(f"{MODEL}{body}new = FSDP.shard_full_optim_state_dict(state, model, optim=opt)\n")
+    assert body in after
+    assert "FM309" not in after
+    assert "new = optim_state_dict_to_load(model, opt, state)\n" in after
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("OptimStateKeyType.PARAM_ID", "rekey nothing."),
+        ("kind", "rekey nothing to numbers."),
+        (
+            "OptimStateKeyType.PARAM_NAME if named else OptimStateKeyType.PARAM_ID",
+            "rekey nothing to numbers.",
+        ),
+    ],
+)
+def test_a_state_of_names_is_not_to_be_numbered(kind: str, said: str) -> None:
+    after = turned(f"{MODEL}state = FSDP.rekey_optim_state_dict(read, {kind}, net)\n")
+    assert said in " ".join(line.strip("# ") for line in after.splitlines())
+
+
 def test_parameters_in_the_place_of_an_optimizer_are_told() -> None:
     after = turned(f"{MODEL}state = FSDP.scatter_full_optim_state_dict(full, model, optim_input=groups)\n")
     assert "give the optimizer in its place, `optim=`" in after

@@ -463,3 +463,59 @@ def test_data_of_parameters_that_a_step_sets(line: str, *, is_said: bool) -> Non
     assert ("assigning .data to a DTensor does not reach it" in turned(body)) is is_said
     plain = body.replace("FSDP(net)", "net")
     assert "does not reach it" not in turned(plain)
+
+
+@pytest.mark.parametrize(
+    ("made", "fill", "given"),
+    [
+        ("[{'params': []}, {'params': []}]", "held[1]['params'].append(p)", "held"),
+        ("[dict(params=[]), dict(params=[])]", "held[p.ndim]['params'].append(p)", "held"),
+        ("{}", "held.setdefault(n, {'params': []})['params'].append(p)", "list(held.values())"),
+        ("defaultdict(list)", "held[n[0]].append(p)", "[{'params': each} for each in held.values()]"),
+        ("{'a': [], 'b': []}", "held['a'].append(p)", "[{'params': held['a']}, {'params': []}]"),
+        ("{'a': [], 'b': []}", "held['a' if n else 'b'].append(p)", "[{'params': held['b']}]"),
+        ("[]", "(held if n else other).append(p)", "held"),
+    ],
+)
+@pytest.mark.parametrize("loop", ["net.named_parameters()", "enumerate(net.parameters())"])
+def test_groups_that_a_loop_fills(made: str, fill: str, given: str, loop: str) -> None:
+    body = (
+        "from collections import defaultdict\nfrom own import BlockAdamW\ndef main(plain, ema, other):\n"
+        f"    net = FSDP(plain)\n    held = {made}\n    for n, p in {loop}:\n        {fill}\n"
+        f"    return BlockAdamW({given})\n"
+    )
+    assert ("FM445", "commented") in codes(body)
+    assert "FM445" not in {code for code, _ in codes(body.replace("net.", "ema."))}
+
+
+@pytest.mark.parametrize(
+    ("fill", "given"),
+    [
+        ("held['a'].append(n)", "held['a']"),
+        ("held['a'].append(p.shape)", "held['a']"),
+        ("held['a'].append(p)", "held['b']"),
+        ("other['a'].append(p)", "held['a']"),
+    ],
+)
+def test_lists_beside_those_that_a_loop_fills(fill: str, given: str) -> None:
+    body = (
+        "from own import BlockAdamW\ndef main(net, other):\n    model = FSDP(net)\n"
+        "    held = {'a': [], 'b': []}\n    for n, p in model.named_parameters():\n"
+        f"        {fill}\n    return BlockAdamW({given})\n"
+    )
+    assert "FM445" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize(
+    ("given", "is_told"),
+    [
+        ("make_groups(model, 0.1)", True),
+        ("cfg.build(model.parameters())", True),
+        ("cfg.build(other)", False),
+        ("other.parameters(), lr=find_lr(model)", False),
+    ],
+)
+def test_groups_that_an_unknown_function_makes(given: str, *, is_told: bool) -> None:
+    made = f"def main(net, other, cfg):\n    model = FSDP(net)\n    return BlockAdamW({given})\n"
+    found = {code for code, _ in codes(f"from own import BlockAdamW, find_lr, make_groups\n{made}")}
+    assert ("FM445" in found) is is_told

@@ -288,3 +288,57 @@ def test_a_function_that_moves_flat_parameters_is_told_once_with_what_takes_its_
 )
 def test_attributes_of_private_ones_are_one_use(asked: str, count: int) -> None:
     assert codes(f"m = FSDP(net)\nx = {asked}\n").count(("FM317", "commented")) == count
+
+
+_UNBOUND = """\
+{2}
+group = {0}.process_group
+def show({1}):
+    return model.rank
+with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+    state = model.state_dict()
+torch.save(optimizer.state_dict(), "o.pt")
+"""
+
+
+@pytest.mark.parametrize("above", ["from setup import *", ""])
+def test_a_model_that_nothing_here_binds_is_one_in_the_whole_module(above: str) -> None:
+    """It comes by a star, or out of another cell of a notebook."""
+    assert found_comments(_UNBOUND.format("model", "", above)) >= {("FM317", 2), ("FM317", 4)}
+    assert {code for code, _ in found_comments(_UNBOUND.format("other", "model", above))} == {"FM425"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model.process_group = group",
+        "for unit in FSDP.fsdp_modules(model):\n        unit.process_group = group",
+        'setattr(model, "process_group", group)',
+    ],
+)
+def test_a_group_that_a_unit_is_given_is_told(line: str) -> None:
+    body = f"def change(net, other, group):\n    model = FSDP(net)\n    {line}\n"
+    assert "the mesh keeps the groups" in " ".join(turned(body).replace("#", "").split())
+    others = body.replace("FSDP.fsdp_modules(model)", "own").replace("(model,", "(other,")
+    assert "FM317" not in turned(others.replace("model.process", "other.process"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_told"),
+    [
+        ('handle = getattr(model, "_handle", None)\n    if handle: handle.process_group = group', True),
+        ('for handle in getattr(model, "_handles", []):\n        handle.process_group = group', True),
+        (
+            (
+                'for name in ("_handle", "_handles"):\n        held = getattr(model, name, [])\n'
+                "        for each in list(held):\n            each.rank = 0"
+            ),
+            True,
+        ),
+        ('handle = getattr(model, "_handle", None)\n    if handle: print(handle.process_group)', False),
+        ('handle = getattr(model, "_handle", None)\n    own.process_group = group', False),
+    ],
+)
+def test_what_is_set_on_a_private_that_may_be_missing_is_set_no_more(lines: str, *, is_told: bool) -> None:
+    body = f"def change(net, own, group):\n    model = FSDP(net)\n    {lines}\n"
+    assert (("FM317", "commented") in codes(body)) is is_told

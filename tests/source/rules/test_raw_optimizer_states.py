@@ -585,3 +585,61 @@ def test_another_function_may_call_another_optimizer_so(use: str, make: str) -> 
 def test_what_a_function_is_given_may_be_what_another_made(use: str) -> None:
     given = TWO.format("pass", "pass", "pass") + f"\n\ndef save(model, optimizer):\n    {use}\n"
     assert ("FM425", "commented") in codes(f"import torch\n{given}")
+
+
+UNKNOWN = """\
+from own import build, find_lr, make_groups, make_optimizer, Lion
+def main(net, other, cfg, checkpoint, scaler):
+    model = FSDP(net)
+    {0}
+    {1}.load_state_dict(checkpoint["optimizer"])
+    torch.save({1}.state_dict(), "x.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        ("groups = make_groups(model, 0.1)\n    optimizer = make_optimizer(groups, cfg)", "optimizer"),
+        ("optim = make_optimizer(cfg, make_groups(model.parameters()))", "optim"),
+        ("opt2 = make_optimizer(make_groups(model), cfg)", "opt2"),
+        ("optimizer = build(cfg, model)", "optimizer"),
+        ("optimizer = torch.optim.AdamW(cfg.groups(model))", "optimizer"),
+        ("optimizer = Lion(make_groups(model))", "optimizer"),
+        ("adam = build(make_groups(model))\n    adam.zero_grad()\n    scaler.step(adam)", "adam"),
+        ("adam = build(cfg, model)\n    adam.zero_grad()\n    adam.step()", "adam"),
+        ("adam = build(model)\n    adam.zero_grad()\n    adam.param_groups[0]['lr'] = 0", "adam"),
+    ],
+)
+def test_an_optimizer_that_unknown_functions_make_of_the_model(made: str, name: str) -> None:
+    after = turned(UNKNOWN.format(made, name))
+    assert after.count("# fsdp-migrate: FM425") == 2
+    assert "FM425" not in turned(
+        UNKNOWN.format(made.replace("(model", "(other").replace(", m", ", other.m"), name)
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        ("loader = build(cfg, make_groups(model))", "loader"),
+        ("meter = build(model)\n    meter.step()", "meter"),
+        ("optimizer = torch.optim.AdamW(other.parameters(), lr=find_lr(model))", "optimizer"),
+        ("schedule = build(make_optimizer(make_groups(model)))\n    schedule.step()", "schedule"),
+        ("engine = Lion(len(model))\n    engine.step()", "engine"),
+    ],
+)
+def test_what_unknown_functions_make_that_is_no_optimizer_of_the_model(made: str, name: str) -> None:
+    assert "FM425" not in turned(UNKNOWN.format(made, name))
+
+
+def test_an_optimizer_of_a_class_that_unknown_functions_make_of_its_model() -> None:
+    body = (
+        "from own import make_groups, make_optimizer\nclass Engine:\n    def __init__(self, net, saved):\n"
+        "        self.model = FSDP(net)\n        groups = make_groups(self.model, 0.1)\n"
+        "        self.optimizer = make_optimizer(groups)\n"
+        "        self.optimizer.load_state_dict(saved['optimizer'])\n"
+        "    def state(self):\n        return self.optimizer.state_dict()\n"
+    )
+    assert turned(body).count("# fsdp-migrate: FM425") == 2
+    assert "FM425" not in turned(body.replace("groups(self.model", "groups(net.other"))
