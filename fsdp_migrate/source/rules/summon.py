@@ -156,8 +156,9 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         is_read = _AWAY in said and _reads_parameters(block.body)
         if not is_read and said in _GATHERS_ITSELF and frameworks_shard(source, call.args[0].value):
             more = _GATHERS_ITSELF[said]
-            text, action = (f"{_IN_VAIN} {more}", "commented") if more else (f"stays: {_IN_VAIN}", "kept")
-            return Found("FM313", call, text, action, covers=covers)
+            if more:
+                return Found("FM313", call, f"{_IN_VAIN} {more}", "commented", covers=covers)
+            return Found("FM313", call, f"stays: {_IN_VAIN}", "kept", covers=covers)
         text = said.replace(_AWAY, _OUT_OF_IT) if is_read else said
         return Found("FM332", call, text, "commented", covers=covers)
     if _calls_a_parameter(source, block.body):
