@@ -194,7 +194,7 @@ class ParameterValues:
             return True
         if isinstance(node, cst.Attribute):
             return any(self._once(each, self.is_many) for each in set_in_class(self.source, node))
-        return isinstance(node, cst.Name) and self._is_given(node, self.is_many)
+        return self._is_given(node, self.is_many)
 
     def _is_given(self, name: cst.Name, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         """Tell whether a name is a function's argument, and a call here gives it such."""

@@ -48,7 +48,9 @@ def _same_models(index: Index, call: cst.Call) -> Iterator[list[cst.BaseExpressi
         if not is_above or index.function(assign) is not function:
             continue
         both = (*(each.target for each in assign.targets), _as_it_was(assign.value))
-        names = [each for each in both if isinstance(each, (cst.Name, cst.Attribute))]
+        names: list[cst.BaseExpression] = [
+            each for each in both if isinstance(each, (cst.Name, cst.Attribute))
+        ]
         names = names if len(names) > 1 else []
         names = [each for each in names if not _is_bound_between(index, each, assign, call)]
         if len({*map(text_of, names)}) > 1:
