@@ -95,3 +95,30 @@ def test_a_count_that_is_summed_over_the_ranks(tmp_path: Path, body: str, is_sai
     for call, code in (("count(model)", "FM423"), ("return model", "FM450")):
         (tmp_path / "a.py").write_text(helper + calls.format(call))
         assert (code in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
+_FRAMEWORK = """\
+import torch.distributed as dist
+from functools import reduce
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+"""
+
+
+@pytest.mark.parametrize("made", ["FSDP(net)", "accelerator.prepare(net)"])
+@pytest.mark.parametrize(
+    ("used", "is_said"),
+    [
+        (f"n = {_SUM}\nprint(accelerator.gather(torch.tensor(n)).sum())\n", True),
+        (f"print(accelerator.reduce(torch.tensor({_SUM})))\n", True),
+        (f"n = torch.tensor({_SUM})\ndist.all_reduce(n)\n", True),
+        (f"n = torch.tensor({_SUM})\ndist.reduce(n, 0)\n", True),
+        (f"n = {_SUM}\nevery = [None] * 4\ndist.all_gather_object(every, n)\n", True),
+        (f"n = {_SUM}\nprint(n)\naccelerator.gather(loss)\n", False),
+        (f"n = {_SUM}\nx = torch.gather(scores, 0, torch.tensor(n))\n", False),
+        (f"n = {_SUM}\nx = scores.gather(0, n)\n", False),
+        (f"n = {_SUM}\nx = reduce(add, [n, 1])\n", False),
+    ],
+)
+def test_what_brings_the_ranks_counts_together(made: str, used: str, *, is_said: bool) -> None:
+    assert (("FM423", "commented") in codes(f"{_FRAMEWORK}model = {made}\n{used}")) is is_said

@@ -29,6 +29,9 @@ _NUMBER = re.compile(
 )
 _SUMS = re.compile(r"^_?(?:dist_)?all_?reduce")
 _STAGES = re.compile(r"expert|pipe|tensor|(?:^|[^a-z])(?:ep|mp|pp|tp)(?:[^a-z]|$)|model_parallel")
+_GATHER = frozenset({"all_gather", "all_gather_object", "gather", "gather_for_metrics", "gather_object"})
+_GATHERERS = re.compile(r"accel|dist|fabric|strategy|trainer|pl_module")
+_NO_OWNERS = frozenset({"functools", "itertools", "np"})
 _NO_SUM = re.compile(r"\b(?:AVG|MAX|MIN|avg|max|mean|min)\b")
 
 
@@ -158,16 +161,27 @@ def _is_summed_over_ranks(index: Index, line: cst.CSTNode) -> bool:
         if not _is_sum(call) or index.function(call) is not function or order[call] < order[line]:
             continue
         given = [arg.value for arg in call.args if arg.keyword is None or arg.keyword.value == "tensor"]
-        if any(_is_made_of(each, made) for each in given[:1]):
+        # Torch's `all_gather_object(every, count)` is given the list first.
+        if any(_is_made_of(each, made) for each in given[: 1 + _is_gather(call)]):
             return True
     return False
 
 
+def _is_gather(call: cst.Call) -> bool:
+    """Tell whether a call gathers, by its name."""
+    return (dotted(call.func) or "").split(".")[-1] in _GATHER
+
+
 def _is_sum(call: cst.Call) -> bool:
-    """Tell whether a call sums over the ranks that may share a model, and not over its stages."""
+    """Tell whether a call sums over the ranks that may share a model, and not over its stages.
+
+    Or brings their numbers together by an object of a framework: ``accelerator.gather(count).sum()``.
+    """
     func, name = call.func, (dotted(call.func) or "").split(".")[-1]
-    is_method = isinstance(func, cst.Attribute) and dotted(func.value) not in {"functools", "itertools", "np"}
-    if _SUMS.search(name) is None and not (is_method and name == "reduce"):
+    owner = dotted(func.value) or "" if isinstance(func, cst.Attribute) else ""
+    is_gathered = _is_gather(call) and _GATHERERS.search(owner.split(".")[-1].lower()) is not None
+    is_reduced = name == "reduce" and isinstance(func, cst.Attribute) and owner not in _NO_OWNERS
+    if _SUMS.search(name) is None and not is_reduced and not is_gathered:
         return False
     told = [text_of(arg.value) for arg in call.args if arg.keyword is not None or arg is not call.args[0]]
     return not any(_STAGES.search(each.lower()) or _NO_SUM.search(each) for each in told)
