@@ -15,7 +15,7 @@ from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.python.model_kinds import Key
     from fsdp_migrate.source.python.scopes import Index
@@ -39,7 +39,7 @@ def older_names(index: Index, call: cst.Call, given: cst.BaseExpression) -> Iter
         known |= {*map(text_of, found)}
 
 
-def _same_models(index: Index, call: cst.Call) -> Iterator[list[cst.BaseExpression]]:
+def _same_models(index: Index, call: cst.Call) -> Iterator[Sequence[cst.BaseExpression]]:
     """Yield the names that assignments above a call, in its function, made those of one model until then."""
     function = index.function(call)
     for node in index.by_kind.get(cst.Assign, ()):
