@@ -123,10 +123,7 @@ def dotted_or_named(node: cst.CSTNode) -> str | None:
 
 
 def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | None:
-    """Return where a name, or its object, is bound, and its text: what facts about it are kept under.
-
-    A name that nothing binds here, of ``from setup import *`` or of a notebook's other cell, is the module's.
-    """
+    """Return where a name, or its object, is bound, and its text: what facts about it are kept under."""
     text = dotted_or_named(node)
     if text is None:
         return None
@@ -135,9 +132,8 @@ def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | Non
         owner = index.class_of(node)
         return None if owner is None else (owner, text)
     scope = index.scopes.get(node)
-    if scope is None:
-        return None
-    return (scope.find(root) or index.scope).node, text
+    found = scope.find(root) if scope is not None else None
+    return None if found is None else (found.node, text)
 
 
 def is_property(function: cst.FunctionDef) -> bool:

@@ -42,6 +42,8 @@ def is_given_plain(models: ModelKinds, node: cst.CSTNode, depth: int = 0) -> boo
     calls = models.guards.calls.get(function, ()) if function is not None else ()
     if function is None or not calls or not isinstance(node, cst.Name) or node not in models.index.scopes:
         return False
+    if _is_handed_on(models, function):
+        return False
     scope = models.index.scopes[node].find(node.value)
     if (
         scope is None
@@ -53,6 +55,17 @@ def is_given_plain(models: ModelKinds, node: cst.CSTNode, depth: int = 0) -> boo
     return all(
         value is not None and gives_plain(models, call, function, value, depth) for call, value in given
     )
+
+
+def _is_handed_on(models: ModelKinds, function: cst.FunctionDef) -> bool:
+    """Tell whether something is given a function, and may call it with any model: ``runner.run(save)``."""
+    index = models.index
+    for arg in index.by_kind.get(cst.Arg, ()):
+        value = cst.ensure_type(arg, cst.Arg).value
+        if isinstance(value, cst.Name) and value.value == function.name.value and value in index.scopes:
+            if any(each.node is function for each in index.scopes[value].lookup(value.value)):
+                return True
+    return False
 
 
 def _chosen_at(models: ModelKinds, call: cst.Call, function: cst.FunctionDef) -> list[cst.BaseExpression]:

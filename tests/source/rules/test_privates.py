@@ -290,24 +290,6 @@ def test_attributes_of_private_ones_are_one_use(asked: str, count: int) -> None:
     assert codes(f"m = FSDP(net)\nx = {asked}\n").count(("FM317", "commented")) == count
 
 
-_UNBOUND = """\
-{2}
-group = {0}.process_group
-def show({1}):
-    return model.rank
-with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-    state = model.state_dict()
-torch.save(optimizer.state_dict(), "o.pt")
-"""
-
-
-@pytest.mark.parametrize("above", ["from setup import *", ""])
-def test_a_model_that_nothing_here_binds_is_one_in_the_whole_module(above: str) -> None:
-    """It comes by a star, or out of another cell of a notebook."""
-    assert found_comments(_UNBOUND.format("model", "", above)) >= {("FM317", 2), ("FM317", 4)}
-    assert {code for code, _ in found_comments(_UNBOUND.format("other", "model", above))} == {"FM425"}
-
-
 @pytest.mark.parametrize(
     "line",
     [
