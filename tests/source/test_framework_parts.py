@@ -100,7 +100,8 @@ def test_an_optimizer_is_loaded_that_came_back_in_the_place_of_another(
 ) -> None:
     loop = (
         "class Loop:\n    def __init__(self, accelerator, net, other, head):\n        self.model = net\n"
-        f"        self.optimizer = AdamW(head.parameters())\n        {prepares}\n\n    def load(self, path):\n"
+        f"        self.optimizer = AdamW(head.parameters())\n        {prepares}\n"
+        "    def load(self, path):\n"
         "        saved = torch.load(path)\n        self.optimizer.load_state_dict(saved['optimizer'])\n"
     )
     own = f"import torch\nfrom torch.optim import AdamW\n{ACCELERATE}\n\n{loop}"

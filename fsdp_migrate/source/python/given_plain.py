@@ -60,12 +60,10 @@ def is_given_plain(models: ModelKinds, node: cst.CSTNode, depth: int = 0) -> boo
 def _is_handed_on(models: ModelKinds, function: cst.FunctionDef) -> bool:
     """Tell whether something is given a function, and may call it with any model: ``runner.run(save)``."""
     index = models.index
-    for arg in index.by_kind.get(cst.Arg, ()):
-        value = cst.ensure_type(arg, cst.Arg).value
-        if isinstance(value, cst.Name) and value.value == function.name.value and value in index.scopes:
-            if any(each.node is function for each in index.scopes[value].lookup(value.value)):
-                return True
-    return False
+    given = (cst.ensure_type(each, cst.Arg).value for each in index.by_kind.get(cst.Arg, ()))
+    names = (each for each in given if isinstance(each, cst.Name) and each.value == function.name.value)
+    bound = (index.scopes[each].lookup(each.value) for each in names if each in index.scopes)
+    return any(binding.node is function for bindings in bound for binding in bindings)
 
 
 def _chosen_at(models: ModelKinds, call: cst.Call, function: cst.FunctionDef) -> list[cst.BaseExpression]:
