@@ -96,7 +96,9 @@ def is_made_of_a_model(models: ModelKinds, node: cst.BaseExpression) -> bool:
     value: cst.BaseExpression | None = node
     if isinstance(node, cst.Attribute) or (isinstance(node, cst.Name) and node in models.index.scopes):
         value = last_value(models.index, node)
-    if not isinstance(value, cst.Call) or any(models.guards.functions(value.func)) or models.kinds(value):
+    if not isinstance(value, cst.Call) or value in models.index.ancestors(node):
+        return False  # `self.net = lib.wrap(self.net)`
+    if any(models.guards.functions(value.func)) or models.kinds(value):
         return False  # more is known of what it gives
     if isinstance(value.func, cst.Name) and not models.index.bindings_of(value.func):
         return False  # Python's own: `len(model)`
