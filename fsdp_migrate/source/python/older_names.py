@@ -41,11 +41,11 @@ def older_names(index: Index, call: cst.Call, given: cst.BaseExpression) -> Iter
 
 def _same_models(index: Index, call: cst.Call) -> Iterator[Sequence[cst.BaseExpression]]:
     """Yield the names that assignments above a call, in its function, made those of one model until then."""
-    function = index.function(call)
+    function, around = index.function(call), {*index.ancestors(call)}
     for node in index.by_kind.get(cst.Assign, ()):
         assign = cst.ensure_type(node, cst.Assign)
         is_above = index.order[assign] < index.order[call] and not index.excludes(assign, call)
-        if not is_above or index.function(assign) is not function:
+        if not is_above or assign in around or index.function(assign) is not function:
             continue
         both = (*(each.target for each in assign.targets), _as_it_was(assign.value))
         names: list[cst.BaseExpression] = [
