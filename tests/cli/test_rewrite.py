@@ -80,7 +80,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 class Sample(TrainerCallback):
     def on_evaluate(self, args, state, control, model, **kwargs):
         with FSDP.summon_full_params(model):
-            print(model.generate(self.inputs))
+            print(model.encode(self.inputs))
 
 Trainer(model, TrainingArguments("out", fsdp="full_shard"), callbacks=[Sample()]).train()
 """
