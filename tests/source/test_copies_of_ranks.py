@@ -124,3 +124,22 @@ def test_a_ranks_own_file_of_them_is_not_met_by_its_names(load: str) -> None:
 )
 def test_another_file_or_what_holds_none_of_them_is_not(load: str) -> None:
     assert "_fsdp_wrapped_module." not in "".join(use.becomes for use in uses(MADE + load, IMPORTS + OBJECT))
+
+
+OWN_PATH = """\
+class Trainer:
+    def __init__(self, net, path, rank):
+        self.model, self.path = FSDP(net), path.format(rank)
+        self.kept = {k: w.detach().clone() for k, w in self.model.named_parameters()}
+
+    def load(self):
+        self.kept = torch.load(self.path)
+
+
+"""
+
+
+@pytest.mark.parametrize("made", ["Trainer(net, path, 0).load()\n", "trainer.load()\n", ""])
+def test_a_file_that_the_object_itself_names_is_looked_at_too(made: str) -> None:
+    """Nothing is given for ``self``: asking for that ended the scan of a whole project."""
+    assert "FM423" not in {use.code for use in uses(f"{OWN_PATH}{made}", IMPORTS)}

@@ -13,7 +13,8 @@ import libcst as cst
 from fsdp_migrate.source.copies_of_ranks import loaded_copies
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import argument_of, arguments, text_of, walk_for
+from fsdp_migrate.source.python.nodes import arguments, text_of, walk_for
+from fsdp_migrate.source.python.wrapped_in_place import given_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -103,14 +104,12 @@ def is_of_a_rank(source: Source, path: cst.BaseExpression) -> bool:
 def _given(source: Source, name: cst.Name) -> list[str]:
     """Return what the calls of this source give to the function around, where a name is its parameter."""
     function = source.index.function(name)
-    names = [each.name.value for each in function.params.params] if function is not None else []
-    if function is None or name.value not in names:
+    if function is None:
         return []
-    calls = source.models.guards.calls.get(function, [])
-    if names[0] in {"self", "cls"}:
-        calls = source.index.calls_of_method(function.name.value)
-    place = names.index(name.value) - (names[0] in {"self", "cls"})
-    given = (argument_of(call, place, {name.value}) for call in calls)
+    calls = [*source.models.guards.calls.get(function, ())]
+    if source.index.class_of(function) is not None:
+        calls += source.index.calls_of_method(function.name.value)
+    given = (given_for(call, function, name.value) for call in calls)
     return [text_of(each) for each in given if each is not None]
 
 
