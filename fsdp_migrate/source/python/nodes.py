@@ -209,11 +209,17 @@ def model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:
 
 
 def argument_of(call: cst.Call, place: int, names: Collection[str]) -> cst.BaseExpression | None:
-    """Return an argument by one of its names, or by its place where no star hides that."""
+    """Return an argument by one of its names, or by its place where no star hides that.
+
+    Example:
+        >>> call = cst.ensure_type(cst.parse_expression("f(a)"), cst.Call)
+        >>> [argument_of(call, place, {"x"}) is not None for place in (-1, 0, 1)]
+        [False, True, False]
+    """
     for arg in call.args:
         if arg.keyword is not None and arg.keyword.value in names:
             return arg.value
     before = call.args[: place + 1]
-    if len(before) <= place or any(arg.star or arg.keyword is not None for arg in before):
+    if not 0 <= place < len(before) or any(arg.star or arg.keyword is not None for arg in before):
         return None
     return before[place].value
