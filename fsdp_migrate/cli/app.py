@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fsdp_migrate.cli.command_help import REPORT, Command, Group, flag
+from fsdp_migrate.cli.compare import compare
 from fsdp_migrate.cli.config import config
 from fsdp_migrate.cli.convert import convert
 from fsdp_migrate.cli.demo import demo
@@ -78,6 +79,11 @@ for command, group, examples in (
         fsdp-migrate parity --model train:make_model --config fsdp.yaml
         fsdp-migrate parity --model transformers:config.json --steps 2
         """,
+    ),
+    (
+        compare,
+        _REPOSITORY,
+        "fsdp-migrate compare ../before . -- torchrun --nproc-per-node 2 train.py --out OUT",
     ),
     (
         doctor,

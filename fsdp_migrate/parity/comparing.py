@@ -125,10 +125,10 @@ class Comparison:
         self._compare("parameter", *params, [each for each in params[0] if each in params[1]])
         del params
         states = self.fsdp1.optimizer_state(), self.fsdp2.optimizer_state()
-        groups = [_groups(each) for each in states]
+        groups = [groups_of(each) for each in states]
         for name in sorted(groups[0].keys() | groups[1].keys()):
             self._count("optimizer group")
-            if (gap := _group_gap(groups[0].get(name), groups[1].get(name))) is not None:
+            if (gap := group_gap(groups[0].get(name), groups[1].get(name))) is not None:
                 self.pending.append(self._make("optimizer group", name, _module_of(name), gap))
         values = [_state_tensors(each) for each in states]
         self._compare("optimizer state", values[0], values[1], sorted(values[0].keys() | values[1].keys()))
@@ -256,7 +256,7 @@ def _module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _groups(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def groups_of(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the settings of each parameter that an optimizer has."""
     return {
         clean_name(name): {key: value for key, value in group.items() if key != "params"}
@@ -268,7 +268,7 @@ def _groups(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 _NO_SETTINGS = frozenset({"foreach", "fused", "initial_lr"})
 
 
-def _group_gap(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Gap | None:
+def group_gap(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Gap | None:
     """Compare the settings of one parameter in two optimizers; how a kernel loops is none."""
     if first is None or second is None:
         return Gap(words=f"in the optimizer only under {'FSDP2' if first is None else 'FSDP1'}")

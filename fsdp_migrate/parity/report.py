@@ -226,6 +226,22 @@ def lines_of(first: Difference) -> Iterator[str]:
     yield f"  explained: {code}{first.explanation}"
 
 
+def read_difference(document: dict[str, Any]) -> Difference:
+    """Return the difference that :meth:`Difference.as_dict` wrote.
+
+    Example:
+        >>> found = Difference(step=1, stage="loss", name="", module="", rank=0, gap=Gap(count=1, fsdp1=2.5))
+        >>> read_difference(found.as_dict()) == found
+        True
+    """
+    gap = document["gap"]
+    floats = {
+        name: float(gap[name]) if gap[name] is not None else None
+        for name in ("fsdp1", "fsdp2", "largest", "ratio")
+    }
+    return Difference(**{**document, "gap": Gap(**{**gap, **floats, "index": tuple(gap["index"])})})
+
+
 def read_report(document: dict[str, Any]) -> ParityReport:
     """Return the report that :meth:`ParityReport.as_dict` wrote.
 
@@ -241,13 +257,6 @@ def read_report(document: dict[str, Any]) -> ParityReport:
     def read_cost(cost: dict[str, Any]) -> Cost:
         return Cost(**{**cost, "collectives": tuple(Collective(**each) for each in cost["collectives"])})
 
-    def read_gap(gap: dict[str, Any]) -> Gap:
-        floats = {
-            name: float(gap[name]) if gap[name] is not None else None
-            for name in ("fsdp1", "fsdp2", "largest", "ratio")
-        }
-        return Gap(**{**gap, **floats, "index": tuple(gap["index"])})
-
     more = {"identical", "is_explained", "first"}
     plain = {name: value for name, value in document.items() if name not in more}
     return ParityReport(
@@ -259,9 +268,7 @@ def read_report(document: dict[str, Any]) -> ParityReport:
             ),
             "notes": tuple(plain["notes"]),
             "findings": tuple(Finding(**each) for each in plain["findings"]),
-            "differences": tuple(
-                Difference(**{**each, "gap": read_gap(each["gap"])}) for each in plain["differences"]
-            ),
+            "differences": tuple(map(read_difference, plain["differences"])),
             "steps": tuple(
                 Step(
                     **{

@@ -46,14 +46,17 @@ _WHOLE = {"rank0_only": False, "offload_to_cpu": False}
 class Trainee:
     """A model that is trained, and what it shows. ``plain`` is the model itself, without a wrapper.
 
-    ``on_host`` keeps whatever it shows in host memory, wherever it trains.
+    ``on_host`` keeps whatever it shows in host memory, wherever it trains. Without ``records`` no hooks are
+    put on its modules, and what happens inside a forward is not seen.
     """
 
-    def __init__(self, plain: nn.Module, device: torch.device, *, on_host: bool = False) -> None:
+    def __init__(
+        self, plain: nn.Module, device: torch.device, *, on_host: bool = False, records: bool = True
+    ) -> None:
         self.plain = plain
         self.device = device
         self.on_host = on_host
-        self.recorder = Recorder(plain, self._wait, on_host=on_host)
+        self.recorder = Recorder(plain if records else nn.Module(), self._wait, on_host=on_host)
         self.model: Any = plain
         self.optimizer: Any = None
         self.traffic = Traffic()

@@ -129,6 +129,10 @@ _IGNORED = (
     "the values of rank 0"
 )
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
+_COMPARE = (
+    "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
+    "without an error is named. BEFORE is a copy of the project from before the rewrite."
+)
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
@@ -218,8 +222,17 @@ def next_steps(
             (_IGNORED, apart.ignored),
         )
         steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
+    if rewrites or left:
+        steps.append(
+            Step(_COMPARE, (f"fsdp-migrate compare BEFORE {shlex.quote(_folder(paths))} -- COMMAND",))
+        )
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
+
+
+def _folder(paths: Sequence[str]) -> str:
+    """Return the folder in which the project's command runs, as far as the paths tell."""
+    return paths[0] if len(paths) == 1 and not paths[0].endswith((".py", ".ipynb")) else "."
 
 
 def are_turned(

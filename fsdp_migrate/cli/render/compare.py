@@ -1,0 +1,57 @@
+"""What a comparison of two runs of a script shows: where they part, what they left, and the verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.cli.render.screen import console
+from fsdp_migrate.parity.report import lines_of, place, what_differs
+from fsdp_migrate.parity.script_report import verdict
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.parity import Difference
+    from fsdp_migrate.parity.script_report import ScriptReport
+
+
+_MOST_SHOWN = 10
+
+
+def show_comparison(report: ScriptReport, *, everything: bool = False) -> None:
+    """Show the first difference, those behind it, what was printed and left otherwise, and the verdict."""
+    out = console()
+    for line in _lines(report, None if everything else _MOST_SHOWN):
+        out.print(line, markup=False)
+    out.print()
+    out.print(verdict(report), markup=False)
+
+
+def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
+    if report.first is not None and not report.differs_from_itself:
+        yield from _differences(report, report.first, most)
+    if report.printed:
+        yield "Printed with other numbers (times and speeds always have them):"
+    for one, other in report.printed[:most]:
+        yield f"  FSDP1: {one}"
+        yield f"  FSDP2: {other}"
+    for files, which in ((report.only_before, "FSDP1"), (report.only_after, "FSDP2")):
+        if files:
+            yield f"Written under {which} only: {', '.join(files)}"
+    for saved in report.checkpoints:
+        if saved.is_same is None:
+            yield f"{saved.path} was not compared: {saved.words}"
+        else:
+            yield f"{saved.path}: {'the same' if saved.is_same else f'differs: {saved.words}'}"
+
+
+def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:
+    yield from (line for line in lines_of(first) if not line.startswith("  explained:"))
+    others = report.differences[1:][:most]
+    if others:
+        yield "And then:"
+    for each in others:
+        yield f"  step {each.step}, {place(each)}: {what_differs(each)}"
+    if (left := report.num_differences - 1 - len(others)) > 0:
+        yield f"  and {left:,} more"

@@ -1,0 +1,1 @@
+"""A folder for ``PYTHONPATH``: what a Python that starts with it does."""

@@ -1,0 +1,98 @@
+"""What two runs of one script showed, under FSDP1 and under FSDP2: plain data, as it stands in JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.findings import counted
+from fsdp_migrate.parity.report import place
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.parity.report import Difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """A checkpoint that both runs wrote: whether they hold the same, or why that could not be told."""
+
+    path: str
+    is_same: bool | None
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptReport:
+    """What was seen of the two runs.
+
+    ``steps`` are the steps of optimizers that both made, ``steps_before`` and ``steps_after`` those of each.
+    ``differences`` are in the order of the training. ``printed`` pairs lines that say the same with other
+    numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
+    ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
+    """
+
+    before: str
+    after: str
+    command: tuple[str, ...]
+    steps_before: int
+    steps_after: int
+    compared: int
+    differences: tuple[Difference, ...]
+    num_differences: int
+    printed: tuple[tuple[str, str], ...] = ()
+    only_before: tuple[str, ...] = ()
+    only_after: tuple[str, ...] = ()
+    checkpoints: tuple[Checkpoints, ...] = ()
+    differs_from_itself: bool = False
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference, or None."""
+        return self.differences[0] if self.differences else None
+
+    @property
+    def identical(self) -> bool:
+        """Whether both made the same steps, and left the same files that hold the same."""
+        return (
+            bool(self.steps_before)
+            and self.steps_before == self.steps_after
+            and not self.num_differences
+            and not self.only_before
+            and not self.only_after
+            and all(each.is_same is not False for each in self.checkpoints)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as it stands in JSON."""
+        found = {**asdict(self), "differences": [each.as_dict() for each in self.differences]}
+        return {"identical": self.identical, **found}
+
+
+def verdict(report: ScriptReport) -> str:
+    """Return the outcome in one line.
+
+    Example:
+        >>> verdict(ScriptReport(
+        ...     before="a", after="b", command=("python", "t.py"), steps_before=0, steps_after=0, compared=0,
+        ...     differences=(), num_differences=0,
+        ... ))
+        'Nothing was seen: no optimizer of torch made a step in the run under FSDP1.'
+    """
+    before, after = report.steps_before, report.steps_after
+    if not before:
+        return "Nothing was seen: no optimizer of torch made a step in the run under FSDP1."
+    if report.differs_from_itself:
+        return (
+            "Not comparable: the run under FSDP1 gave other numbers when it ran again. Set every seed, and "
+            "compare again."
+        )
+    seen = f"{counted(report.compared, 'tensor')} of {counted(min(before, after), 'step')}"
+    if report.first is not None:
+        first = f"{place(report.first)}, step {report.first.step}"
+        return f"Different: {report.num_differences:,} of {seen}; the first is {first}."
+    if before != after:
+        return f"Different: FSDP1 made {counted(before, 'step')}, FSDP2 {counted(after, 'step')}."
+    if report.identical:
+        return f"Identical: {seen} are the same, bit for bit."
+    return f"Different: {seen} are the same, bit for bit, but not what the runs left in the output folder."

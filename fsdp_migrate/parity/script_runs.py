@@ -1,0 +1,257 @@
+"""``compare_scripts``: a script as it was under FSDP1, and as it is under FSDP2, run one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsdp_migrate.checkpoint_convert import verify_checkpoints
+from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
+from fsdp_migrate.parity.report import read_difference
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport
+from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS
+from fsdp_migrate.source.surroundings import find_checkpoints
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+_OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
+
+_MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
+_LAST_LINES = 15
+_AT_START = Path(__file__).parent / "at_start"
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_RANK = re.compile(r"\[rank\d+\]: ?")
+_TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
+# What torchrun and logging write before a line, and what differs whenever something runs.
+_OF_THIS_RUN = re.compile(
+    r"\b(?:\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|\d{4}-\d\d-\d\d)\b|\bpid[ =:]*\d+|0x[0-9a-f]+"
+)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the script: where it ran, what it printed, and where it left its files."""
+
+    folder: Path
+    printed: tuple[str, ...]
+    out: Path
+
+
+def compare_scripts(
+    before: str | os.PathLike[str],
+    after: str | os.PathLike[str],
+    command: Sequence[str],
+    *,
+    steps: int = 20,
+    on_phase: Callable[[str], None] | None = None,
+) -> ScriptReport:
+    """Run a command in two folders, and compare what the two trained, printed and left.
+
+    ``before`` holds the script under FSDP1, ``after`` the same script rewritten. Both run on this machine,
+    one after the other, with the Python environment that this has. Whenever an optimizer of torch steps, the
+    gradients, its groups, and then the parameters and buffers are gathered on all ranks, and compared by
+    their names. So the script needs no change; but every seed in it must be set. Where the two part, the
+    first one runs again, and the report says if it differs from itself.
+
+    Changes: only what the script itself does in the two folders. Where ``OUT`` stands in the command, each
+    run has a new folder there, which is compared and deleted.
+
+    Args:
+        before: The folder of the script under FSDP1, such as a copy from before ``rewrite --write``.
+        after: The folder of the script under FSDP2.
+        command: The words of the command, such as ``torchrun --nproc-per-node 2 train.py``.
+        steps: How many steps of optimizers are compared; each is kept on the disk, as large as gradients,
+            parameters and buffers.
+        on_phase: Is told, in a few words, what begins.
+
+    Raises:
+        ConfigError: A folder is not there, or the command is empty.
+        RankError: One of the two runs failed. The error has the last lines that it printed.
+
+    Example:
+        >>> report = compare_scripts(".", ".", ["python", "-c", "print('no optimizer')"])
+        >>> report.steps_before, report.identical
+        (0, False)
+    """
+    folders = [_folder(each) for each in (before, after)]
+    if not command:
+        raise ConfigError(
+            "There is no command to run. Give it after `--`, such as `-- python train.py`.",
+            field="command",
+        )
+    say = on_phase or (lambda words: None)
+    with tempfile.TemporaryDirectory(prefix="fsdp-migrate-compare-") as temporary:
+        work = Path(temporary)
+        kept = _new(work / "kept")
+        say(f"the script under FSDP1 runs in {folders[0]}")
+        first = _run(folders[0], command, work / "before", kept, None, steps)
+        say(f"the script under FSDP2 runs in {folders[1]}")
+        found = _new(work / "found")
+        second = _run(folders[1], command, work / "after", kept, found, steps)
+        report = _report(first, second, command, kept, found)
+        if report.first is not None:
+            say("the two part: the script under FSDP1 runs again, and is compared with itself")
+            again = _new(work / "found again")
+            _run(folders[0], command, work / "again", kept, again, steps)
+            if any(each["differences"] for each in _documents(again)):
+                report = _report(first, second, command, kept, found, differs_from_itself=True)
+        return report
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{path} is no folder. Give the folder in which the command runs.", field="folder")
+    return folder
+
+
+def _new(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _run(folder: Path, command: Sequence[str], out: Path, kept: Path, found: Path | None, steps: int) -> _Run:
+    _new(out)
+    words = [_OUT.sub(lambda _: str(out), each) for each in command]
+    above = os.environ.get("PYTHONPATH")
+    given = {**os.environ, KEPT: str(kept), STEPS: str(steps)}
+    given["PYTHONPATH"] = os.pathsep.join([str(_AT_START), *([above] if above else [])])
+    # `python` and `torchrun` of the environment in which this command is installed, activated or not.
+    given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    given.pop(FOUND, None)
+    if found is not None:
+        given[FOUND] = str(found)
+    program = shutil.which(words[0], path=given["PATH"])
+    if program is None:
+        raise ConfigError(f"`{words[0]}` is no program that can be found in PATH.", field="command")
+    done = subprocess.run(
+        [program, *words[1:]],
+        cwd=folder,
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    lines = tuple(done.stdout.splitlines())
+    if done.returncode:
+        said = "\n".join(_what_failed(lines))
+        raise RankError(
+            f"`{' '.join(words)}` failed in {folder} (exit code {done.returncode}). It printed:\n{said}"
+        )
+    return _Run(folder, lines, out)
+
+
+def _what_failed(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the end of the first traceback: what follows is that of the launcher, which lost the process."""
+    begins = next((place for place, line in enumerate(lines) if _TRACEBACK.match(line)), None)
+    if begins is None:
+        yield from lines[-_LAST_LINES:]
+        return
+    rank = _RANK.match(lines[begins])
+    prefix = rank[0] if rank else ""
+    own = [line.removeprefix(prefix) for line in lines[begins:] if line.startswith(prefix)]
+    ends = next((place for place, line in enumerate(own[1:], 1) if line and not line[0].isspace()), len(own))
+    yield from own[max(0, ends - _LAST_LINES) : ends + 1]
+
+
+def _documents(found: Path) -> list[dict[str, Any]]:
+    paths = sorted(found.glob("step-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def _report(
+    first: _Run,
+    second: _Run,
+    command: Sequence[str],
+    kept: Path,
+    found: Path,
+    *,
+    differs_from_itself: bool = False,
+) -> ScriptReport:
+    documents = _documents(found)
+    differences = [read_difference(each) for document in documents for each in document["differences"]]
+    files = [_files(each.out) for each in (first, second)]
+    saved = list(_checkpoints(first.out, second.out))
+    inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
+    return ScriptReport(
+        before=str(first.folder),
+        after=str(second.folder),
+        command=tuple(command),
+        steps_before=len(list(kept.glob("step-*.pt"))),
+        steps_after=len(documents),
+        compared=sum(document["compared"] for document in documents if document["is_in_both"]),
+        differences=tuple(differences[:_MOST_DIFFERENCES]),
+        num_differences=len(differences),
+        printed=tuple(_printed(first, second))[:_MOST_LINES],
+        only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
+        only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
+        checkpoints=tuple(saved),
+        differs_from_itself=differs_from_itself,
+    )
+
+
+def _files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def _parts(checkpoint: str, files: Iterable[str]) -> Iterator[str]:
+    return (each for each in files if each == checkpoint or each.startswith(f"{checkpoint}/"))
+
+
+def _checkpoints(before: Path, after: Path) -> Iterator[Checkpoints]:
+    """Compare the checkpoints that lie at the same place in the output of both runs."""
+    names = [
+        [Path(each.path).relative_to(out).as_posix() for each in find_checkpoints([out])]
+        for out in (before, after)
+    ]
+    for name in names[0]:
+        if name not in names[1]:
+            continue
+        try:
+            report = verify_checkpoints(before / name, after / name)
+        except FSDPMigrateError as error:
+            yield Checkpoints(path=name, is_same=None, words=str(error).partition("\n")[0])
+            continue
+        words = "" if report.is_same else f"{report.differences[0].key}: {report.differences[0].message}"
+        yield Checkpoints(path=name, is_same=report.is_same, words=words)
+
+
+def _printed(first: _Run, second: _Run) -> Iterator[tuple[str, str]]:
+    """Yield lines that say the same with other numbers; which of several, goes by their order."""
+    mine, other = ([_shown(line, each) for line in each.printed] for each in (first, second))
+    common = Counter(mine) & Counter(other)
+    waiting: dict[str, list[str]] = {}
+    left = Counter(common)
+    for line in other:
+        if left[line]:
+            left[line] -= 1
+        else:
+            waiting.setdefault(_NUMBER.sub("#", line), []).append(line)
+    left = Counter(common)
+    for line in mine:
+        if left[line]:
+            left[line] -= 1
+        elif _NUMBER.search(line) and (same := waiting.get(_NUMBER.sub("#", line))):
+            yield line, same.pop(0)
+
+
+def _shown(line: str, run: _Run) -> str:
+    """Return a line without what names the run: its folders, the hour, numbers of processes."""
+    for path, name in ((run.out, "OUT"), (run.folder, ".")):
+        line = line.replace(str(path), name)
+    return _OF_THIS_RUN.sub("...", line).rstrip()

@@ -1,0 +1,224 @@
+"""In each rank of a script that trains: what its optimizers step, whole and by names.
+
+The first run keeps in a folder what it had at each step. The second is compared with that as it goes, so that
+neither has more than one model in memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FlatParameter
+
+from fsdp_migrate.parity.comparing import group_gap, groups_of
+from fsdp_migrate.parity.explaining import clue_of
+from fsdp_migrate.parity.recording import clean_name
+from fsdp_migrate.parity.report import Difference
+from fsdp_migrate.parity.tensors import Gap, find_gap
+from fsdp_migrate.parity.trainees import Prepared, UnderFSDP1, is_alone, quiet_fsdp1
+from fsdp_migrate.runtime.fsdp1_models import holds_fsdp1
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.optim import Optimizer
+
+    from fsdp_migrate.parity.report import Stage
+    from fsdp_migrate.parity.trainees import Tensors
+
+
+KEPT, FOUND, STEPS = "FSDP_MIGRATE_KEPT", "FSDP_MIGRATE_FOUND", "FSDP_MIGRATE_STEPS"
+"""Environment variables: the folder of the first run, that of what is found, and how many steps are seen."""
+
+
+@dataclass
+class Seen:
+    """What one step shows. ``start`` has the parameters before the first step of a model."""
+
+    number: int
+    optimizer: int
+    model: int
+    kind: str
+    groups: dict[str, dict[str, Any]]
+    tensors: dict[Stage, Tensors]
+    start: Tensors = field(default_factory=dict)
+
+
+@dataclass
+class Watch:
+    """What is watched in this process, in the order in which it was seen first."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    steps: int = 0
+    depth: int = 0
+    open: tuple[Seen, UnderFSDP1 | Prepared] | None = None
+
+
+@cache
+def _watch() -> Watch:
+    return Watch()
+
+
+def before_step(optimizer: Optimizer) -> None:
+    """See the gradients and the optimizer's groups; a collective call of all ranks."""
+    watch = _watch()
+    watch.depth += 1
+    # An optimizer's step may call another's: that of its base class, or that of one that it wraps.
+    if watch.depth > 1 or watch.steps >= int(os.environ.get(STEPS, "0")):
+        return
+    with quiet_fsdp1():
+        model = _model_of(optimizer, watch.models)
+        if model is None:
+            return
+        is_new = model not in watch.models
+        if is_new:
+            watch.models.append(model)
+        if optimizer not in watch.optimizers:
+            watch.optimizers.append(optimizer)
+        watch.steps += 1
+        shown = _shown(model, optimizer)
+        seen = Seen(
+            number=watch.steps,
+            optimizer=watch.optimizers.index(optimizer),
+            model=watch.models.index(model),
+            kind=type(optimizer).__name__,
+            groups=_groups(shown),
+            tensors={"gradient": shown.gradients()},
+            start=shown.parameters() if is_new else {},
+        )
+        watch.open = seen, shown
+
+
+def after_step(optimizer: Optimizer) -> None:
+    """See the parameters and buffers, and keep or compare the step; a collective call of all ranks."""
+    del optimizer
+    watch = _watch()
+    watch.depth -= 1
+    if watch.depth or watch.open is None:
+        return
+    (seen, shown), watch.open = watch.open, None
+    with quiet_fsdp1():
+        seen.tensors["parameter"] = shown.parameters()
+        seen.tensors["buffer"] = shown.buffers()
+    if is_alone() or dist.get_rank() == 0:
+        _keep_or_compare(seen)
+
+
+def _model_of(optimizer: Optimizer, known: list[nn.Module]) -> nn.Module | None:
+    """Return the outermost module that holds what an optimizer steps: names begin there in both runs."""
+    stepped = {id(param) for group in optimizer.param_groups for param in group["params"]}
+
+    def holds(module: nn.Module) -> bool:
+        return any(id(param) in stepped for param in module.parameters())
+
+    for each in known:
+        if holds(each):
+            return each
+    # By the type: `isinstance` asks an object for its class, which runs code of lazy imports and proxies.
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inner = {id(child) for each in modules for child in each.children()}
+    outermost = [each for each in modules if id(each) not in inner and holds(each)]
+    return min(outermost, key=lambda each: (len(list(each.modules())), type(each).__name__), default=None)
+
+
+def _shown(model: nn.Module, optimizer: Optimizer) -> UnderFSDP1 | Prepared:
+    device = next(model.parameters()).device
+    if holds_fsdp1(model):
+        wrapped = UnderFSDP1(model, device, on_host=True, records=False)
+        wrapped.adopt(model, optimizer, uses_originals=not _has_flat(model))
+        return wrapped
+    prepared = Prepared(model, device, on_host=True, records=False)
+    prepared.adopt(optimizer)
+    return prepared
+
+
+def _has_flat(model: nn.Module) -> bool:
+    return any(isinstance(param, FlatParameter) for param in model.parameters())
+
+
+def _groups(shown: UnderFSDP1 | Prepared) -> dict[str, dict[str, Any]]:
+    """Return the settings of each parameter that the optimizer has, as plain values."""
+    if isinstance(shown, UnderFSDP1) and not shown.uses_originals:
+        found = groups_of(shown.optimizer_state())
+    else:
+        names = {id(param): clean_name(name) for name, param in shown.model.named_parameters()}
+        found = {
+            names.get(id(param), "(of no model)"): {
+                key: value for key, value in group.items() if key != "params"
+            }
+            for group in shown.optimizer.param_groups
+            for param in group["params"]
+        }
+    return {name: {key: _plain(each) for key, each in group.items()} for name, group in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _keep_or_compare(seen: Seen) -> None:
+    kept = Path(os.environ[KEPT]) / f"step-{seen.number}.pt"
+    found = os.environ.get(FOUND)
+    if found is None:
+        torch.save(asdict(seen), kept)
+        return
+    before = Seen(**torch.load(kept, weights_only=True)) if kept.exists() else None
+    differences = [] if before is None else list(_differences(before, seen))
+    compared = sum(len(each) for each in seen.tensors.values()) + len(seen.start)
+    document = {
+        "is_in_both": before is not None,
+        "compared": compared,
+        "differences": [each.as_dict() for each in differences],
+    }
+    (Path(found) / f"step-{seen.number}.json").write_text(json.dumps(document))
+
+
+def _differences(before: Seen, after: Seen) -> Iterator[Difference]:
+    """Yield what differs in a step, in the order in which the step comes to it."""
+    number = after.number
+    for what in ("kind", "optimizer", "model"):
+        one, other = getattr(before, what), getattr(after, what)
+        if one != other:
+            gap = Gap(words=f"the {what} is {one} under FSDP1, {other} under FSDP2")
+            yield _difference(number, "optimizer group", "", gap)
+            return
+    yield from _gaps(number - 1, "parameter", before.start, after.start)
+    for name in sorted(before.groups.keys() | after.groups.keys()):
+        if (gap_of_group := group_gap(before.groups.get(name), after.groups.get(name))) is not None:
+            yield _difference(number, "optimizer group", name, gap_of_group)
+    for stage, tensors in after.tensors.items():
+        yield from _gaps(number, stage, before.tensors[stage], tensors)
+
+
+def _gaps(number: int, stage: Stage, before: Tensors, after: Tensors) -> Iterator[Difference]:
+    for name in dict.fromkeys([*before, *after]):
+        if (gap := find_gap(before.get(name), after.get(name))) is not None:
+            yield _difference(number, stage, name, gap)
+
+
+def _difference(number: int, stage: Stage, name: str, gap: Gap) -> Difference:
+    ranks = 1 if is_alone() else dist.get_world_size()
+    return Difference(
+        step=number,
+        stage=stage,
+        name=name,
+        module=name.rpartition(".")[0],
+        rank=0,
+        gap=gap,
+        clue=clue_of(stage, gap, None, ranks),
+    )

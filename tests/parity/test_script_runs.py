@@ -1,0 +1,142 @@
+"""``fsdp-migrate compare``: a script in two folders, what each trains, prints and leaves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.cli import main
+from fsdp_migrate.errors import ConfigError, RankError
+from fsdp_migrate.parity.script_runs import compare_scripts
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+HEAD
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+SHARD
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    loss = model(torch.ones(2, 3) + step).square().mean() * FACTOR
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.9f} in pid {os.getpid()}")
+os.makedirs(os.path.join(sys.argv[1], "logs"))
+STATE
+torch.save({"model": state}, os.path.join(sys.argv[1], "last.pt"))
+open(os.path.join(sys.argv[1], "NOTES"), "w").close()
+"""
+FSDP1 = {
+    "HEAD": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType",
+    "SHARD": "model = FSDP(model, use_orig_params=True, device_id=torch.device('cpu'))",
+    "STATE": "with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT): state = model.state_dict()",
+    "FACTOR": "1",
+    "NOTES": "fsdp1.txt",
+}
+FSDP2 = {
+    "HEAD": "from fsdp_migrate import prepare_fully_shard\nfrom fsdp_migrate.runtime import full_state_dict",
+    "SHARD": "model = prepare_fully_shard(model, {'use_orig_params': True})",
+    "STATE": "state = full_state_dict(model)['model']",
+    "FACTOR": "1",
+    "NOTES": "fsdp1.txt",
+}
+
+
+def script(folder: Path, parts: dict[str, str], **others: str) -> Path:
+    text = SCRIPT
+    for name, value in {**parts, **others}.items():
+        text = text.replace(name, value)
+    folder.mkdir()
+    (folder / "train.py").write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_alike_is_identical(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = script(tmp_path / "before", FSDP1), script(tmp_path / "after", FSDP2)
+    given = [str(before), str(after), "--", "python", "train.py", "OUT"]
+    assert main(["compare", *given]) == 0
+    shown = capsys.readouterr()
+    # 4 parameters: gradients and values of 2 steps, and the values before them.
+    assert shown.out.splitlines()[-1] == "Identical: 20 tensors of 2 steps are the same, bit for bit."
+    assert "last.pt: the same" in shown.out
+    assert "Printed with other numbers" not in shown.out
+    assert f"the script under FSDP2 runs in {after}" in shown.err
+    assert [each.name for each in before.iterdir()] == ["train.py"]
+
+
+@pytest.mark.slow
+def test_what_trains_prints_and_leaves_otherwise_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = script(tmp_path / "before", FSDP1)
+    after = script(tmp_path / "after", FSDP2, FACTOR="3", NOTES="fsdp2.txt")
+    given = ["--", "python", "train.py", "OUT"]
+    assert main(["compare", str(before), str(after), *given]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("The runs part in step 1, at gradient ")
+    assert "every number is 3 times FSDP1's" in said
+    assert "  FSDP1: step 0: loss 0." in said
+    assert "Written under FSDP1 only: fsdp1.txt" in said
+    assert "Written under FSDP2 only: fsdp2.txt" in said
+    assert "last.pt: differs: model." in said
+    assert said.splitlines()[-1].startswith("Different: 16 of 20 tensors of 2 steps; the first is gradient ")
+
+
+@pytest.mark.slow
+def test_a_script_that_differs_from_itself_is_not_comparable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = script(tmp_path / "one", FSDP1, FACTOR="os.getpid()")
+    given = [str(folder), str(folder), "--json", "--", "python", "train.py", "OUT"]
+    assert main(["compare", *given]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["identical"], document["differs_from_itself"]) == (False, True)
+
+
+def test_a_script_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def go():\n    raise ValueError('no such batch')\ngo()\nprint()\n")
+    with pytest.raises(RankError) as raised:
+        compare_scripts(tmp_path, tmp_path, ["python", "train.py"])
+    said = str(raised.value)
+    assert said.startswith(f"`python train.py` failed in {tmp_path} (exit code 1). It printed:\nTraceback")
+    assert said.endswith("ValueError: no such batch")
+
+
+def test_a_script_without_a_step_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("print('done')\n")
+    assert main(["compare", str(tmp_path), str(tmp_path), "--", "python", "train.py"]) == 1
+    said = capsys.readouterr().out
+    assert "Nothing was seen: no optimizer of torch made a step in the run under FSDP1." in said
+
+
+@pytest.mark.parametrize(
+    ("folder", "command", "said"),
+    [
+        ("", [], "There is no command to run"),
+        ("nowhere", ["python"], "is no folder"),
+        ("", ["no-such-program"], "`no-such-program` is no program that can be found in PATH"),
+    ],
+)
+def test_what_cannot_run_is_said(folder: str, command: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compare_scripts(tmp_path, tmp_path / folder, command)
+
+
+def test_a_sitecustomize_of_ones_own_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "own"))
+    (tmp_path / "train.py").write_text("import os\nassert os.environ['OWN'] == 'yes'\n")
+    assert compare_scripts(tmp_path, tmp_path, ["python", "train.py"]).steps_before == 0

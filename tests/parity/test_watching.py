@@ -1,0 +1,85 @@
+"""Steps of a script's optimizers: alike under FSDP1 and prepared, and each fault is found where it is."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.models import Net
+from tests.parity import watched_bodies
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+HOWS = ["flat", "originals", "children"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Train under FSDP1 in each way, and keep what was seen."""
+    folders = {how: tmp_path_factory.mktemp(how) for how in HOWS}
+    for how, folder in folders.items():
+        run_ranks(watched_bodies.train, how, "", str(folder), None)
+    return folders
+
+
+def compared(kept: Path, found: Path, how: str = "prepared", fault: str = "", **more: Any) -> list[Any]:
+    run_ranks(watched_bodies.train, how, fault, str(kept), str(found), *more.values())
+    return [json.loads(path.read_text()) for path in sorted(found.iterdir())]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_what_trains_alike_is_alike(how: str, kept: dict[str, Path], tmp_path: Path) -> None:
+    steps = compared(kept[how], tmp_path, "prepared children" if how == "children" else "prepared")
+    assert [(each["is_in_both"], each["differences"]) for each in steps] == [(True, [])] * 2
+    net = Net()
+    params, buffers = len(list(net.parameters())), len(list(net.buffers()))
+    # Gradients, parameters and buffers; and before the first step what the parameters start from.
+    assert [each["compared"] for each in steps] == [3 * params + buffers, 2 * params + buffers]
+
+
+@pytest.mark.parametrize("how", ["flat", "originals"])
+@pytest.mark.parametrize(
+    ("fault", "step", "stage", "name", "said"),
+    [
+        ("start", 0, "parameter", "head.out.bias", ""),
+        (
+            "groups",
+            1,
+            "optimizer group",
+            "head.norm.bias",
+            "`weight_decay` is 0 under FSDP1, 0.5 under FSDP2",
+        ),
+        ("fewer", 1, "optimizer group", "head.out.bias", "in the optimizer only under FSDP1"),
+        ("loss", 2, "gradient", None, "every number is 2 times FSDP1's"),
+        ("buffer", 2, "buffer", "offset", ""),
+    ],
+)
+def test_a_fault_is_named_where_it_is(
+    how: str,
+    fault: str,
+    step: int,
+    stage: str,
+    name: str | None,
+    said: str,
+    kept: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    found = compared(kept[how], tmp_path, fault=fault)
+    first = next(each for document in found for each in document["differences"])
+    assert (first["step"], first["stage"], first["name"]) == (step, stage, name or first["name"])
+    assert said in f"{first['clue']} {first['gap']['words']}"
+
+
+def test_a_step_that_fsdp1_had_not_is_said(kept: dict[str, Path], tmp_path: Path) -> None:
+    found = compared(kept["flat"], tmp_path, fault="a step more", steps=3)
+    assert [each["is_in_both"] for each in found] == [True, True, False]
+
+
+def test_no_more_steps_are_seen_than_were_asked_for(kept: dict[str, Path], tmp_path: Path) -> None:
+    assert len(compared(kept["flat"], tmp_path, fault="a step more", steps=1)) == 1

@@ -1,0 +1,71 @@
+"""Trains a model whose steps are watched, as ``fsdp-migrate compare`` has a script watched."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate.parity import watching
+from tests.models import Block, Net, batch, loss_of
+
+
+CPU = torch.device("cpu")
+
+
+def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) -> None:
+    """Train two steps under FSDP1 (``flat``, ``originals`` or ``children``) or ``prepared``."""
+    os.environ.update({watching.KEPT: kept, watching.STEPS: str(steps)})
+    if found is not None:
+        os.environ[watching.FOUND] = found
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: watching.before_step(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watching.after_step(optimizer))
+    torch.manual_seed(0)
+    model = _sharded(how, fault)
+    optimizer = _optimizer(model, fault)
+    for step in range(3 if fault == "a step more" else 2):
+        loss = loss_of(model, batch(step, dist.get_rank()))
+        (loss * (2 if fault == "loss" and step == 1 else 1)).backward()
+        if fault == "buffer" and step == 1:
+            model.get_buffer("offset").add_(1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _sharded(how: str, fault: str) -> nn.Module:
+    net = Net()
+    if fault == "start":
+        with torch.no_grad():
+            net.head.out.bias.add_(1)
+    arguments: dict[str, Any] = {"auto_wrap_policy": ModuleWrapPolicy({Block})}
+    if how == "prepared":
+        return prepare_fully_shard(net, {**arguments, "use_orig_params": True})
+    if how == "prepared children":
+        for block in net.blocks:
+            prepare_fully_shard(block, {})
+        return net
+    if how == "children":
+        for place, block in enumerate(net.blocks):
+            net.blocks[place] = FSDP(block, use_orig_params=True, device_id=CPU)
+        return net
+    return FSDP(net, **arguments, use_orig_params=how == "originals", device_id=CPU)
+
+
+def _optimizer(model: nn.Module, fault: str) -> torch.optim.Optimizer:
+    named = list(model.named_parameters())
+    if fault == "fewer":
+        named = [(name, param) for name, param in named if not name.endswith("out.bias")]
+    groups: list[dict[str, Any]] = [{"params": [param for _, param in named]}]
+    if fault == "groups":
+        groups = [
+            {"params": [param for name, param in named if "head" not in name]},
+            {"params": [param for name, param in named if "head" in name], "weight_decay": 0.5},
+        ]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
