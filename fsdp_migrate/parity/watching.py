@@ -70,13 +70,38 @@ def _watch() -> Watch:
     return Watch()
 
 
-def before_step(optimizer: Optimizer) -> None:
-    """See the gradients and the optimizer's groups; a collective call of all ranks."""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""What an optimizer's step is given: itself and, by place or by name, a closure."""
+
+
+def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    """See the gradients and the optimizer's groups; a collective call of all ranks.
+
+    A closure makes the gradients inside the step, so they are seen once it has run: then the arguments to
+    step with are returned, with a closure around it.
+    """
     watch = _watch()
     watch.depth += 1
     # An optimizer's step may call another's: that of its base class, or that of one that it wraps.
     if watch.depth > 1 or watch.steps >= int(os.environ.get(STEPS, "0")):
-        return
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        _see_gradients(watch, optimizer)
+        return None
+
+    def seen_closure() -> Any:
+        found = closure()
+        if watch.open is None:  # some optimizers call it several times in a step
+            _see_gradients(watch, optimizer)
+        return found
+
+    if len(args) > 1:
+        return (args[0], seen_closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": seen_closure}
+
+
+def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
     with quiet_fsdp1():
         model = _model_of(optimizer, watch.models)
         if model is None:

@@ -23,12 +23,15 @@ HOWS = ["flat", "originals", "children"]
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Train under FSDP1 in each way, and keep what was seen."""
     folders = {how: tmp_path_factory.mktemp(how) for how in HOWS}
+    folders["closure"] = tmp_path_factory.mktemp("closure")
     for how, folder in folders.items():
-        run_ranks(watched_bodies.train, how, "", str(folder), None)
+        given = ("originals", how) if how == "closure" else (how, "")
+        run_ranks(watched_bodies.train, *given, str(folder), None)
     return folders
 
 
 def compared(kept: Path, found: Path, how: str = "prepared", fault: str = "", **more: Any) -> list[Any]:
+    found.mkdir(exist_ok=True)
     run_ranks(watched_bodies.train, how, fault, str(kept), str(found), *more.values())
     return [json.loads(path.read_text()) for path in sorted(found.iterdir())]
 
@@ -74,6 +77,12 @@ def test_a_fault_is_named_where_it_is(
     first = next(each for document in found for each in document["differences"])
     assert (first["step"], first["stage"], first["name"]) == (step, stage, name or first["name"])
     assert said in f"{first['clue']} {first['gap']['words']}"
+
+
+def test_gradients_that_a_closure_makes_are_seen(kept: dict[str, Path], tmp_path: Path) -> None:
+    steps = compared(kept["closure"], tmp_path / "alike", fault="closure")
+    assert [each["differences"] for each in steps] == [[], []]
+    assert steps[1]["compared"] == compared(kept["originals"], tmp_path / "plain")[1]["compared"]
 
 
 def test_a_step_that_fsdp1_had_not_is_said(kept: dict[str, Path], tmp_path: Path) -> None:

@@ -25,17 +25,25 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
     os.environ.update({watching.KEPT: kept, watching.STEPS: str(steps)})
     if found is not None:
         os.environ[watching.FOUND] = found
-    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: watching.before_step(optimizer))
+    register_optimizer_step_pre_hook(watching.before_step)
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watching.after_step(optimizer))
     torch.manual_seed(0)
     model = _sharded(how, fault)
     optimizer = _optimizer(model, fault)
     for step in range(3 if fault == "a step more" else 2):
-        loss = loss_of(model, batch(step, dist.get_rank()))
-        (loss * (2 if fault == "loss" and step == 1 else 1)).backward()
-        if fault == "buffer" and step == 1:
-            model.get_buffer("offset").add_(1)
-        optimizer.step()
+
+        def backward(step: int = step) -> torch.Tensor:
+            loss = loss_of(model, batch(step, dist.get_rank()))
+            (loss * (2 if fault == "loss" and step == 1 else 1)).backward()
+            return loss
+
+        if fault == "closure":
+            optimizer.step(lambda: float(backward()))
+        else:
+            backward()
+            if fault == "buffer" and step == 1:
+                model.get_buffer("offset").add_(1)
+            optimizer.step()
         optimizer.zero_grad()
 
 

@@ -43,11 +43,10 @@ class _AfterImport:
         return spec
 
 
-def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
-    del args, kwargs
+def _before(optimizer: Any, args: Any, kwargs: Any) -> Any:
     from fsdp_migrate.parity.watching import before_step
 
-    before_step(optimizer)
+    return before_step(optimizer, args, kwargs)
 
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
