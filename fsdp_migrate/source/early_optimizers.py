@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, literal, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.uses import Found
 
@@ -52,7 +52,7 @@ def _are_flat(source: Source, made: cst.Call) -> bool:
         return False
     if not _is_seen_by_stars(source, made):
         return False
-    named = {arg.keyword.value: arg.value for arg in made.args if arg.keyword is not None}
+    named = named_arguments(made)
     if not _LEAVE_OUT.isdisjoint(named):
         return False
     return "use_orig_params" not in named or literal(named["use_orig_params"]) is False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.heirs import makers
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL
 
@@ -71,8 +71,7 @@ def _same(source: Source, call: cst.Call) -> cst.BaseExpression | None:
         return func.value
     places = [AROUND_MODEL[name] for name in source.index.qualified(func) if name in AROUND_MODEL]
     if source.models.is_constructor(func):
-        named = (arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "module")
-        if (model := next(named, None)) is not None:
+        for model in given_by_name(call, "module"):
             return model
         places = [0]
     given = call.args[places[0]] if places and len(call.args) > places[0] else None

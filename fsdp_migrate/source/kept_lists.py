@@ -17,7 +17,15 @@ from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
-from fsdp_migrate.source.python.nodes import argument_of, bound_in, dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    bound_in,
+    dotted,
+    given_by_name,
+    text_of,
+    walk,
+    walk_for,
+)
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer
 from fsdp_migrate.source.python.returned_parameters import returned_shares
@@ -486,7 +494,7 @@ def _given_to_callbacks(source: Source, sharding: Sharding) -> Iterator[cst.CSTN
     for call in source.calls:
         if index.function(call) is not function or index.order[call] >= index.order[sharding.call]:
             continue
-        named = [arg.value for arg in call.args if arg.keyword and arg.keyword.value == "callbacks"]
+        named = given_by_name(call, "callbacks")
         is_adding = isinstance(call.func, cst.Attribute) and call.func.attr.value == "add_callback"
         for given in [*named, *(arg.value for arg in call.args if is_adding)]:
             for made in walk_for(given, cst.Call):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, text_of
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def variables_set(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseEx
         if func.endswith("environ.setdefault") and len(placed) == 2:
             yield call, text_of(placed[0]).strip("'\""), placed[1]
         elif func.endswith("environ.update"):
-            named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
+            named = named_arguments(call).items()
             yield from ((call, name, value) for name, value in named)
             for each in placed[0].elements if placed and isinstance(placed[0], cst.Dict) else ():
                 if isinstance(each, cst.DictElement):

@@ -166,6 +166,31 @@ def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpress
     return found
 
 
+def args_by_name(call: cst.Call) -> dict[str, cst.Arg]:
+    """Return what a call is given by name, as it stands there with the name."""
+    return {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+
+
+def named_arguments(call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """Return what a call is given by name, that of dicts with ``**`` left out.
+
+    Example:
+        >>> [*named_arguments(cst.ensure_type(cst.parse_expression("f(a, b=1, **c)"), cst.Call))]
+        ['b']
+    """
+    return {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+
+
+def given_by_name(call: cst.Call, name: str) -> list[cst.BaseExpression]:
+    """Return what a call is given by a name: one or nothing."""
+    return [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == name]
+
+
+def placed_arguments(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what a call is given by place, that of lists with ``*`` left out."""
+    return [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+
+
 def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
     """Return the argument ``name=value``."""
     tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

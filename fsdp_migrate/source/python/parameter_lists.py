@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.parameters import (
     PARAMETERS,
     SAME_PARAMETERS,
@@ -198,7 +198,7 @@ def is_read_for_names(index: Index, call: cst.Call) -> bool:
     """
     above = index.parents[call]
     items = index.parents[above] if isinstance(above, cst.Attribute) else None
-    is_kept = any(arg.keyword is not None and arg.keyword.value == "keep_vars" for arg in call.args)
+    is_kept = "keep_vars" in named_arguments(call)
     if not is_kept or not isinstance(items, cst.Call) or not isinstance(above, cst.Attribute):
         return False
     loop = index.parents[items]

@@ -16,7 +16,7 @@ from fsdp_migrate.source.kept_parameters import given_before
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.makers import is_partial_of_fsdp
-from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.uses import Found, Need, Replace
 from fsdp_migrate.source.wrapped_twice import wrapped_twice
@@ -196,15 +196,12 @@ def with_optimizers(call: cst.Call, optimizers: str) -> cst.Call:
 
 def _has_model(call: cst.Call) -> bool:
     first = call.args[0] if call.args else None
-    named = any(arg.keyword is not None and arg.keyword.value == "module" for arg in call.args)
+    named = "module" in named_arguments(call)
     return named or (first is not None and not first.star and first.keyword is None)
 
 
 def _model_of(call: cst.Call) -> cst.BaseExpression:
-    for arg in call.args:
-        if arg.keyword is not None and arg.keyword.value == "module":
-            return arg.value
-    return call.args[0].value
+    return named_arguments(call).get("module", call.args[0].value)
 
 
 def words_of_container(source: Source, call: cst.Call) -> str | None:

@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import added_to
 from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, literal, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
@@ -57,7 +57,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if not call.args or call.args[0].star or not _is_torchs(source, call):
             continue
-        if any(a.keyword and a.keyword.value == "foreach" and literal(a.value) is False for a in call.args):
+        if any(literal(each) is False for each in given_by_name(call, "foreach")):
             continue
         if _are_both(source, [call.args[0].value]):
             yield Found("FM447", call, _MEANT, "kept")
@@ -98,8 +98,7 @@ def _averages(source: Source, node: cst.ClassDef) -> bool:
 
 
 def _takes_buffers(call: cst.Call) -> bool:
-    given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "use_buffers")
-    return any(literal(arg.value) is not False for arg in given)
+    return any(literal(each) is not False for each in given_by_name(call, "use_buffers"))
 
 
 def steps_both(source: Source, call: cst.Call) -> bool:

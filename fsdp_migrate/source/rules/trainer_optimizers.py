@@ -15,7 +15,7 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import args_by_name, dotted, text_of, walk_for
 from fsdp_migrate.source.rules.hf_arguments import is_of_the_trainer
 from fsdp_migrate.source.uses import Found
 
@@ -64,7 +64,7 @@ _SAID: dict[str, Callable[[cst.BaseExpression], tuple[str, ...] | None]] = {
 
 def _given(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
     for call in source.calls:
-        named = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+        named = args_by_name(call)
         if name in named and "fsdp" not in named and is_of_the_trainer(source, call):
             yield named[name], named[name].value
 
