@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -62,8 +63,7 @@ def is_of(project: Project, owner: Definition, names: frozenset[str], place: Pla
 
 
 def _of_argument(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:
-    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    return next((each.annotation for each in every if each.arg == name), None)
+    return next((each.annotation for each in parameters_of(node) if each.arg == name), None)
 
 
 def _of_list(

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import placed_names
 from fsdp_migrate.source.python.held import ARGUMENT
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -31,7 +32,7 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
     node = definition.node
     if not isinstance(node, _FUNCTIONS) or definition.owner is not None or node.decorator_list:
         return None
-    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    names = placed_names(node)
     inside = list(_inside(node))
     given = {
         each.value.id for each in inside if isinstance(each, ast.Return) and isinstance(each.value, ast.Name)

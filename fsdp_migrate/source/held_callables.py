@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import named_arguments, parameters_of, placed_names
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -40,7 +41,7 @@ def given_callables(
         for scope in scopes_of(module) if module is not None else ():
             for statement in scope.statements:
                 for call in statement.calls:
-                    value = next((each.value for each in call.keywords if each.arg == name), None)
+                    value = named_arguments(call).get(name)
                     if value is None and place is not None and len(call.args) > place:
                         value = call.args[place] if _is_called(call, last) else None
                     if value is not None and _takes(project, called, (call, statement.place), owner, name):
@@ -95,8 +96,7 @@ def _place(project: Project, owner: Definition, name: str) -> int | None:
     made = project.method(owner, "__init__") if is_class else owner
     if made is None or isinstance(made.node, ast.ClassDef):
         return None
-    order = [each.arg for each in (*made.node.args.posonlyargs, *made.node.args.args)]
-    order = order[1:] if order[:1] in (["self"], ["cls"]) else order
+    order = placed_names(made.node, is_method=True)
     return order.index(name) if name in order else None
 
 
@@ -133,5 +133,4 @@ def _names(function: Definition) -> set[str]:
     """Return what the parameters of a function are called."""
     if not isinstance(function.node, _FUNCTIONS):
         return set()
-    arguments = function.node.args
-    return {arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    return {each.arg for each in parameters_of(function.node)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -130,7 +131,7 @@ def _reached(call: ast.Call, names: frozenset[str]) -> Iterator[ast.expr]:
     if last in _ASKED & names and isinstance(call.func, ast.Attribute):
         yield call.func.value
     if last in names:
-        for arg in (*call.args, *(each.value for each in call.keywords)):
+        for arg in every_argument(call):
             yield arg
             if isinstance(arg, ast.Call) and isinstance(arg.func, ast.Attribute):
                 yield arg.func.value

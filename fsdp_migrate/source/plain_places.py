@@ -23,6 +23,7 @@ from fsdp_migrate.source.project import Asked, Definition, Place, dotted
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharded_below import ShardedBelow
 from fsdp_migrate.source.tables import in_table
@@ -287,7 +288,7 @@ class PlainPlaces:
 
     def _is_given_none(self, call: ast.Call, place: Place, depth: int) -> bool:
         """Tell whether a call is given no model that is not plain."""
-        given = [*call.args, *(each.value for each in call.keywords)]
+        given = every_argument(call)
         return all(self._holds_none(each, place, depth) for each in given)
 
     def _holds_none(
@@ -310,7 +311,7 @@ class PlainPlaces:
             is_bound = func is not None and (dotted(func) or "").split(".")[0] in bound
             if is_models and func is not None and not is_bound and (is_a_part or isinstance(func, ast.Name)):
                 return self._is_plain(func, place, depth + 1)
-            parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
+            parts: list[ast.AST] = [*every_argument(node)]
             parts += [func] if func is not None else []
         else:
             parts = list(ast.iter_child_nodes(node))

@@ -14,6 +14,7 @@ from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
+from fsdp_migrate.source.python.argument_places import placed_names
 from fsdp_migrate.source.python.walked import children_of, walked
 from fsdp_migrate.source.word_index import WordIndex
 
@@ -473,9 +474,7 @@ def bound(
         yield from () if is_starred else zip(fields, given, strict=False)
         yield from named.items()
         return
-    order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
-    if definition.owner is not None and order[:1] in (["self"], ["cls"]):
-        order = order[1:]
+    order = placed_names(node, is_method=definition.owner is not None)
     yield from zip(order, given, strict=False)
     known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
     yield from ((name, kinds) for name, kinds in named.items() if name in known)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.asked_methods import called_summoned
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.project_names import targets_of
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -55,7 +56,7 @@ def _is_wrapped(project: Project, owner: str) -> bool:
         for call in (each for each in nodes if isinstance(each, ast.Call)):
             if _WRAPS.fullmatch((dotted(call.func) or "").rpartition(".")[2]) is None:
                 continue
-            given = [*call.args, *(each.value for each in call.keywords)]
+            given = every_argument(call)
             if any(_made_of(each) == last or not names.isdisjoint(_starts(each)) for each in given):
                 return True
     return False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.source.project import Place, start_of
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.walked import children_of
 
 
@@ -63,8 +64,7 @@ def _in_scope(module: Module, scope: str, node: ast.AST | None, name: str, use: 
         args = node.args
         if name in {each.arg for each in (args.vararg, args.kwarg) if each is not None}:
             return None
-        named = (*args.posonlyargs, *args.args, *args.kwonlyargs)
-        found = [Bound(each, here) for each in named if each.arg == name]
+        found = [Bound(each, here) for each in parameters_of(node) if each.arg == name]
     for statement in statements_in(module, scope):
         is_above = start_of(statement.node) < use.start
         later = not set(map(id, statement.place.loops)).isdisjoint(map(id, use.loops))

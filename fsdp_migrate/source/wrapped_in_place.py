@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, dotted, start_of
+from fsdp_migrate.source.python.argument_places import placed_names
 from fsdp_migrate.source.python.makers import PUTS_BY_NAME
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -70,9 +71,10 @@ def _parameters(definition: Definition) -> list[str]:
     node = definition.node
     if isinstance(node, ast.ClassDef):
         return []
-    order = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    order = order[1:] if definition.owner is not None and order[:1] in (["self"], ["cls"]) else order
-    return [*order, *(each.arg for each in node.args.kwonlyargs)]
+    return [
+        *placed_names(node, is_method=definition.owner is not None),
+        *(each.arg for each in node.args.kwonlyargs),
+    ]
 
 
 def as_it_was(given: ast.expr) -> ast.expr:
