@@ -59,7 +59,9 @@ class ShardedBelow:
         written = self.doubts.project.qualified(func, place)
         if _CLASS.search(written) or _CLASS.search(func):
             named = named_arguments(call).get("module")
-            return any(dotted(each) == text for each in (*call.args[:1], *([named] if named is not None else ())))
+            return any(
+                dotted(each) == text for each in (*call.args[:1], *([named] if named is not None else ()))
+            )
         made = self.callers.stands_for(func, place)
         if made is None or isinstance(made.node, ast.ClassDef):
             return False

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, dotted, start_of
-from fsdp_migrate.source.python.argument_places import placed_names
+from fsdp_migrate.source.python.argument_places import given_at, placed_names
 from fsdp_migrate.source.python.makers import PUTS_BY_NAME
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -110,13 +110,8 @@ def _bound_at(function: ast.AST, name: str) -> Iterator[int]:
 
 def given_for(call: ast.Call, place: int, name: str) -> str | None:
     """Return the name that a call gives for a parameter."""
-    for each in call.keywords:
-        if each.arg == name:
-            return dotted(each.value)
-    before = call.args[: place + 1]
-    if len(before) <= place or any(isinstance(each, ast.Starred) for each in before):
-        return None
-    return dotted(before[place])
+    given = given_at(call, place, name)
+    return dotted(given) if given is not None else None
 
 
 def older_names(function: ast.AST | None, sharded: ast.stmt, text: str) -> Iterator[str]:

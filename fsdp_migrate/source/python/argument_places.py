@@ -53,8 +53,15 @@ def argument_at(node: ast.AST, name: str, *, is_method: bool) -> tuple[int, str]
 
 
 def given_at(call: ast.Call, number: int, name: str) -> ast.expr | None:
-    """Return what a call gives for an argument, or the object whose method it calls."""
+    """Return what a call gives for an argument, or the object whose method it calls.
+
+    None where that is not seen: what stands behind ``*values`` may be at any place.
+    """
     if number == OBJECT:
         return call.func.value if isinstance(call.func, ast.Attribute) else None
-    named = next((each.value for each in call.keywords if each.arg == name), None)
-    return named or (call.args[number] if 0 <= number < len(call.args) else None)
+    for each in call.keywords:
+        if each.arg == name:
+            return each.value
+    given = call.args[: number + 1]
+    is_seen = 0 <= number < len(given) and not any(isinstance(each, ast.Starred) for each in given)
+    return given[number] if is_seen else None
