@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.optimizer_classes import Made, note
-from fsdp_migrate.source.project import Definition, Place, dotted, is_a_test
+from fsdp_migrate.source.project import Definition, Place, dotted, is_a_test, last_name
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_kinds import ProjectKinds
 from fsdp_migrate.source.project_names import targets_of
@@ -158,7 +158,7 @@ class _Chosen:
         for path in self.project.holding([name]):
             module = self.project.module(path)
             for node in walked(module.tree) if module is not None else ():
-                last = {(dotted(each) or "").rpartition(".")[2] for each in targets_of(node)}
+                last = {last_name(each) for each in targets_of(node)}
                 value = getattr(node, "value", None)
                 if module is not None and name in last and isinstance(value, ast.expr):
                     yield from self._of(value, Place(module, ""), depth + 1, keys)
@@ -218,7 +218,7 @@ def _is_of(names: set[str], call: ast.expr) -> bool:
     func = call
     while isinstance(func, ast.Call):
         func = func.func
-    return (dotted(func) or "").rpartition(".")[2] in names
+    return last_name(func) in names
 
 
 def _registered(call: ast.Call, name: str, keys: Keys) -> Iterator[tuple[ast.expr, Keys]]:

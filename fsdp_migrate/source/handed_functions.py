@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.held import item, taken
 
@@ -37,7 +37,7 @@ def is_partial(call: ast.Call) -> bool:
         >>> is_partial(ast.parse("functools.partial(get, size=2)", mode="eval").body)
         True
     """
-    return bool(call.args) and (dotted(call.func) or "").rpartition(".")[2] in _PARTIALS
+    return bool(call.args) and last_name(call.func) in _PARTIALS
 
 
 def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed | None:

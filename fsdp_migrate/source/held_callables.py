@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.argument_places import named_arguments, parameters_of, placed_names
 from fsdp_migrate.source.python.walked import walked
@@ -102,7 +102,7 @@ def _place(project: Project, owner: Definition, name: str) -> int | None:
 
 def _is_called(call: ast.Call, last: str) -> bool:
     is_starred = any(isinstance(each, ast.Starred) for each in call.args)
-    return (dotted(call.func) or "").rpartition(".")[2] == last and not is_starred
+    return last_name(call.func) == last and not is_starred
 
 
 def _takes(

@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.nodes import (
     bound_in,
     dotted,
     given_by_name,
+    last_name,
     text_of,
     walk,
     walk_for,
@@ -334,7 +335,7 @@ def _is_class(source: Source, call: cst.Call, by: str) -> bool:
 
     Who has an optimizer prepared with its model has the new ones put into it, but not by Fabric's FSDP2.
     """
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     if name == "partial":
         return True  # `clip = partial(clip_grad_norm_, list(net.parameters()))`
     if by in {"", "fabric"}:
@@ -484,7 +485,7 @@ def is_taken_for_parameters(source: Source, node: cst.CSTNode) -> bool:
     if isinstance(above, (cst.For, cst.CompFor)):
         return True
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    name = (dotted(call.func) or "").split(".")[-1] if isinstance(call, cst.Call) else ""
+    name = last_name(call.func) if isinstance(call, cst.Call) else ""
     return name == "zip" or _CLIPS.search(name) is not None
 
 

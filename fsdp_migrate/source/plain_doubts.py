@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
 from fsdp_migrate.source.python.argument_places import every_argument, parameters_of, placed_names
@@ -217,7 +217,7 @@ class Doubts:
             module = self.project.module(path) if is_one else None
             calls = (each for each in walked(module.tree)) if module is not None else ()
             for node in calls:
-                name = (dotted(node.func) or "").split(".")[-1] if isinstance(node, ast.Call) else ""
+                name = last_name(node.func) if isinstance(node, ast.Call) else ""
                 at = _PICKERS.get(name)
                 given = node.args[at : at + 1] if isinstance(node, ast.Call) and at is not None else []
                 pattern = _pattern(given[0]) if given else None

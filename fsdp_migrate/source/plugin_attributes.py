@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.python.contexts import names_in
 from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, named_arguments, text_of
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, named_arguments, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -131,7 +131,7 @@ def _word(node: cst.BaseExpression) -> str:
         return _word(key.value) if isinstance(key, cst.Index) else ""
     if isinstance(node, cst.SimpleString):
         return str(node.evaluated_value)
-    return (dotted(node) or "").split(".")[-1]
+    return last_name(node)
 
 
 def _is_false(value: cst.BaseExpression) -> bool:

@@ -15,7 +15,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
 from fsdp_migrate.source.python.argument_places import placed_names
-from fsdp_migrate.source.python.walked import children_of, walked
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.word_index import WordIndex
 
 
@@ -450,18 +450,14 @@ def dotted(node: ast.expr) -> str | None:
     return "super()" if is_super else None
 
 
-def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
-    """Yield the calls of a statement, those of the statements in it left out."""
-    yield from (each for each in parts_of_one(node) if isinstance(each, ast.Call))
+def last_name(node: ast.expr) -> str:
+    """Return ``c`` for ``a.b.c``, and nothing for what is no name.
 
-
-def parts_of_one(node: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the parts of a statement, the statements in it left out."""
-    todo = [child for child in children_of(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))]
-    while todo:
-        each = todo.pop()
-        yield each
-        todo += children_of(each)
+    Example:
+        >>> [last_name(ast.parse(each, mode="eval").body) for each in ("torch.save", "save", "f().save")]
+        ['save', 'save', '']
+    """
+    return (dotted(node) or "").rpartition(".")[2]
 
 
 def bound(
@@ -491,5 +487,5 @@ def either(parts: list[tuple[ast.expr, set[str]]]) -> set[str]:
     """Return what one of several expressions may be: also another, if one makes an object of its own."""
     found = {kind for _, kinds in parts for kind in kinds}
     calls = (part.func for part, kinds in parts if isinstance(part, ast.Call) and not kinds & {"fsdp"})
-    names = ((dotted(func) or "").split(".")[-1] for func in calls)
+    names = (last_name(func) for func in calls)
     return found | ({"other"} if "fsdp" in found and any(name[:1].isupper() for name in names) else set())

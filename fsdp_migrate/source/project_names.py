@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.by_name import PROPERTIES, SETS
 
@@ -91,7 +91,7 @@ def _named(call: ast.Call) -> Named | None:
 
 def is_property(function: Function) -> bool:
     """Tell whether a method is read as an attribute."""
-    return any((dotted(each) or "").split(".")[-1] in PROPERTIES for each in function.decorator_list)
+    return any(last_name(each) in PROPERTIES for each in function.decorator_list)
 
 
 def given_by(node: ast.stmt) -> ast.expr | None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.call_arguments import given_by
-from fsdp_migrate.source.project import dotted, parts_of_one
+from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.argument_places import every_argument, named_arguments, parameters_of
+from fsdp_migrate.source.python.walked import parts_of_one
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fsdp_migrate.source.project import Place, start_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.argument_places import parameters_of
-from fsdp_migrate.source.python.walked import children_of
+from fsdp_migrate.source.python.walked import parts_of_one
 
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _given(node: ast.stmt, name: str, place: Place) -> Iterator[Bound | None]:
             yield None
     elif any(_names(each, name) for each in _targets(node)):
         yield None
-    if any(_is_named_in(each, name) for each in _own(node)):
+    if any(_is_named_in(each, name) for each in parts_of_one(node)):
         yield None
 
 
@@ -110,15 +110,6 @@ def _targets(node: ast.stmt) -> list[ast.AST]:
     if isinstance(node, (ast.With, ast.AsyncWith)):
         return [each.optional_vars for each in node.items if each.optional_vars is not None]
     return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
-
-
-def _own(node: ast.stmt) -> Iterator[ast.AST]:
-    """Yield what a statement has, the statements in it left out."""
-    todo = [each for each in children_of(node) if not isinstance(each, (ast.stmt, ast.ExceptHandler))]
-    while todo:
-        each = todo.pop()
-        yield each
-        todo += children_of(each)
 
 
 def _is_named_in(node: ast.AST, name: str) -> bool:

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project import Place, dotted, last_name
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
@@ -78,7 +78,7 @@ def _names_of_subclasses(project: Project) -> set[str]:
         module = project.module(path)
         for each in module.definitions.values() if module is not None and found else ():
             bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
-            if any((dotted(base) or "").rpartition(".")[2] in found for base in bases):
+            if any(last_name(base) in found for base in bases):
                 found = found | {each.node.name}
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import always_runs, last_value, was_run
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
 
@@ -205,7 +205,7 @@ def _comes_round(index: Index, wrapping: cst.CSTNode, node: cst.CSTNode, binding
 
 def _makes_plain(call: cst.Call) -> bool:
     """Tell whether a call makes a model of a class: ``Net(...)``, ``Net.from_pretrained(...)``."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     return name == "from_pretrained" or (name[:1].isupper() and WRAPPERS.search(name) is None)
 
 

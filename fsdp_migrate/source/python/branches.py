@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.chosen_functions import places_chosen
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _asks_for_mark(call: cst.Call) -> bool:
     """Tell whether a call asks a model, and no config, for an attribute that speaks of FSDP2."""
     if dotted(call.func) not in {"getattr", "hasattr"} or len(call.args) < 2:
         return False
-    last = (dotted(call.args[0].value) or "").split(".")[-1].lower()
+    last = last_name(call.args[0].value).lower()
     return _MODEL.search(last) is not None and _FSDP2.search(text_of(call.args[1].value).lower()) is not None
 
 
@@ -142,7 +142,7 @@ def _first(branch: cst.CSTNode) -> cst.CSTNode:
 def calls_fsdp2(branch: cst.CSTNode) -> bool:
     """Tell whether a branch shards by FSDP2."""
     for call in walk_for(branch, cst.Call):
-        last = (dotted(call.func) or "").split(".")[-1]
+        last = last_name(call.func)
         if last in catalog.FSDP2_FUNCTIONS:
             return True
     return False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, last_name
 
 
 if TYPE_CHECKING:
@@ -138,4 +138,4 @@ def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | Non
 
 def is_property(function: cst.FunctionDef) -> bool:
     """Tell whether a method is read as an attribute."""
-    return any((dotted(e.decorator) or "").split(".")[-1] in PROPERTIES for e in function.decorators)
+    return any(last_name(e.decorator) in PROPERTIES for e in function.decorators)

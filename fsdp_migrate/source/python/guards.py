@@ -26,7 +26,7 @@ from fsdp_migrate.source.python.branches import asks_of_one_object
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
 
 
@@ -378,7 +378,7 @@ class Guards:
             return True
         if not isinstance(value, cst.Call):
             return False
-        name = (dotted(value.func) or "").split(".")[-1]
+        name = last_name(value.func)
         is_its = text_of(value.func) == f"{text}.state_dict"
         is_torchs = name in _GIVE_STATES and not any(self.functions(value.func))
         return is_its or name == "dict" or (is_torchs and any(text_of(a.value) == text for a in value.args))
@@ -465,7 +465,7 @@ def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
     if isinstance(test, cst.BooleanOperation):
         found = (_is_on_for_ddp(part, truth=truth) for part in (test.left, test.right))
         return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
-    return truth and _DDPS_SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
+    return truth and _DDPS_SWITCH.match(last_name(test).lower()) is not None
 
 
 def is_switch(test: cst.BaseExpression) -> bool:
@@ -480,7 +480,7 @@ def is_switch(test: cst.BaseExpression) -> bool:
 
 def _was_done(test: cst.BaseExpression) -> bool:
     """Tell whether a test asks if a model was sharded. Below ``if not wrapped:`` it may be, just then."""
-    return _DONE.match((dotted(test) or "").split(".")[-1].lower()) is not None
+    return _DONE.match(last_name(test).lower()) is not None
 
 
 def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
@@ -490,6 +490,6 @@ def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
     """
     if truth or len(test.comparisons) != 1 or text_of(test.comparisons[0].comparator) != "None":
         return False
-    last = (dotted(test.left) or "").split(".")[-1].lower()
+    last = last_name(test.left).lower()
     is_named = _HELD.match(last) is not None or FSDP_SWITCH.match(last) is not None
     return is_named and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))

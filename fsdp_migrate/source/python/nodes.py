@@ -122,6 +122,16 @@ def dotted(node: cst.CSTNode) -> str | None:
     return ".".join((node.value, *reversed(names))) if names else node.value
 
 
+def last_name(node: cst.CSTNode) -> str:
+    """Return ``c`` for ``a.b.c``, and nothing for what is no name.
+
+    Example:
+        >>> [last_name(cst.parse_expression(each)) for each in ("torch.save", "save", "f().save")]
+        ['save', 'save', '']
+    """
+    return (dotted(node) or "").rpartition(".")[2]
+
+
 def text_of(node: cst.CSTNode) -> str:
     """Return an expression in a form that is equal for equal expressions, however they are written."""
     return dotted(node) or "".join(code(node).split())

@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.held import MODEL
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, literal
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, literal
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -98,5 +98,5 @@ def _named(models: Models, value: cst.BaseExpression) -> str | None:
     if isinstance(value, cst.Name) and value in models.index.scopes:
         held = last_value(models.index, value)
         value = value if held is None else held
-    last = (dotted(value) or "").rpartition(".")[2]
+    last = last_name(value)
     return last if last in _STRATEGIES else None

@@ -25,7 +25,14 @@ from fsdp_migrate.source.python.heirs import (
 )
 from fsdp_migrate.source.python.held import BY, FLAT, attribute, put
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import argument_of, dotted, given_by_name, named_arguments, text_of
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    dotted,
+    given_by_name,
+    last_name,
+    named_arguments,
+    text_of,
+)
 from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
 
@@ -374,5 +381,5 @@ def is_composers_model(text: str) -> bool:
 
 def is_composers_ddp(test: cst.BaseExpression, truth: bool) -> bool:
     """Tell whether what is known of a test shows that Composer shards nothing: ``state.is_model_ddp``."""
-    last = (dotted(test) or "").rpartition(".")[2]
+    last = last_name(test)
     return last in {"deepspeed_enabled", "is_model_ddp"} if truth else last == "fsdp_enabled"

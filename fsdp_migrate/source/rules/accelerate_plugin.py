@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.nodes import (
     arguments,
     call as make_call,
     dotted,
+    last_name,
     named_arguments,
     text_of,
     walk,
@@ -165,7 +166,7 @@ def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
         yield from _of_call(source, above)
         return
     outer = next((a for a in source.index.ancestors(node) if isinstance(a, cst.Call)), None)
-    asked = outer is not None and (dotted(outer.func) or "").split(".")[-1] in _QUESTIONS
+    asked = outer is not None and last_name(outer.func) in _QUESTIONS
     asked = asked or isinstance(above, (cst.Comparison, cst.BooleanOperation, cst.UnaryOperation, cst.If))
     yield Found("FM320", node, *((_CLASS_ITSELF, "kept") if asked else (_MEANT, "commented")))
 

@@ -35,8 +35,8 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import (
     argument_of,
-    dotted,
     given_by_name,
+    last_name,
     named_arguments,
     text_of,
     walk_for,
@@ -335,7 +335,7 @@ def _is_other_class(call: cst.Call) -> Iterator[bool]:
 
 def _of_call(values: ParameterValues, call: cst.Call) -> str:
     source = values.source
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     known = source.index.qualified(call.func)
     if name == "clip_gradients" and is_norm_used(source, call):
         return _WHOLE

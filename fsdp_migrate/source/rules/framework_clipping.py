@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_an_accelerator
-from fsdp_migrate.source.python.nodes import args_by_name, dotted, named_arguments, text_of
+from fsdp_migrate.source.python.nodes import args_by_name, last_name, named_arguments, text_of
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -100,4 +100,4 @@ def _is_fabrics_norm(source: Source, call: cst.Call, model: cst.BaseExpression) 
 
 
 def _name(call: cst.Call) -> str:
-    return (dotted(call.func) or "").split(".")[-1]
+    return last_name(call.func)

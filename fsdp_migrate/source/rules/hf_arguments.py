@@ -17,7 +17,7 @@ from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
-from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, named_arguments
+from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, last_name, named_arguments
 from fsdp_migrate.source.python.set_items import gives_items, items_beside, items_of
 from fsdp_migrate.source.python.values import (
     Values,
@@ -464,7 +464,7 @@ def _default(small: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
         name, value = dotted(small.target) or "", small.value
     elif isinstance(small, cst.Assign):
         name, value = dotted(small.targets[0].target) or "", small.value
-    if isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] == "field":
+    if isinstance(value, cst.Call) and last_name(value.func) == "field":
         given = named_arguments(value)
         made = given.get("default_factory")
         value = made.body if isinstance(made, cst.Lambda) else given.get("default")

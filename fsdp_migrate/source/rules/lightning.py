@@ -24,7 +24,7 @@ from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.heirs import FABRICS as THEIR_FABRICS, LIGHTNINGS, hands_on, led_to
 from fsdp_migrate.source.python.items import changed_call
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, named_arguments, text_of, walk
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, named_arguments, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, python_text, takers
 from fsdp_migrate.source.settings_in_python import (
     SAID,
@@ -163,7 +163,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _class_of(source: Source, call: cst.Call) -> str:
     """Return the last word of the class that a call makes, or of Lightning's that its bases lead to."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     if name in {"Fabric", "Trainer"} or not any(_is_strategy(arg) for arg in call.args):
         return name
     leads = led_to(source.index, call.func)

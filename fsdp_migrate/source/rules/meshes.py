@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, named_arguments, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.uses import Found
 
@@ -39,7 +39,7 @@ def find(source: Source) -> Iterator[Found]:
     if len(set(ranks.values())) < 2:
         return
     for call in source.calls:
-        if _JOINS.search((dotted(call.func) or "").split(".")[-1].lower()):
+        if _JOINS.search(last_name(call.func).lower()):
             given = {ranks[key] for arg in call.args if (key := _model_in(source, arg.value)) in ranks}
             if len(given) > 1:
                 yield Found("FM423", call, _MEANT, "commented")

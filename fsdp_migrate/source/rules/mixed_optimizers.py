@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import added_to
 from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, literal, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, literal, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
@@ -217,7 +217,7 @@ def _parts(source: Source, node: cst.BaseExpression) -> Iterator[cst.BaseExpress
         yield from () if value is None else (value,)
     elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
         yield from (node.left, node.right)
-    elif isinstance(node, cst.Call) and (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS:
+    elif isinstance(node, cst.Call) and last_name(node.func) in SAME_PARAMETERS:
         yield from (arg.value for arg in node.args)
     elif isinstance(node, (cst.List, cst.Tuple)):
         yield from (each.value for each in node.elements if isinstance(each, cst.StarredElement))

@@ -12,7 +12,7 @@ from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
-from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, keyword, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -344,7 +344,7 @@ def _is_made_new(value: cst.BaseExpression | None, model: str) -> bool:
 def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
     """Return what is said where a pipeline, or a function that is given the model or one, seems to run it."""
     for inner in walk_for(body, cst.Call):
-        last = (dotted(inner.func) or "").split(".")[-1]
+        last = last_name(inner.func)
         if _PIPE.fullmatch(last):
             return _PIPE_RUNS
         if _LEAVE_IT.match(last):

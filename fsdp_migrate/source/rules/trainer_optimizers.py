@@ -15,7 +15,7 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
-from fsdp_migrate.source.python.nodes import args_by_name, dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import args_by_name, dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.rules.hf_arguments import is_of_the_trainer
 from fsdp_migrate.source.uses import Found
 
@@ -73,7 +73,7 @@ def _defaults(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.Base
     """Yield the defaults of classes that extend the Trainer's arguments."""
     for node in source.index.by_kind.get(cst.ClassDef, ()):
         owner = cst.ensure_type(node, cst.ClassDef)
-        names = [(dotted(base.value) or "").split(".")[-1] for base in owner.bases]
+        names = [last_name(base.value) for base in owner.bases]
         for assign in walk_for(owner.body, cst.AnnAssign) if _are_arguments(names) else ():
             if text_of(assign.target) == name and assign.value is not None:
                 yield assign, assign.value
