@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.assigned_names import Made, assigned, made_by
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
@@ -23,6 +24,7 @@ from fsdp_migrate.source.python.nodes import (
     dotted,
     given_by_name,
     last_name,
+    targets_of,
     text_of,
     walk,
     walk_for,
@@ -56,18 +58,6 @@ class Sharding:
     by: str
     models: tuple[str, ...]
     """What they are called before it."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A name that an assignment gives a value."""
-
-    assign: cst.Assign | cst.AnnAssign | cst.Expr
-    """It, or the call by which an object keeps what it is given: ``ema.reset(net)``."""
-    name: str
-    value: cst.BaseExpression
-    is_one_of: bool = False
-    """Whether the value is a tuple, of which the name is one part."""
 
 
 def kept_in_functions(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -182,38 +172,6 @@ def _filled_by_methods(source: Source) -> Iterator[Made]:
                 yield Made(line, name, call)
 
 
-def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
-    """Yield every assignment, those with an annotation too."""
-    yield from source.assignments
-    for node in source.index.by_kind.get(cst.AnnAssign, ()):
-        line = cst.ensure_type(node, cst.AnnAssign)
-        yield from () if line.value is None else (line,)
-
-
-def _targets(assign: cst.Assign | cst.AnnAssign | cst.Expr) -> list[cst.BaseExpression]:
-    if isinstance(assign, cst.Expr):
-        return []
-    return [assign.target] if isinstance(assign, cst.AnnAssign) else [each.target for each in assign.targets]
-
-
-def made_by(assign: cst.Assign | cst.AnnAssign | cst.Expr) -> Iterator[Made]:
-    """Yield the names that an assignment gives values."""
-    for target in _targets(assign):
-        value = assign.value
-        if value is None or isinstance(assign, cst.Expr):
-            continue
-        if not isinstance(target, (cst.Tuple, cst.List)):
-            if (name := dotted(target)) is not None:
-                yield Made(assign, name, value)
-            continue
-        values = value.elements if isinstance(value, (cst.Tuple, cst.List)) else ()
-        is_seen = len(values) == len(target.elements)
-        for place, part in enumerate(target.elements):
-            if (name := dotted(part.value)) is not None:
-                given = values[place].value if is_seen else value
-                yield Made(assign, name, given, is_one_of=not is_seen)
-
-
 @functools.lru_cache(maxsize=1)
 def shardings(source: Source) -> list[Sharding]:
     """Return the calls by which frameworks shard, with the names that models have before."""
@@ -322,7 +280,7 @@ def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.B
 
 def _place(made: Made) -> tuple[int, int] | None:
     """Return which part of a tuple a name is given, and how many parts that has."""
-    for target in _targets(made.assign) if made.is_one_of else ():
+    for target in targets_of(made.assign) if made.is_one_of else ():
         parts = target.elements if isinstance(target, (cst.Tuple, cst.List)) else ()
         names = [dotted(part.value) for part in parts]
         if made.name in names:

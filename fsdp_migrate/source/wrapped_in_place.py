@@ -114,7 +114,7 @@ def given_for(call: ast.Call, place: int, name: str) -> str | None:
     return dotted(given) if given is not None else None
 
 
-def older_names(function: ast.AST | None, sharded: ast.stmt, text: str) -> Iterator[str]:
+def other_names_above(function: ast.AST | None, sharded: ast.stmt, text: str) -> Iterator[str]:
     """Yield the other names that a function gave a model above the statement that shards it.
 
     ``self.model = model`` above ``self.wrapped = prepare(model)``: FSDP2 shards in place.

@@ -39,7 +39,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.last_values import assigned_at, stands_for
 from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
+from fsdp_migrate.source.python.loops import item_of, kinds_of_targets, loop_of, names_items_of, of_one_object
 from fsdp_migrate.source.python.made_before import made_before, of_its_model, optimizers_made
 from fsdp_migrate.source.python.made_by_others import maker_of
 from fsdp_migrate.source.python.makers import (
@@ -497,4 +497,4 @@ class ModelKinds:
     def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
         kinds = self.kinds(loop.iter)
         is_none = not kinds or names_items_of(loop)
-        return [] if is_none else list(targets_of(loop.target, taken(EACH, kinds)))
+        return [] if is_none else list(kinds_of_targets(loop.target, taken(EACH, kinds)))

@@ -238,6 +238,13 @@ def bound_in(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
         yield target
 
 
+def targets_of(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return what an assignment gives a value: of any other node nothing."""
+    if isinstance(node, cst.Assign):
+        return [each.target for each in node.targets]
+    return [node.target] if isinstance(node, (cst.AnnAssign, cst.AugAssign)) else []
+
+
 def model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:
     """Return the argument that is the model: by its name, or by its place where no star hides that."""
     return argument_of(call, place, {"model", "module"})
