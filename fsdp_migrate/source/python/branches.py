@@ -57,14 +57,22 @@ def is_fsdp1s_function(index: Index, function: cst.FunctionDef) -> bool:
 
 
 def _is_beside_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
+    choice = _choice_around(index, node)
+    if choice is None:
+        return False
+    return _FSDP1.search(_plain(choice.test)) is not None and any(_others(index, choice))
+
+
+def _choice_around(index: Index, node: cst.CSTNode) -> cst.If | None:
+    """Return the innermost choice of the same function in whose first branch a place is."""
     below: cst.CSTNode = node
     for above in index.ancestors(node):
         if isinstance(above, cst.If) and below is above.body:
-            return _FSDP1.search(_plain(above.test)) is not None and any(_others(index, above))
+            return above
         if isinstance(above, cst.FunctionDef):
-            return False
+            return None
         below = above
-    return False
+    return None
 
 
 def is_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
@@ -83,14 +91,8 @@ def _takes_fsdp2s(index: Index, function: cst.FunctionDef) -> bool:
 
 
 def _is_asked_for_fsdp2(index: Index, node: cst.CSTNode) -> bool:
-    below: cst.CSTNode = node
-    for above in index.ancestors(node):
-        if isinstance(above, cst.If) and below is above.body:
-            return asks_for_fsdp2(index, above.test)
-        if isinstance(above, cst.FunctionDef):
-            return False
-        below = above
-    return False
+    choice = _choice_around(index, node)
+    return choice is not None and asks_for_fsdp2(index, choice.test)
 
 
 def asks_for_fsdp2(index: Index, test: cst.BaseExpression) -> bool:
