@@ -65,9 +65,8 @@ def called_summoned(project: Project) -> set[str]:
 def runners(project: Project) -> Iterator[tuple[str, str | int]]:
     """Yield the functions that run what they are given, of those called where parameters are summoned."""
     called = called_summoned(project)
-    for path in project.holding(called) if called else ():
-        module = project.module(path)
-        for definition in module.definitions.values() if module is not None else ():
+    for module in project.parsed(project.holding(called)) if called else ():
+        for definition in module.definitions.values():
             node = definition.node
             if isinstance(node, ast.FunctionDef) and node.name in called:
                 names = [arg.arg for arg in node.args.args if arg.arg not in {"self", "cls"}]

@@ -155,12 +155,11 @@ class _Chosen:
 
     def _of_attribute(self, name: str, depth: int, keys: Keys) -> Iterator[str]:
         """Yield what classes and objects have by a name: ``optimizer_class = torch.optim.LBFGS``."""
-        for path in self.project.holding([name]):
-            module = self.project.module(path)
-            for node in walked(module.tree) if module is not None else ():
+        for module in self.project.parsed(self.project.holding([name])):
+            for node in walked(module.tree):
                 last = {last_name(each) for each in targets_of(node)}
                 value = getattr(node, "value", None)
-                if module is not None and name in last and isinstance(value, ast.expr):
+                if name in last and isinstance(value, ast.expr):
                     yield from self._of(value, Place(module, ""), depth + 1, keys)
 
     def _bound(self, name: str, module: Module, depth: int, keys: Keys) -> Iterator[str]:

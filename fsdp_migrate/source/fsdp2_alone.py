@@ -86,11 +86,10 @@ class FSDP2Alone:
     def _shards(self) -> bool:
         """Tell whether a file makes use of FSDP2's function."""
         project = self.callers.project
-        for path in (each for each in self._texts if "fully_shard" in self._texts[each]):
-            module = project.module(path)
-            nodes = walked(module.tree) if module is not None else ()
+        for module in project.parsed(each for each in self._texts if "fully_shard" in self._texts[each]):
+            nodes = walked(module.tree)
             names = (dotted(node) for node in nodes if isinstance(node, (ast.Attribute, ast.Name)))
-            if module is not None and any(
+            if any(
                 name is not None and project.qualified(name, Place(module, "")) in FSDP2 for name in names
             ):
                 return True

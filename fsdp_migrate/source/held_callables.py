@@ -36,9 +36,8 @@ def given_callables(
     last = owner.name.removesuffix(".__init__").rpartition(".")[2]
     keyword = re.compile(rf"\b{re.escape(name)}\s*=(?!=)|\b{re.escape(last)}\s*\(")
     place = _place(project, owner, name)
-    for path in (path for path, text in project.texts.items() if keyword.search(text)):
-        module = project.module(path)
-        for scope in scopes_of(module) if module is not None else ():
+    for module in project.parsed(path for path, text in project.texts.items() if keyword.search(text)):
+        for scope in scopes_of(module):
             for statement in scope.statements:
                 for call in statement.calls:
                     value = named_arguments(call).get(name)
@@ -55,9 +54,8 @@ def _decorated(project: Project, owner: Definition) -> Iterator[tuple[ast.expr, 
     known = {owner.name: False, owner.name.rpartition(".")[0]: True}
     names = "|".join(map(re.escape, filter(None, known)))
     pattern = re.compile(rf"^[ \t]*@(?:\w+\.)*(?:{names})\b", re.MULTILINE)
-    for path in (path for path, text in project.texts.items() if pattern.search(text)):
-        module = project.module(path)
-        for each in module.definitions.values() if module is not None else ():
+    for module in project.parsed(path for path, text in project.texts.items() if pattern.search(text)):
+        for each in module.definitions.values():
             for by in each.node.decorator_list:
                 is_made = isinstance(by, ast.Call)
                 text = dotted(by.func if isinstance(by, ast.Call) else by) or ""

@@ -103,10 +103,9 @@ def _is_given(
 def _calls_of(project: Project, names: set[str]) -> Calls:
     """Return the calls of what has one of some names; each file is gone through once."""
     found: Calls = {}
-    for path in project.holding(names):
-        module = project.module(path)
-        for node in walked(module.tree) if module is not None else ():
-            if isinstance(node, ast.Call) and module is not None:
+    for module in project.parsed(project.holding(names)):
+        for node in walked(module.tree):
+            if isinstance(node, ast.Call):
                 func = node.func
                 name = func.attr if isinstance(func, ast.Attribute) else dotted(func) or ""
                 if name in names:

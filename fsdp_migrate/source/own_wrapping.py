@@ -101,9 +101,8 @@ def _is_asked_for_state(known: ProjectKinds, owner: Definition) -> bool:
 
 def _is_reached(known: ProjectKinds, owner: Definition, names: frozenset[str]) -> bool:
     """Tell whether calls of some names are about a class's objects."""
-    for path in known.project.holding(names):
-        module = known.project.module(path)
-        for scope in scopes_of(module) if module is not None else ():
+    for module in known.project.parsed(known.project.holding(names)):
+        for scope in scopes_of(module):
             for statement in scope.statements:
                 for call in statement.calls:
                     if any(_holds(known, each, statement.place, owner) for each in _reached(call, names)):

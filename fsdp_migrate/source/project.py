@@ -198,6 +198,10 @@ class Project:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
+    def parsed(self, paths: Iterable[Path]) -> Iterator[Module]:
+        """Yield the modules of files, those left out that are no Python."""
+        return (module for path in paths if (module := self.module(path)) is not None)
+
     @functools.cached_property
     def _words(self) -> WordIndex[Path]:
         return WordIndex(self.texts)

@@ -47,9 +47,8 @@ def states_by_file(project: Project, names: Collection[str]) -> dict[Path, froze
 def _is_wrapped(project: Project, owner: str) -> bool:
     """Tell whether a class's object is given to what shards: ``FSDP(Net())``, or by a name that it has."""
     last = owner.rsplit(".", maxsplit=1)[-1]
-    for path in project.holding([last]):
-        module = project.module(path)
-        nodes = list(walked(module.tree)) if module is not None else []
+    for module in project.parsed(project.holding([last])):
+        nodes = list(walked(module.tree))
         bound = [(each, each.value) for each in nodes if isinstance(each, (ast.Assign, ast.AnnAssign))]
         made = [each for each, value in bound if value is not None and _made_of(value) == last]
         names = {dotted(target) for each in made for target in targets_of(each)} - {None}
