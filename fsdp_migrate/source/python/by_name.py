@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SETS = frozenset({"object.__setattr__", "setattr"})
 PROPERTIES = frozenset({"abstractproperty", "cached_property", "property"})
+PATCHES: Final = re.compile(r"mock|patch")
+_REPLACES: Final = frozenset({"delattr", "dict", "object", "patch", "setattr"})
 
 
 class Named(NamedTuple):
@@ -83,6 +86,16 @@ def _gone_through(index: Index, name: cst.Name) -> list[str]:
         if isinstance(above, cst.FunctionDef):
             break
     return []
+
+
+def replaces(function: str) -> bool:
+    """Tell whether a test's function, by its dotted name, replaces what stands behind a name.
+
+    Example:
+        >>> [replaces(each) for each in ("mock.patch", "monkeypatch.setattr", "setattr", "mock.Mock")]
+        [True, True, False, False]
+    """
+    return function.rpartition(".")[2] in _REPLACES and PATCHES.search(function) is not None
 
 
 def _named(call: cst.Call) -> Named | None:
