@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
 
@@ -137,7 +137,7 @@ def _takes(value: cst.CSTNode, model: str) -> bool:
 
 def _groups(source: Source, over: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what is gone through around ``for p in group["params"]``: ``optimizer.param_groups``."""
-    if not isinstance(over, cst.Subscript) or text_of(over.slice[0]).strip("'\"") != "params":
+    if not isinstance(over, cst.Subscript) or word_of(over.slice[0]) != "params":
         return None
     around = (
         each for each in loops_around(source.index, over) if text_of(each.target) == text_of(over.value)

@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nameless import given_to_nameless
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
@@ -107,7 +107,7 @@ class ParameterValues:
     def _is_item(self, node: cst.Subscript) -> bool:
         """Tell whether it is one of many, a part of one, or what an optimizer keeps for one."""
         if STATE in self.source.models.kinds(node):
-            return text_of(node.slice[0]).strip("'\"") != "step"  # a plain number
+            return word_of(node.slice[0]) != "step"  # a plain number
         if not isinstance(node.value, (cst.Name, cst.Attribute, cst.Call, cst.Subscript)):
             return self.is_one(node.value)
         is_item = not is_slice(node) and self._once(node.value, self.is_many)

@@ -10,7 +10,14 @@ import libcst as cst
 from fsdp_migrate.source.python.contexts import names_in
 from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, named_arguments, text_of
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    last_name,
+    named_arguments,
+    text_of,
+    word_of,
+)
 from fsdp_migrate.source.uses import Found
 
 
@@ -135,7 +142,7 @@ def _word(node: cst.BaseExpression) -> str:
 
 
 def _is_false(value: cst.BaseExpression) -> bool:
-    return text_of(value).strip("'\"").lower() in {"false", "0"}
+    return word_of(value).lower() in {"false", "0"}
 
 
 def is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import given_by_name, text_of
+from fsdp_migrate.source.python.nodes import given_by_name, word_of
 
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ def maker_of(call: cst.Call, names: Collection[str]) -> str:
     """
     made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(names)), "")
     told = given_by_name(call, "parallel_strategy")
-    is_asked = not made.startswith("ray.") or any(text_of(each).strip("'\"") == "fsdp" for each in told)
+    is_asked = not made.startswith("ray.") or any(word_of(each) == "fsdp" for each in told)
     return made if is_asked else ""

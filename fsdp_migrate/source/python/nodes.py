@@ -222,6 +222,18 @@ def string_in(node: cst.BaseExpression | None) -> str | None:
     return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
 
 
+def word_of(node: cst.CSTNode) -> str:
+    """Return the text that an expression, or the item of a subscript, is; or how it is written: a name, say.
+
+    Example:
+        >>> [word_of(cst.parse_expression(each)) for each in ("'fsdp'", 'r"fsdp"', "args.fsdp")]
+        ['fsdp', 'fsdp', 'args.fsdp']
+    """
+    inner = node.slice if isinstance(node, cst.SubscriptElement) else node
+    inner = inner.value if isinstance(inner, cst.Index) else inner
+    return str(inner.evaluated_value) if isinstance(inner, cst.SimpleString) else text_of(node)
+
+
 def literal(node: cst.CSTNode | None) -> bool | None:
     """Return the value of ``True`` or ``False``, or None for any other expression."""
     if isinstance(node, cst.Name) and node.value in {"True", "False"}:

@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.fabric_models import is_set_up_plain, set_up
 from fsdp_migrate.source.python.held import WRAPS
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.wrappers import DDP, FSDP2
 
 
@@ -64,7 +64,7 @@ def last_word(node: cst.BaseExpression) -> str:
     if isinstance(node, cst.Subscript) and len(node.slice) == 1:
         inner = node.slice[0].slice
         is_text = isinstance(inner, cst.Index) and isinstance(inner.value, cst.SimpleString)
-        return text_of(node.slice[0]).strip("'\"").lower() if is_text else ""
+        return word_of(node.slice[0]).lower() if is_text else ""
     return last_name(node).lower()
 
 

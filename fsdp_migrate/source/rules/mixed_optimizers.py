@@ -13,7 +13,15 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import added_to
 from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, literal, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    last_name,
+    literal,
+    text_of,
+    walk_for,
+    word_of,
+)
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
@@ -110,7 +118,7 @@ def steps_both(source: Source, call: cst.Call) -> bool:
     elements = (each for group in groups for each in group.elements if isinstance(each, cst.DictElement))
     given = [
         *_groups(source, call),
-        *(each.value for each in elements if text_of(each.key).strip("'\"") == "params"),
+        *(each.value for each in elements if word_of(each.key) == "params"),
     ]
     if _are_both(source, given):
         return True

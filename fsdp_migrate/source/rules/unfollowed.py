@@ -24,7 +24,14 @@ from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_annotated_plain, is_no_model
-from fsdp_migrate.source.python.nodes import dotted, named_arguments, placed_arguments, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    named_arguments,
+    placed_arguments,
+    text_of,
+    walk_for,
+    word_of,
+)
 from fsdp_migrate.source.python.optimizers import is_optimizer
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
@@ -265,7 +272,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
         return (model, _SAID[name]) if is_one else None
     if name in {"getattr", "hasattr"} and len(call.args) > 1:
         # FSDP2's has none of both: `getattr(trainer.model, "no_sync", None)` gives None from now on.
-        model, asked = _wrapped(source, call.args[0].value), text_of(call.args[1].value).strip("'\"")
+        model, asked = _wrapped(source, call.args[0].value), word_of(call.args[1].value)
         is_one = asked in {"clip_grad_norm_", "no_sync"} and is_model(last_word(model))
         return (model, _SAID[asked]) if is_one else None
     name = "clip_grad_norm_" if given_to_clipper(source, call) is not None else name
