@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project import Place, dotted, last_name
+from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -62,8 +63,7 @@ def is_of(project: Project, owner: Definition, names: frozenset[str], place: Pla
 
 
 def _of_argument(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:
-    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    return next((each.annotation for each in every if each.arg == name), None)
+    return next((each.annotation for each in parameters_of(node) if each.arg == name), None)
 
 
 def _of_list(
@@ -113,5 +113,5 @@ def _above(project: Project, owner: Definition, depth: int = 0) -> set[str]:
     if depth > _DEEPEST or not isinstance(node, ast.ClassDef):
         return found
     bases = (each.value if isinstance(each, ast.Subscript) else each for each in node.bases)
-    found |= {(dotted(each) or "").rpartition(".")[2] for each in bases}
+    found |= {last_name(each) for each in bases}
     return found.union(*(_above(project, each, depth + 1) for each in project.bases(owner)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
@@ -59,15 +59,14 @@ def called_summoned(project: Project) -> set[str]:
         if any("summon_full_params" in ast.unparse(item.context_expr) for item in block.items)
     )
     calls = (node.func for block in summoned for node in ast.walk(block) if isinstance(node, ast.Call))
-    return {(dotted(func) or "").rpartition(".")[2] for func in calls} - {""}
+    return {last_name(func) for func in calls} - {""}
 
 
 def runners(project: Project) -> Iterator[tuple[str, str | int]]:
     """Yield the functions that run what they are given, of those called where parameters are summoned."""
     called = called_summoned(project)
-    for path in project.holding(called) if called else ():
-        module = project.module(path)
-        for definition in module.definitions.values() if module is not None else ():
+    for module in project.parsed(project.holding(called)) if called else ():
+        for definition in module.definitions.values():
             node = definition.node
             if isinstance(node, ast.FunctionDef) and node.name in called:
                 names = [arg.arg for arg in node.args.args if arg.arg not in {"self", "cls"}]

@@ -6,9 +6,10 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import dotted, parts_of_one
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.unknown_models import is_model
+from fsdp_migrate.source.python.walked import parts_of_one
 from fsdp_migrate.source.values_bound import bound_within
 
 
@@ -61,7 +62,7 @@ def _asked(call: ast.Call) -> Iterator[ast.expr]:
     """Yield the expressions of which a call may ask what a model has."""
     if isinstance(call.func, ast.Attribute) and call.func.attr in OF_MODELS:
         yield call.func.value
-    if (dotted(call.func) or "").split(".")[-1] in _FUNCTIONS:
+    if last_name(call.func) in _FUNCTIONS:
         yield from call.args[:1]
 
 

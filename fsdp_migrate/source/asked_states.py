@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.framework_words import given, mixed, of_own_class
 from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.keywords import is_given_by_name
-from fsdp_migrate.source.python.nodes import dotted, model_argument, short, text_of
+from fsdp_migrate.source.python.nodes import last_name, model_argument, short, text_of
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.uses import Found
 
@@ -63,7 +63,7 @@ def of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if not isinstance(func, cst.Attribute) or func.attr.value != "save_pretrained":
         return
     asked = func.value
-    last = (dotted(asked) or "").split(".")[-1]
+    last = last_name(asked)
     if (
         is_given_by_name(source, call, "state_dict")
         or last in _NOT_MODELS

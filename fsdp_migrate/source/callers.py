@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.walked import children_of, walked
 
@@ -264,7 +264,7 @@ def _is_its_own(module: Module, name: str) -> bool:
 def _is_plain(node: Function) -> bool:
     """Tell whether no decorator hands a function to something else."""
     called = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
-    return all((dotted(each) or "").split(".")[-1] in _PLAIN for each in called)
+    return all(last_name(each) in _PLAIN for each in called)
 
 
 def picks_nothing(node: ast.AST | None, above: dict[int, ast.AST]) -> bool:

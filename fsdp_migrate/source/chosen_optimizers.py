@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.optimizer_classes import Made, note
-from fsdp_migrate.source.project import Definition, Place, dotted, is_a_test
+from fsdp_migrate.source.project import Definition, Place, dotted, is_a_test, last_name
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_kinds import ProjectKinds
 from fsdp_migrate.source.project_names import targets_of
@@ -155,12 +155,11 @@ class _Chosen:
 
     def _of_attribute(self, name: str, depth: int, keys: Keys) -> Iterator[str]:
         """Yield what classes and objects have by a name: ``optimizer_class = torch.optim.LBFGS``."""
-        for path in self.project.holding([name]):
-            module = self.project.module(path)
-            for node in walked(module.tree) if module is not None else ():
-                last = {(dotted(each) or "").rpartition(".")[2] for each in targets_of(node)}
+        for module in self.project.parsed(self.project.holding([name])):
+            for node in walked(module.tree):
+                last = {last_name(each) for each in targets_of(node)}
                 value = getattr(node, "value", None)
-                if module is not None and name in last and isinstance(value, ast.expr):
+                if name in last and isinstance(value, ast.expr):
                     yield from self._of(value, Place(module, ""), depth + 1, keys)
 
     def _bound(self, name: str, module: Module, depth: int, keys: Keys) -> Iterator[str]:
@@ -218,7 +217,7 @@ def _is_of(names: set[str], call: ast.expr) -> bool:
     func = call
     while isinstance(func, ast.Call):
         func = func.func
-    return (dotted(func) or "").rpartition(".")[2] in names
+    return last_name(func) in names
 
 
 def _registered(call: ast.Call, name: str, keys: Keys) -> Iterator[tuple[ast.expr, Keys]]:

@@ -34,9 +34,8 @@ def class_checks(project: Project, modules: Iterable[Module]) -> dict[Path, froz
 def _names(project: Project) -> set[str]:
     """Return what such functions are called."""
     found: set[str] = set()
-    for path in project.holding([catalog.FSDP]):
-        module = project.module(path)
-        made = module.definitions.items() if module is not None else ()
+    for module in project.parsed(project.holding([catalog.FSDP])):
+        made = module.definitions.items()
         found.update(name for name, each in made if "." not in name and _asks(project, each))
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import Module, Project, dotted
+from fsdp_migrate.source.project import Module, Project, dotted, last_name
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.walked import walked
 
@@ -52,12 +52,12 @@ def _wraps(project: Project, module: Module) -> bool:
 
 
 def _is_fsdp2s(call: ast.Call) -> bool:
-    return (dotted(call.func) or "").split(".")[-1] in catalog.FSDP2_FUNCTIONS
+    return last_name(call.func) in catalog.FSDP2_FUNCTIONS
 
 
 def _classes(project: Project, call: ast.Call) -> Iterator[ast.ClassDef]:
     """Yield the classes of this name in the project, which a call makes an object of."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     if not name or not any(f"class {name}" in text for text in project.texts.values()):
         return
     for path in project.texts:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
 from fsdp_migrate.source.heirs import classes_above, derives
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.heirs import COMPOSERS
 from fsdp_migrate.source.python.held import EACH, attribute, put
@@ -99,7 +100,7 @@ def shards(project: Project, call: ast.Call, place: Place) -> bool:
     if settings:
         is_none = all(isinstance(each, ast.Constant) and each.value is None for each in settings)
         return not is_none and COMPOSERS.match(project.qualified(func, place) or "") is not None
-    if INSTANTIATES.search(func) and any(each.arg == "model" for each in call.keywords):
+    if INSTANTIATES.search(func) and "model" in named_arguments(call):
         return any("trainer" in ast.unparse(each).lower() for each in call.args[:1])
     named = project.named(func, place)
     above = {func} if named is None else set(classes_above(project, named))
@@ -157,7 +158,7 @@ class ComposerProject:
                 owner, _, method = each.name.rpartition(".")
                 if method in _BEFORE or not isinstance(each.node, _FUNCTIONS) or not self._is(module, owner):
                     continue
-                names = [arg.arg for arg in (*each.node.args.posonlyargs, *each.node.args.args)]
+                names = placed_names(each.node)
                 yield from ((each.key, name, _held_by_state()) for name in names if name == "state")
 
     def _is(self, module: Module, name: str) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.python.argument_places import every_argument, named_arguments, parameters_of
 from fsdp_migrate.source.python.call_signatures import signature_of
 from fsdp_migrate.source.python.known_constants import Constants, Value, constant, truth_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
@@ -54,7 +55,7 @@ class ToldOff:
         if call not in self._known:
             self._known[call] = shards_never(definition, call, called)
         read, its = self._known[call], Place(definition.module, definition.name)
-        given = [*call.args, *(each.value for each in call.keywords)]
+        given = every_argument(call)
         # What is given to it, or is there already, it may give back.
         parts = [each for part in given for each in ast.walk(part) if isinstance(each, ast.expr)]
         texts = [(dotted(each), place) for each in parts]
@@ -128,8 +129,7 @@ def constants_of(function: Definition, call: ast.Call) -> dict[str, Value]:
     if not isinstance(node, _FUNCTIONS) or is_open:
         return {}
     stored = {each.id for each in walked(node) if isinstance(each, ast.Name) and not _is_read(each)}
-    order = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    names = {*(each.arg for each in order), *(each.arg for each in call.keywords if each.arg)}
+    names = {*(each.arg for each in parameters_of(node)), *named_arguments(call)}
     given = ((name, constant(given_by(function, name, call))) for name in names - stored)
     return {name: value for name, value in given if value is not None}
 

@@ -14,7 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import WRAPS, has_model
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import last_name, text_of
 from fsdp_migrate.source.python.unknown_models import last_word
 
 
@@ -86,7 +86,7 @@ def _is_its_optimizer(source: Source, node: cst.BaseExpression) -> bool:
     for assign in source.assignments:
         made = assign.value
         if isinstance(made, cst.Call) and any(text_of(each.target) == text for each in assign.targets):
-            name = (dotted(made.func) or "").split(".")[-1]
+            name = last_name(made.func)
             if name[:1].isupper() and any(source.models.is_parameters(arg.value) for arg in made.args):
                 return True
     return False

@@ -14,7 +14,7 @@ from fsdp_migrate.source.python.counting_methods import (
     counting_methods,
     may_count,
 )
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, last_name
 
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _given_counts(values: ParameterValues) -> Iterator[cst.Call]:
     if may_count(source.code):
         names |= counting_functions([parse_any(source.code)])
     for call in source.calls if names else ():
-        if (dotted(call.func) or "").split(".")[-1] in names and not source.contexts.is_summoned(call):
+        if last_name(call.func) in names and not source.contexts.is_summoned(call):
             is_its = any(values.is_sharded(arg.value) for arg in call.args)
             if is_its and meets_ranks(source.index, call):
                 yield call

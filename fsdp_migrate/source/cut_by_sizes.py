@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.containers import is_slice
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _places(source: Source) -> dict[str, list[tuple[cst.CSTNode, cst.BaseExpress
         for bound in subscript.slice if is_slice(subscript) else ():
             _note(found, bound, subscript.value)
     for call in source.calls:
-        if (dotted(call.func) or "").split(".")[-1] in _SPLITS and call.args:
+        if last_name(call.func) in _SPLITS and call.args:
             is_method = isinstance(call.func, cst.Attribute) and not source.index.qualified(call.func)
             whole = cst.ensure_type(call.func, cst.Attribute).value if is_method else call.args[0].value
             for arg in call.args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, literal, named_arguments, text_of, walk_for, word_of
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.uses import Found
 
@@ -52,7 +52,7 @@ def _are_flat(source: Source, made: cst.Call) -> bool:
         return False
     if not _is_seen_by_stars(source, made):
         return False
-    named = {arg.keyword.value: arg.value for arg in made.args if arg.keyword is not None}
+    named = named_arguments(made)
     if not _LEAVE_OUT.isdisjoint(named):
         return False
     return "use_orig_params" not in named or literal(named["use_orig_params"]) is False
@@ -127,7 +127,7 @@ def _is_set(source: Source, node: cst.Subscript) -> bool:
 
 def _is_of_parameters(node: cst.Subscript) -> bool:
     index = node.slice[0].slice if len(node.slice) == 1 else None
-    return isinstance(index, cst.Index) and text_of(index.value).strip("'\"") == "params"
+    return isinstance(index, cst.Index) and word_of(index.value) == "params"
 
 
 def _parts(target: cst.BaseExpression) -> list[cst.BaseExpression]:

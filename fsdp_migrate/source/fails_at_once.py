@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _backwards(source: Source, function: cst.FunctionDef) -> list[cst.Call]:
 def _calls_of(source: Source, function: cst.FunctionDef) -> Iterator[cst.Call]:
     guards, name = source.models.guards, function.name.value
     for call in source.calls:
-        if (dotted(call.func) or "").rpartition(".")[2] == name and function in guards.functions(call.func):
+        if last_name(call.func) == name and function in guards.functions(call.func):
             yield call
 
 

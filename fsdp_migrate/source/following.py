@@ -50,6 +50,7 @@ from fsdp_migrate.source.project_kinds import (
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen
+from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.strategy_places import with_strategy_places
@@ -307,7 +308,7 @@ class _Following(GivenOtherwise):
 
     def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Note the parameters that are objects of the project's classes, as their annotations say."""
-        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+        for arg in parameters_of(node):
             text = dotted(arg.annotation) if arg.annotation is not None else None
             owner = self.project.named(text, place) if text is not None else None
             if owner is not None and isinstance(owner.node, ast.ClassDef):

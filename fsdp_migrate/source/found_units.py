@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -25,8 +26,7 @@ def is_found(project: Project, function: ast.AST | None, value: ast.expr, place:
     """
     if not isinstance(value, ast.Name) or not isinstance(function, _FUNCTIONS):
         return False
-    every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-    if any(arg.arg == value.id for arg in every):
+    if any(each.arg == value.id for each in parameters_of(function)):
         return False
     for node in walked(function):
         if isinstance(node, ast.While) and isinstance(node.test, ast.UnaryOp):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.heirs import classes_above
 from fsdp_migrate.source.other_launches import is_of_other_launch
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.accelerate_models import CLIPS, NORM, prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
+from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.fabric_models import FABRICS, SETS_UP, set_up_by
 from fsdp_migrate.source.python.fabrics_made import makes_plain, shards_nothing
@@ -141,9 +142,9 @@ def is_fabric_plain(owner: str, place: Place) -> bool:
         if isinstance(node, ast.Assign) and owner in map(dotted, node.targets)
     ]
     made = assigns[0].value if len(assigns) == 1 else None
-    if not isinstance(made, ast.Call) or made.args or (dotted(made.func) or "").split(".")[-1] != "Fabric":
+    if not isinstance(made, ast.Call) or made.args or last_name(made.func) != "Fabric":
         return False
-    given = {each.arg: ast.unparse(each.value) for each in made.keywords if each.arg}
+    given = {name: ast.unparse(value) for name, value in named_arguments(made).items()}
     return len(given) == len(made.keywords) and shards_nothing(given)
 
 

@@ -12,7 +12,7 @@ from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
 from fsdp_migrate.source.python.accelerators import is_accelerator, is_one, method_that_shards
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
-from fsdp_migrate.source.python.nodes import dotted, short, text_of
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
 
@@ -196,7 +196,7 @@ def is_norm_used(source: Source, call: cst.Call) -> bool:
     model = call.args[0].value if call.args and not call.args[0].star else None
     if model is None or source.models.sharded_by(model) != "fabric":
         return False
-    by_value = any(arg.keyword is not None and arg.keyword.value == "clip_val" for arg in call.args)
+    by_value = "clip_val" in named_arguments(call)
     return not by_value and not all(_is_number(source, each) for each in _readers(source, call))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around
 from fsdp_migrate.source.live_sharding import LiveSharding
-from fsdp_migrate.source.project import Place, dotted, is_a_test
+from fsdp_migrate.source.project import Place, dotted, is_a_test, last_name
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import FSDP2
@@ -86,11 +86,10 @@ class FSDP2Alone:
     def _shards(self) -> bool:
         """Tell whether a file makes use of FSDP2's function."""
         project = self.callers.project
-        for path in (each for each in self._texts if "fully_shard" in self._texts[each]):
-            module = project.module(path)
-            nodes = walked(module.tree) if module is not None else ()
+        for module in project.parsed(each for each in self._texts if "fully_shard" in self._texts[each]):
+            nodes = walked(module.tree)
             names = (dotted(node) for node in nodes if isinstance(node, (ast.Attribute, ast.Name)))
-            if module is not None and any(
+            if any(
                 name is not None and project.qualified(name, Place(module, "")) in FSDP2 for name in names
             ):
                 return True
@@ -108,7 +107,7 @@ class FSDP2Alone:
 
     def _is_seen(self, node: ast.AST, module: Module) -> bool:
         """Tell whether a call makes no Trainer of Lightning's, or one whose strategy stands there."""
-        if not isinstance(node, ast.Call) or (dotted(node.func) or "").split(".")[-1] not in _RUNS:
+        if not isinstance(node, ast.Call) or last_name(node.func) not in _RUNS:
             return True
         given = {each.arg: each.value for each in node.keywords}
         if None in given or node.args:

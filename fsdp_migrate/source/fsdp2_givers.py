@@ -38,13 +38,12 @@ def with_fsdp2_givers(project: Project, links: dict[Path, Links]) -> dict[Path, 
         return links
     givers = _Givers(project, Callers(project))
     told: dict[Path, Links] = {}
-    for path in project.holding([catalog.FSDP]):
-        module = project.module(path)
-        known = dict(givers.called_in(module)) if module is not None else {}
-        if known and module is not None:
-            before = links.get(path, NOTHING)
+    for module in project.parsed(project.holding([catalog.FSDP])):
+        known = dict(givers.called_in(module))
+        if known:
+            before = links.get(module.path, NOTHING)
             gives = {name: before.gives.get(name, frozenset()) | kinds for name, kinds in known.items()}
-            told[path] = replace(
+            told[module.path] = replace(
                 before,
                 gives={**before.gives, **gives},
                 gives_fsdp2s=frozenset(known),

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import given_at, placed_names
 from fsdp_migrate.source.python.held import ARGUMENT
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -31,7 +32,7 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
     node = definition.node
     if not isinstance(node, _FUNCTIONS) or definition.owner is not None or node.decorator_list:
         return None
-    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    names = placed_names(node)
     inside = list(_inside(node))
     given = {
         each.value.id for each in inside if isinstance(each, ast.Return) and isinstance(each.value, ast.Name)
@@ -89,10 +90,4 @@ def _keeps(project: Project, value: ast.AST | None, name: str, place: Place, dep
 def argument(call: ast.Call, back: str) -> ast.expr | None:
     """Return what a call gives for the parameter that a function gives back; None where that is not seen."""
     place, _, name = back.removeprefix(ARGUMENT).partition(":")
-    for each in call.keywords:
-        if each.arg == name:
-            return each.value
-    given = call.args[: int(place) + 1]
-    return (
-        given[-1] if len(given) > int(place) and not any(isinstance(a, ast.Starred) for a in given) else None
-    )
+    return given_at(call, int(place), name)

@@ -15,6 +15,7 @@ from fsdp_migrate.source.optimizer_classes import Made, names_of, note, picked
 from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.project_kinds import ProjectKinds
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.links import NOTHING
@@ -77,7 +78,7 @@ def _given(project: Project, module: Module) -> Iterator[tuple[ast.expr, Place]]
     for scope in scopes_of(module):
         for statement in scope.statements:
             for call in statement.calls:
-                given = next((each.value for each in call.keywords if each.arg == _GIVEN), None)
+                given = named_arguments(call).get(_GIVEN)
                 if given is not None and shards(project, call, statement.place):
                     yield given, statement.place
 

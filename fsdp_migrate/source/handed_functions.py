@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
+from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.held import item, taken
 
 
@@ -36,7 +37,7 @@ def is_partial(call: ast.Call) -> bool:
         >>> is_partial(ast.parse("functools.partial(get, size=2)", mode="eval").body)
         True
     """
-    return bool(call.args) and (dotted(call.func) or "").rpartition(".")[2] in _PARTIALS
+    return bool(call.args) and last_name(call.func) in _PARTIALS
 
 
 def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed | None:
@@ -45,13 +46,14 @@ def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed
     place = 0 if name in _PARTIALS else _BY_PLACE.get(name)
     if place is not None and len(call.args) > place:
         given = [kinds(each) for each in call.args[place + 1 :] if not isinstance(each, ast.Starred)]
-        return Handed(call.args[place], given, {e.arg: kinds(e.value) for e in call.keywords if e.arg})
+        by_name = {each: kinds(value) for each, value in named_arguments(call).items()}
+        return Handed(call.args[place], given, by_name)
     if name not in _IN_A_TUPLE:
         return None
-    by_name = {each.arg: each.value for each in call.keywords if each.arg}
-    func = by_name.get("target") or by_name.get("fn") or by_name.get("func") or next(iter(call.args), None)
-    args, others = by_name.get("args", next(iter(call.args[1:2]), None)), by_name.get("kwds")
-    others = others or by_name.get("kwargs")
+    told = named_arguments(call)
+    func = told.get("target") or told.get("fn") or told.get("func") or next(iter(call.args), None)
+    args, others = told.get("args", next(iter(call.args[1:2]), None)), told.get("kwds")
+    others = others or told.get("kwargs")
     if func is None or (args is None and others is None):
         return None
     held = kinds(args) if args is not None else set()

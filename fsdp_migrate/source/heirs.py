@@ -35,10 +35,10 @@ def heirs(project: Project) -> dict[Path, Heirs]:
     """Return by file the classes that it imports from others, and that frameworks' classes stand above."""
     names = _names(project)
     found: dict[Path, Heirs] = {}
-    for path in project.holding(names) if names else ():
-        module = project.module(path)
-        told = _imported(project, module, names) if module is not None else {}
-        found |= {path: told} if told else {}
+    for module in project.parsed(project.holding(names)) if names else ():
+        owners = imported(project, module, names)
+        told = {written: leads for written, owner in owners if (leads := classes_above(project, owner))}
+        found |= {module.path: told} if told else {}
     return found
 
 
@@ -68,14 +68,13 @@ def with_makers(project: Project, found: dict[Path, Heirs]) -> dict[Path, Heirs]
             makers |= {(path, name): leads for name, leads in _making(project, module)}
     names = {name for _, name in makers}
     told = dict(found)
-    for path in project.importing(names) if names else ():
-        module = project.module(path)
-        for written in module.imports.values() if module is not None else ():
+    for module in project.parsed(project.importing(names)) if names else ():
+        for written in module.imports.values():
             start, _, last = written.rpartition(".")
-            homes = project.paths(module, start) if module is not None and last in names else []
+            homes = project.paths(module, start) if last in names else []
             leads = next((makers[home, last] for home in homes if (home, last) in makers), None)
-            if leads is not None and homes != [path]:
-                told[path] = {**told.get(path, {}), written: leads}
+            if leads is not None and homes != [module.path]:
+                told[module.path] = {**told.get(module.path, {}), written: leads}
     return told
 
 
@@ -140,19 +139,18 @@ def _names(project: Project) -> set[str]:
     return found
 
 
-def _imported(project: Project, module: Module, names: set[str]) -> Heirs:
-    """Return the classes that a file imports, or has by a module that it imports."""
-    place, found = Place(module, ""), Heirs()
+def imported(project: Project, module: Module, names: set[str]) -> Iterator[tuple[str, Definition]]:
+    """Yield what a file has of other files by some names, as its imports write them: also ``module.Name``."""
+    place = Place(module, "")
     for name, written in module.imports.items():
         if written.rpartition(".")[2] in names:
             texts = [name]
         else:
-            texts = [f"{name}.{each}" for each in names] if project.paths(module, written) else []
+            texts = [f"{name}.{each}" for each in sorted(names)] if project.paths(module, written) else []
         for text in texts:
             owner = project.named(text, place)
-            if owner is not None and owner.module is not module and (leads := classes_above(project, owner)):
-                found[project.qualified(text, place)] = leads
-    return found
+            if owner is not None and owner.module is not module:
+                yield project.qualified(text, place), owner
 
 
 def classes_above(project: Project, owner: Definition, depth: int = 0) -> frozenset[str]:

@@ -6,8 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import named_arguments, parameters_of, placed_names
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -35,12 +36,11 @@ def given_callables(
     last = owner.name.removesuffix(".__init__").rpartition(".")[2]
     keyword = re.compile(rf"\b{re.escape(name)}\s*=(?!=)|\b{re.escape(last)}\s*\(")
     place = _place(project, owner, name)
-    for path in (path for path, text in project.texts.items() if keyword.search(text)):
-        module = project.module(path)
-        for scope in scopes_of(module) if module is not None else ():
+    for module in project.parsed(path for path, text in project.texts.items() if keyword.search(text)):
+        for scope in scopes_of(module):
             for statement in scope.statements:
                 for call in statement.calls:
-                    value = next((each.value for each in call.keywords if each.arg == name), None)
+                    value = named_arguments(call).get(name)
                     if value is None and place is not None and len(call.args) > place:
                         value = call.args[place] if _is_called(call, last) else None
                     if value is not None and _takes(project, called, (call, statement.place), owner, name):
@@ -54,9 +54,8 @@ def _decorated(project: Project, owner: Definition) -> Iterator[tuple[ast.expr, 
     known = {owner.name: False, owner.name.rpartition(".")[0]: True}
     names = "|".join(map(re.escape, filter(None, known)))
     pattern = re.compile(rf"^[ \t]*@(?:\w+\.)*(?:{names})\b", re.MULTILINE)
-    for path in (path for path, text in project.texts.items() if pattern.search(text)):
-        module = project.module(path)
-        for each in module.definitions.values() if module is not None else ():
+    for module in project.parsed(path for path, text in project.texts.items() if pattern.search(text)):
+        for each in module.definitions.values():
             for by in each.node.decorator_list:
                 is_made = isinstance(by, ast.Call)
                 text = dotted(by.func if isinstance(by, ast.Call) else by) or ""
@@ -95,14 +94,13 @@ def _place(project: Project, owner: Definition, name: str) -> int | None:
     made = project.method(owner, "__init__") if is_class else owner
     if made is None or isinstance(made.node, ast.ClassDef):
         return None
-    order = [each.arg for each in (*made.node.args.posonlyargs, *made.node.args.args)]
-    order = order[1:] if order[:1] in (["self"], ["cls"]) else order
+    order = placed_names(made.node, is_method=True)
     return order.index(name) if name in order else None
 
 
 def _is_called(call: ast.Call, last: str) -> bool:
     is_starred = any(isinstance(each, ast.Starred) for each in call.args)
-    return (dotted(call.func) or "").rpartition(".")[2] == last and not is_starred
+    return last_name(call.func) == last and not is_starred
 
 
 def _takes(
@@ -133,5 +131,4 @@ def _names(function: Definition) -> set[str]:
     """Return what the parameters of a function are called."""
     if not isinstance(function.node, _FUNCTIONS):
         return set()
-    arguments = function.node.args
-    return {arg.arg for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    return {each.arg for each in parameters_of(function.node)}

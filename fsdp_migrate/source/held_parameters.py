@@ -9,7 +9,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.python.argument_places import argument_at, given_at
 from fsdp_migrate.source.python.links import PART
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
@@ -116,7 +116,7 @@ class HeldParameters:
         return {each for part in _parts(node) for each in self.models(part, held, place)}
 
     def _of_call(self, call: ast.Call, held: Held, place: Place) -> set[str]:
-        func, name = call.func, (dotted(call.func) or "").split(".")[-1]
+        func, name = call.func, last_name(call.func)
         if isinstance(func, ast.Attribute) and func.attr in PARAMETERS:
             text = _text(func.value)
             return {text} if text else set()
@@ -190,7 +190,7 @@ def _text(node: ast.AST | None) -> str | None:
             rest.clear()
             node = node.value
         elif isinstance(node, ast.Call):
-            name = (dotted(node.func) or "").split(".")[-1]
+            name = last_name(node.func)
             is_part = name == "getattr" or name.startswith("unwrap")
             func = node.func if isinstance(node.func, ast.Attribute) else None
             own = func.value if func is not None and func.attr in _FILL | _VIEWS else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.own_methods import run_in_hooks
 from fsdp_migrate.source.own_trainers import is_of_its_own
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import named_arguments, parameters_of
 from fsdp_migrate.source.python.heirs import HUGGING_FACES
 from fsdp_migrate.source.python.held import FLAT, item, put
 from fsdp_migrate.source.python.trainer_models import (
@@ -253,7 +254,7 @@ def with_heirs(project: Project, files: set[Path], heirs: Mapping[Path, Heirs]) 
 def _given_to(
     node: ast.FunctionDef | ast.AsyncFunctionDef, method: str, which: str
 ) -> Iterator[tuple[str, set[str]]]:
-    names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    names = [each.arg for each in parameters_of(node)]
     if which == CALLBACK:
         if not is_run_by_callbacks(method):
             return
@@ -273,4 +274,4 @@ def _is_trainer(call: ast.Call, heirs: set[str]) -> bool:
     if name in heirs:
         return True
     is_named = _TRAINER.search(name) is not None
-    return is_named and (len(call.args) > 1 or any(each.arg == "args" for each in call.keywords))
+    return is_named and (len(call.args) > 1 or "args" in named_arguments(call))

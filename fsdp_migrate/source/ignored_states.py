@@ -8,7 +8,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import argument_of, dotted, string_in, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, given_by_name, string_in, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def ignored_names(source: Source, wrapping: cst.Call) -> Iterator[str]:
 
 def _of_modules(source: Source, wrapping: cst.Call) -> Iterator[str]:
     """Yield the lists of parameters that are those of modules which a wrapping is given to leave alone."""
-    given = [a.value for a in wrapping.args if a.keyword is not None and a.keyword.value == _MODULES]
+    given = given_by_name(wrapping, _MODULES)
     texts = {text for value in given for each in _named(value) if (text := dotted(each)) is not None}
     for value in given:
         held = last_value(source.index, value) if isinstance(value, cst.Name) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.heirs import makers
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL
 
@@ -71,8 +71,7 @@ def _same(source: Source, call: cst.Call) -> cst.BaseExpression | None:
         return func.value
     places = [AROUND_MODEL[name] for name in source.index.qualified(func) if name in AROUND_MODEL]
     if source.models.is_constructor(func):
-        named = (arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "module")
-        if (model := next(named, None)) is not None:
+        for model in given_by_name(call, "module"):
             return model
         places = [0]
     given = call.args[places[0]] if places and len(call.args) > places[0] else None
@@ -83,7 +82,7 @@ def _may_be_a_module(index: Index, owner: cst.ClassDef, depth: int = 0) -> bool:
     """Tell whether a class has a base that may be a module: ``nn.Module``, or what is not seen."""
     for base in owner.bases:
         above = list(classes(index, base.value))
-        is_other = (dotted(base.value) or "").split(".")[-1] in _NO_MODULES
+        is_other = last_name(base.value) in _NO_MODULES
         if depth == _DEEPEST or (not above and not is_other):
             return True
         if any(_may_be_a_module(index, each, depth + 1) for each in above):
@@ -139,7 +138,7 @@ def _is_a_function(index: Index, owner: cst.ClassDef, node: cst.BaseExpression) 
 
 
 def _is_called_so(node: cst.BaseExpression) -> bool:
-    return _FUNCTION.search((dotted(node) or "").split(".")[-1]) is not None
+    return _FUNCTION.search(last_name(node)) is not None
 
 
 def _binds_a_function(binding: Binding) -> bool:
@@ -147,5 +146,5 @@ def _binds_a_function(binding: Binding) -> bool:
         annotation = binding.node.annotation
         return annotation is not None and "Callable" in text_of(annotation.annotation)
     value = binding.value
-    is_partial = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] == "partial"
+    is_partial = isinstance(value, cst.Call) and last_name(value.func) == "partial"
     return binding.kind in {"def", "import"} or isinstance(value, cst.Lambda) or is_partial

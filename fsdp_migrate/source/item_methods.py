@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.annotated_items import annotation_of, is_of, names_of
 from fsdp_migrate.source.config_words import configs_of
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
+from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.held import has_model
 
 
@@ -68,9 +69,9 @@ class ItemMethods:
 
     def instantiated(self, call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Iterator[Definition]:
         """Yield the classes of which hydra may make an object: those that take what it is given by name."""
-        named = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        named = named_arguments(call)
         given = {name for name in named if not name.startswith("_")}
-        is_hydras = (dotted(call.func) or "").rpartition(".")[2] == "instantiate" and len(given) > 1
+        is_hydras = last_name(call.func) == "instantiate" and len(given) > 1
         if not is_hydras or not any(has_model(kinds(each)) for each in named.values()):
             return
         models = {name for name, value in named.items() if has_model(kinds(value))}

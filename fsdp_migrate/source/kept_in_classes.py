@@ -6,18 +6,16 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.assigned_names import Made, assigned, made_by
 from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_lists import (
     EARLIER,
-    Made,
     Sharding,
-    assigned,
     filled_with,
     holds,
     is_about,
     is_made_anew,
     is_taken_for_parameters,
-    made_by,
     models_held,
     readers,
     shardings,

@@ -13,11 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.assigned_names import Made, assigned, made_by
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.class_order import INIT, runs_first
 from fsdp_migrate.source.python.filled_lists import filled_from, is_made_empty
 from fsdp_migrate.source.python.frameworks import by_whom
-from fsdp_migrate.source.python.nodes import argument_of, bound_in, dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    bound_in,
+    dotted,
+    given_by_name,
+    last_name,
+    targets_of,
+    text_of,
+    walk,
+    walk_for,
+)
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer
 from fsdp_migrate.source.python.returned_parameters import returned_shares
@@ -47,18 +58,6 @@ class Sharding:
     by: str
     models: tuple[str, ...]
     """What they are called before it."""
-
-
-@dataclass(frozen=True)
-class Made:
-    """A name that an assignment gives a value."""
-
-    assign: cst.Assign | cst.AnnAssign | cst.Expr
-    """It, or the call by which an object keeps what it is given: ``ema.reset(net)``."""
-    name: str
-    value: cst.BaseExpression
-    is_one_of: bool = False
-    """Whether the value is a tuple, of which the name is one part."""
 
 
 def kept_in_functions(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
@@ -173,38 +172,6 @@ def _filled_by_methods(source: Source) -> Iterator[Made]:
                 yield Made(line, name, call)
 
 
-def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
-    """Yield every assignment, those with an annotation too."""
-    yield from source.assignments
-    for node in source.index.by_kind.get(cst.AnnAssign, ()):
-        line = cst.ensure_type(node, cst.AnnAssign)
-        yield from () if line.value is None else (line,)
-
-
-def _targets(assign: cst.Assign | cst.AnnAssign | cst.Expr) -> list[cst.BaseExpression]:
-    if isinstance(assign, cst.Expr):
-        return []
-    return [assign.target] if isinstance(assign, cst.AnnAssign) else [each.target for each in assign.targets]
-
-
-def made_by(assign: cst.Assign | cst.AnnAssign | cst.Expr) -> Iterator[Made]:
-    """Yield the names that an assignment gives values."""
-    for target in _targets(assign):
-        value = assign.value
-        if value is None or isinstance(assign, cst.Expr):
-            continue
-        if not isinstance(target, (cst.Tuple, cst.List)):
-            if (name := dotted(target)) is not None:
-                yield Made(assign, name, value)
-            continue
-        values = value.elements if isinstance(value, (cst.Tuple, cst.List)) else ()
-        is_seen = len(values) == len(target.elements)
-        for place, part in enumerate(target.elements):
-            if (name := dotted(part.value)) is not None:
-                given = values[place].value if is_seen else value
-                yield Made(assign, name, given, is_one_of=not is_seen)
-
-
 @functools.lru_cache(maxsize=1)
 def shardings(source: Source) -> list[Sharding]:
     """Return the calls by which frameworks shard, with the names that models have before."""
@@ -313,7 +280,7 @@ def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.B
 
 def _place(made: Made) -> tuple[int, int] | None:
     """Return which part of a tuple a name is given, and how many parts that has."""
-    for target in _targets(made.assign) if made.is_one_of else ():
+    for target in targets_of(made.assign) if made.is_one_of else ():
         parts = target.elements if isinstance(target, (cst.Tuple, cst.List)) else ()
         names = [dotted(part.value) for part in parts]
         if made.name in names:
@@ -326,7 +293,7 @@ def _is_class(source: Source, call: cst.Call, by: str) -> bool:
 
     Who has an optimizer prepared with its model has the new ones put into it, but not by Fabric's FSDP2.
     """
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     if name == "partial":
         return True  # `clip = partial(clip_grad_norm_, list(net.parameters()))`
     if by in {"", "fabric"}:
@@ -476,7 +443,7 @@ def is_taken_for_parameters(source: Source, node: cst.CSTNode) -> bool:
     if isinstance(above, (cst.For, cst.CompFor)):
         return True
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    name = (dotted(call.func) or "").split(".")[-1] if isinstance(call, cst.Call) else ""
+    name = last_name(call.func) if isinstance(call, cst.Call) else ""
     return name == "zip" or _CLIPS.search(name) is not None
 
 
@@ -486,7 +453,7 @@ def _given_to_callbacks(source: Source, sharding: Sharding) -> Iterator[cst.CSTN
     for call in source.calls:
         if index.function(call) is not function or index.order[call] >= index.order[sharding.call]:
             continue
-        named = [arg.value for arg in call.args if arg.keyword and arg.keyword.value == "callbacks"]
+        named = given_by_name(call, "callbacks")
         is_adding = isinstance(call.func, cst.Attribute) and call.func.attr.value == "add_callback"
         for given in [*named, *(arg.value for arg in call.args if is_adding)]:
             for made in walk_for(given, cst.Call):

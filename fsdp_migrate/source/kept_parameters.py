@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
 
 
@@ -105,7 +105,7 @@ def _may_hold_parameters(source: Source, value: cst.BaseExpression, target: str,
 def _holds_parameters(source: Source, value: cst.BaseExpression, model: str) -> bool:
     if not isinstance(value, cst.Call):
         return False
-    name = (dotted(value.func) or "").split(".")[-1]
+    name = last_name(value.func)
     if not name.lower().endswith(_OPTIMIZERS) and not _is_own_optimizer(source, value.func):
         return False
     wanted = {f"{model}.parameters", f"{model}.named_parameters"}

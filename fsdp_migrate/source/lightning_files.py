@@ -65,12 +65,11 @@ class _Hooks:
 
     def told(self) -> dict[Path, Links]:
         """Return the links."""
-        for path in self.trainers:
-            module = self.project.module(path)
-            found = dict(self.modules(module)) if module is not None else {}
+        for module in self.project.parsed(self.trainers):
+            found = dict(self.modules(module))
             if found:
-                self._owners.update({(path, written): owner for written, owner in found.items()})
-                self._tell(path, {written: self._reason(owner) for written, owner in found.items()})
+                self._owners.update({(module.path, written): owner for written, owner in found.items()})
+                self._tell(module.path, {written: self._reason(owner) for written, owner in found.items()})
         for home in {owner.module.path for owner in self._owners.values()}:
             self.links[home] = replace(self.links.get(home, NOTHING), is_trained=True)
         hooks: dict[str, set[str]] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.nodes import given_by_name
 from fsdp_migrate.source.python.values import definition
 
 
@@ -114,9 +115,7 @@ class LightningModules:
         for call in self.source.calls:
             if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "fit" or not call.args:
                 continue
-            named = [
-                arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"
-            ]
+            named = given_by_name(call, "model")
             model = named[0] if named else call.args[0].value
             made = self._makers(model)
             found |= {self._class_of(each.func) for each in made}

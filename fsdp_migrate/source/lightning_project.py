@@ -12,6 +12,7 @@ from fsdp_migrate.source.asked_around import ASKS_LIGHTNING, asked_around, asks_
 from fsdp_migrate.source.heirs import derives
 from fsdp_migrate.source.own_methods import run_in_hooks
 from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.python.argument_places import placed_names
 from fsdp_migrate.source.python.asked_as_models import asked_in
 from fsdp_migrate.source.python.held import EACH, attribute, put
 from fsdp_migrate.source.python.lightning_models import (
@@ -223,7 +224,4 @@ def _fitted(call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str |
 
 
 def _names(definition: Definition) -> list[str]:
-    node = definition.node
-    if not isinstance(node, _FUNCTIONS):
-        return []
-    return [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
+    return placed_names(definition.node) if isinstance(definition.node, _FUNCTIONS) else []

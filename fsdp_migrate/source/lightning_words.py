@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.python.nodes import targets_of, text_of, walk_for
 from fsdp_migrate.source.python.values import Values, takers
 from fsdp_migrate.source.uses import Found
 
@@ -130,8 +130,7 @@ def _is_of_strategy(source: Source, above: cst.CSTNode) -> bool:
         )
     if not isinstance(above, (cst.AnnAssign, cst.Assign)):
         return False
-    targets = [above.target] if isinstance(above, cst.AnnAssign) else [each.target for each in above.targets]
-    return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(target)) for target in targets)
+    return any(re.search(r"(^|[.\[_'\"])strategy['\"]?\]?$", text_of(each)) for each in targets_of(above))
 
 
 def is_word(source: Source, node: cst.BaseExpression) -> bool:

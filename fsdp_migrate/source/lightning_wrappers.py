@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk
+from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, text_of, walk
 
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def wrapped_strategies(source: Source) -> Iterator[cst.Call]:
     """
     words = [node for node, name in source.references.items() if name.split(".")[0] in catalog.ARGUMENT_WORDS]
     for call in source.calls if words else ():
-        given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
-        name = (dotted(call.func) or "").split(".")[-1]
+        given = named_arguments(call)
+        name = last_name(call.func)
         if "strategy" not in given or isinstance(given["strategy"], cst.Call) or name in _CALLED:
             continue
         settings = [value for key, value in given.items() if _SETTINGS.search(key)]

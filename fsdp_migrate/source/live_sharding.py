@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.named_at_run import NamedAtRun
-from fsdp_migrate.source.project import Place, dotted, is_a_test
+from fsdp_migrate.source.project import Place, dotted, is_a_test, last_name
 from fsdp_migrate.source.python.made_by_others import is_made_by_others
 from fsdp_migrate.source.python.walked import walked
 
@@ -143,7 +143,7 @@ class LiveSharding:
             module = project.module(path) if not is_a_test(path) else None
             calls = self.callers.calls_in(module) if module is not None else ()
             for call, place in calls:
-                name = (dotted(call.func) or "").split(".")[-1]
+                name = last_name(call.func)
                 function = place.module.definitions.get(place.scope)
                 is_run = function is None or self.callers.of(function) != []
                 if name in catalog.FSDP2_FUNCTIONS and is_run:

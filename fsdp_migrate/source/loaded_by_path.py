@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.python.argument_places import given_at
+from fsdp_migrate.source.python.argument_places import given_at, placed_names
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -101,7 +101,7 @@ def _returned(function: Functions) -> Iterator[ast.expr]:
 
 def _given(function: Functions, call: ast.Call, path: ast.expr | None) -> ast.expr | None:
     """Return the path, which a call may give to the function that loads it."""
-    order = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+    order = placed_names(function)
     names = {each.id for each in ast.walk(path) if isinstance(each, ast.Name)} if path is not None else set()
     given = (given_at(call, number, name) for number, name in enumerate(order) if name in names)
     return next((each for each in given if each is not None), path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
 
@@ -119,7 +119,7 @@ def _is_one(source: Source, binding: Binding, name: cst.Name, model: str) -> boo
         is_models = text_of(value.value) == model or text_of(value.value).startswith(f"{model}.")
         return is_models and _WEIGHT.search(value.attr.value) is not None
     is_item = isinstance(value, cst.Subscript) or (
-        isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in {"get_parameter", "next"}
+        isinstance(value, cst.Call) and last_name(value.func) in {"get_parameter", "next"}
     )
     return is_item and _takes(value, model)
 
@@ -137,7 +137,7 @@ def _takes(value: cst.CSTNode, model: str) -> bool:
 
 def _groups(source: Source, over: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return what is gone through around ``for p in group["params"]``: ``optimizer.param_groups``."""
-    if not isinstance(over, cst.Subscript) or text_of(over.slice[0]).strip("'\"") != "params":
+    if not isinstance(over, cst.Subscript) or word_of(over.slice[0]) != "params":
         return None
     around = (
         each for each in loops_around(source.index, over) if text_of(each.target) == text_of(over.value)

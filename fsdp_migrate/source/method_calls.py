@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.uses import Replace
 
 
@@ -114,7 +114,7 @@ def _is_made_by_a_class(source: Source, node: cst.BaseExpression) -> bool:
     if not isinstance(node, cst.Name) or node not in source.index.scopes:
         return False
     values = (binding.value for binding in source.index.scopes[node].lookup(node.value))
-    made = ((dotted(value.func) or "").split(".")[-1] for value in values if isinstance(value, cst.Call))
+    made = (last_name(value.func) for value in values if isinstance(value, cst.Call))
     return any(name[:1].isupper() for name in made)
 
 
@@ -126,7 +126,7 @@ def _stands_below_a_switch(source: Source, node: cst.CSTNode) -> bool:
             test = above.test
             while isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
                 test = test.left
-            name = (dotted(test) or "").split(".")[-1].lower()
+            name = last_name(test).lower()
             if "fsdp" in name and "fsdp2" not in name:
                 return True
         below = above

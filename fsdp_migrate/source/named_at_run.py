@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.callers import Callers, picks_nothing
 from fsdp_migrate.source.config_words import configs_of
 from fsdp_migrate.source.plain_doubts import Doubts
-from fsdp_migrate.source.project import Place, dotted, is_a_test
+from fsdp_migrate.source.project import Place, dotted, is_a_test, last_name
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -90,7 +90,7 @@ class NamedAtRun:
     def _has_functions(self, node: ast.expr, module: Module) -> bool:
         """Tell whether an expression is a module, or a class, of the project."""
         if isinstance(node, ast.Call):
-            return (dotted(node.func) or "").split(".")[-1] in _IMPORTS
+            return last_name(node.func) in _IMPORTS
         if isinstance(node, ast.Subscript):
             return dotted(node.value) == "sys.modules"
         text = dotted(node)
@@ -107,7 +107,7 @@ class NamedAtRun:
         return bool(self.callers.project.paths(module, written))
 
     def _imports_any(self, call: ast.Call) -> bool:
-        name = (dotted(call.func) or "").split(".")[-1]
+        name = last_name(call.func)
         if name == "entry_points":
             return True
         if name not in _BY_TEXT | _IMPORTS or not call.args:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.bound_names import STAR, names_bound
 from fsdp_migrate.source.python.sure_imports import MISSING, is_fsdp2s, is_sure, may_miss
 from fsdp_migrate.source.python.walked import walked
@@ -63,7 +64,7 @@ class NeverRun:
         root, _, rest = (text or "").partition(".")
         written = self.imports.get(root)
         known = [] if written is None else [f"{written}.{rest}" if rest else written]
-        given = {(dotted(each) or "").rpartition(".")[2] for each in _given(call)}
+        given = {last_name(each) for each in every_argument(call)}
         if not given.isdisjoint(self._functions):
             return True  # what is called may call what it is given
         return may_miss(text, known, self._functions | self._classes)
@@ -183,10 +184,6 @@ class NeverRun:
 def imports_fsdp2(tree: ast.Module) -> bool:
     """Tell whether a ``try`` of a file imports FSDP2's names, and so never comes to its handlers."""
     return any(isinstance(each, ast.Try) and _is_fsdp2s(each) for each in walked(tree))
-
-
-def _given(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(each.value for each in call.keywords)]
 
 
 def _is_fsdp2s(node: ast.Try) -> bool:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers, akin
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import values_bound
@@ -124,7 +124,7 @@ def _named_in(tree: ast.AST) -> _Named:
         changed: set[str] = set()
         for node in walked(tree):
             if isinstance(node, ast.ClassDef):
-                bases.update((dotted(base) or "").split(".")[-1] for base in node.bases)
+                bases.update(last_name(base) for base in node.bases)
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 assigned.update(name for each in targets for name in _others(each))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.walked import walked
 
@@ -68,7 +69,7 @@ def _taking(project: Project, path: Path, names: frozenset[str]) -> Iterator[tup
         node = each.node
         if not isinstance(node, _FUNCTIONS):
             continue
-        for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+        for arg in parameters_of(node):
             if arg.arg in names:
                 yield each, arg.arg, arg.arg
         for assign in walked(node) if node.name == "__init__" else ():
@@ -102,10 +103,9 @@ def _is_given(
 def _calls_of(project: Project, names: set[str]) -> Calls:
     """Return the calls of what has one of some names; each file is gone through once."""
     found: Calls = {}
-    for path in project.holding(names):
-        module = project.module(path)
-        for node in walked(module.tree) if module is not None else ():
-            if isinstance(node, ast.Call) and module is not None:
+    for module in project.parsed(project.holding(names)):
+        for node in walked(module.tree):
+            if isinstance(node, ast.Call):
                 func = node.func
                 name = func.attr if isinstance(func, ast.Attribute) else dotted(func) or ""
                 if name in names:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_methods import makes_its_own
-from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project import Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.accelerate_models import prepared_by
 from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method_in
@@ -67,7 +67,7 @@ def methods_by_file(
 
 def _wrapped(call: ast.Call) -> Iterator[str]:
     """Yield what FSDP1's class, by its usual names, is given to wrap."""
-    if (dotted(call.func) or "").split(".")[-1] in {"FSDP", catalog.FSDP}:
+    if last_name(call.func) in {"FSDP", catalog.FSDP}:
         yield from filter(None, map(dotted, call.args[:1]))
 
 
@@ -103,7 +103,7 @@ def makers_beside(modules: Iterable[Module], scopes: Collection[str], called: Ca
     for module in modules:
         for each in (statement for scope in scopes_of(module) for statement in scope.statements):
             for call in each.calls if f"{module.path}:{each.place.scope}" in scopes else ():
-                if makes_optimizers((dotted(call.func) or "").split(".")[-1]):
+                if makes_optimizers(last_name(call.func)):
                     found.update(definition.module.path for definition in called(call.func, each.place))
     return found
 
@@ -142,7 +142,7 @@ def picked(value: ast.expr, module: Module, called: Called, depth: int = 0) -> I
     found = list(called(value, Place(module, "")))
     yield from (each for each in found if isinstance(each.node, ast.ClassDef))
     if isinstance(value, ast.Call):
-        name = (dotted(value.func) or "").split(".")[-1]
+        name = last_name(value.func)
         for each in value.args[:1] if name == "partial" else ():
             yield from picked(each, module, called, depth + 1)
         functions = [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL, PARAMETERS, is_optimizer, of_optimizer
 
 
@@ -80,7 +81,7 @@ def _makes_one(call: ast.Call, name: str) -> bool:
 def _stepped(call: ast.Call) -> Iterator[str]:
     """Yield the models whose parameters a call is given; of a function the models too."""
     is_class = bool(of_optimizer(dotted(call.func) or "", [{PARAMETERS}]))
-    for given in (*call.args, *(each.value for each in call.keywords)):
+    for given in every_argument(call):
         if not is_class and (name := dotted(given)) is not None:
             yield name
         for node in ast.walk(given):

@@ -6,16 +6,16 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.heirs import imported
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, NO_FRAMEWORKS
 from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Definition, Module, Project
+    from fsdp_migrate.source.project import Definition, Project
 
 
 _CLASS: Final = re.compile(r"^class (\w*Trainer)\b", re.MULTILINE)
@@ -33,24 +33,11 @@ def own_trainers(project: Project) -> dict[Path, set[str]]:
     texts = (text for text in project.texts.values() if "Trainer" in text)
     names = {name for text in texts for name in _CLASS.findall(text)}
     found: dict[Path, set[str]] = {}
-    for path in project.holding(names) if names else ():
-        module = project.module(path)
-        told = set(_imported(project, module, names)) if module is not None else set()
-        found |= {path: told} if told else {}
+    for module in project.parsed(project.holding(names)) if names else ():
+        owners = imported(project, module, names)
+        told = {written for written, owner in owners if is_of_its_own(project, owner)}
+        found |= {module.path: told} if told else {}
     return found
-
-
-def _imported(project: Project, module: Module, names: set[str]) -> Iterator[str]:
-    place = Place(module, "")
-    for name, written in module.imports.items():
-        if written.rpartition(".")[2] in names:
-            texts = [name]
-        else:
-            texts = [f"{name}.{each}" for each in sorted(names)] if project.paths(module, written) else []
-        for text in texts:
-            owner = project.named(text, place)
-            if owner is not None and owner.module is not module and is_of_its_own(project, owner):
-                yield project.qualified(text, place)
 
 
 def is_of_its_own(project: Project, owner: Definition, depth: int = 0) -> bool:

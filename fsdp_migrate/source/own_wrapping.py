@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -71,7 +72,7 @@ def _shards_a_part(known: ProjectKinds, owner: Definition) -> bool:
 
 def _is_module(owner: Definition) -> bool:
     bases = owner.node.bases if isinstance(owner.node, ast.ClassDef) else []
-    return any((dotted(base) or "").split(".")[-1] in _MODULES for base in bases)
+    return any(last_name(base) in _MODULES for base in bases)
 
 
 def _is_fsdp1s(known: ProjectKinds, call: ast.Call, place: Place) -> bool:
@@ -100,9 +101,8 @@ def _is_asked_for_state(known: ProjectKinds, owner: Definition) -> bool:
 
 def _is_reached(known: ProjectKinds, owner: Definition, names: frozenset[str]) -> bool:
     """Tell whether calls of some names are about a class's objects."""
-    for path in known.project.holding(names):
-        module = known.project.module(path)
-        for scope in scopes_of(module) if module is not None else ():
+    for module in known.project.parsed(known.project.holding(names)):
+        for scope in scopes_of(module):
             for statement in scope.statements:
                 for call in statement.calls:
                     if any(_holds(known, each, statement.place, owner) for each in _reached(call, names)):
@@ -113,7 +113,7 @@ def _is_reached(known: ProjectKinds, owner: Definition, names: frozenset[str]) -
 def _is_asked(call: ast.Call, names: Collection[str]) -> bool:
     func = call.func
     is_method = isinstance(func, ast.Attribute) and func.attr in _ASKED and dotted(func.value) in names
-    last = (dotted(func) or "").split(".")[-1]
+    last = last_name(func)
     return is_method or (last in _ASKED and any(_model_of(arg) in names for arg in call.args))
 
 
@@ -126,11 +126,11 @@ def _model_of(node: ast.expr) -> str | None:
 
 def _reached(call: ast.Call, names: frozenset[str]) -> Iterator[ast.expr]:
     """Yield what a call of one of some names shards, or asks for its state."""
-    last = (dotted(call.func) or "").split(".")[-1]
+    last = last_name(call.func)
     if last in _ASKED & names and isinstance(call.func, ast.Attribute):
         yield call.func.value
     if last in names:
-        for arg in (*call.args, *(each.value for each in call.keywords)):
+        for arg in every_argument(call):
             yield arg
             if isinstance(arg, ast.Call) and isinstance(arg.func, ast.Attribute):
                 yield arg.func.value

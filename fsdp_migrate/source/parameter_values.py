@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nameless import given_to_nameless
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
@@ -107,7 +107,7 @@ class ParameterValues:
     def _is_item(self, node: cst.Subscript) -> bool:
         """Tell whether it is one of many, a part of one, or what an optimizer keeps for one."""
         if STATE in self.source.models.kinds(node):
-            return text_of(node.slice[0]).strip("'\"") != "step"  # a plain number
+            return word_of(node.slice[0]) != "step"  # a plain number
         if not isinstance(node.value, (cst.Name, cst.Attribute, cst.Call, cst.Subscript)):
             return self.is_one(node.value)
         is_item = not is_slice(node) and self._once(node.value, self.is_many)
@@ -173,7 +173,7 @@ class ParameterValues:
             func = node.func
             if isinstance(func, cst.Attribute) and func.attr.value in _ITEMS:
                 return self.is_many(func.value)
-            if (dotted(func) or "").split(".")[-1] in SAME_PARAMETERS:
+            if last_name(func) in SAME_PARAMETERS:
                 return any(self.is_many(arg.value) for arg in node.args)
             return self.is_list(node) or self._gives(node, self.is_many)
         return self.is_list(node)
@@ -379,7 +379,7 @@ def _is_of_the_same(source: Source, value: cst.BaseExpression, name: str) -> boo
         over = value.for_in
         is_each = _innermost(source, value.elt, until=text_of(over.target)) == text_of(over.target)
         return is_each and over.inner_for_in is None and text_of(over.iter) == name
-    is_call = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in SAME_PARAMETERS
+    is_call = isinstance(value, cst.Call) and last_name(value.func) in SAME_PARAMETERS
     if isinstance(value, cst.Call) and is_call:
         return [text_of(arg.value) for arg in value.args if arg.keyword is None] == [name]
     return _innermost(source, value, until=name) == name

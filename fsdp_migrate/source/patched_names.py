@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.by_name import PATCHES, replaces
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.walked import walked
 
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
 
 _NAMES: Final = ("FSDP", "FullyShardedDataParallel", "ShardedGradScaler")
 _NAME: Final = re.compile(rf"^(?:(?P<module>[\w.]+)\.)?(?P<name>{'|'.join(_NAMES)})(?:\.\w+)?$")
-_PATCHES: Final = re.compile(r"\b(?:mock|monkeypatch|patch)\b")
 
 
 def with_patched_names(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
     """Tell files what they replace in vain."""
     naming = project.holding(_NAMES)
-    asking = (path for path in naming if _PATCHES.search(project.texts[path]))
+    asking = (path for path in naming if PATCHES.search(project.texts[path]))
     modules = (module for path in asking if (module := project.module(path)) is not None)
     found = {module.path: frozenset(_replaced_in_vain(project, module)) for module in modules}
     told = {
@@ -39,7 +39,7 @@ def with_patched_names(project: Project, links: dict[Path, Links]) -> dict[Path,
 
 def _replaced_in_vain(project: Project, module: Module) -> Iterator[str]:
     for node in walked(module.tree):
-        if isinstance(node, ast.Call) and _PATCHES.search(dotted(node.func) or ""):
+        if isinstance(node, ast.Call) and replaces(dotted(node.func) or ""):
             texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
             owner = dotted(node.args[0]) if node.args else None
             for match in (_NAME.match(each) for each in texts if isinstance(each, str)):

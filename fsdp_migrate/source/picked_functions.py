@@ -74,10 +74,9 @@ class PickedFunctions:
 
     def _of_family(self, owner: Definition, text: str) -> Iterator[tuple[ast.expr, Place]]:
         """Yield what an attribute holds that a class, its bases and those below it fill."""
-        for path in self.project.holding([text.rpartition(".")[2]]):
-            module = self.project.module(path)
-            for (scope, name), values in self._held(module).items() if module is not None else ():
-                other = module.definitions.get(scope) if module is not None and name == text else None
+        for module in self.project.parsed(self.project.holding([text.rpartition(".")[2]])):
+            for (scope, name), values in self._held(module).items():
+                other = module.definitions.get(scope) if name == text else None
                 is_its = other is not None and (other is owner or self._are_related(other, owner))
                 yield from values if is_its else ()
 

@@ -18,7 +18,7 @@ from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
 from fsdp_migrate.source.python.object_fields import classes, init_of
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.wrapped_in_place import given_for
@@ -134,7 +134,7 @@ class PlainCopies:
         func = node.func
         if isinstance(func, cst.Attribute) and func.attr.value == "keys":
             return self._once(func.value, self.holds_names)
-        if (dotted(func) or "").split(".")[-1] == _READS_NAMES and node.args:
+        if last_name(func) == _READS_NAMES and node.args:
             return self._is_before_sharding(node.args[0].value)
         return self.is_table(node) or self._is_of_the_same(node, self.holds_names)
 
@@ -154,7 +154,7 @@ class PlainCopies:
 
     def _is_of_the_same(self, call: cst.Call, ask: Ask) -> bool:
         """Tell whether a call gives what it is given, in another form: ``list(x)``, ``deepcopy(x)``."""
-        last = (dotted(call.func) or "").split(".")[-1]
+        last = last_name(call.func)
         if isinstance(call.func, cst.Attribute) and last == "copy" and not call.args:
             return self._once(call.func.value, ask)
         is_same = last in SAME_PARAMETERS | _COPIES

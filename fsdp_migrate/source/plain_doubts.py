@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
+from fsdp_migrate.source.python.argument_places import every_argument, parameters_of, placed_names
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import values_bound
 
@@ -134,7 +135,7 @@ class Doubts:
         made = self.callers.stands_for(text, place) if (text := dotted(call.func)) is not None else None
         if made is None or isinstance(made.node, ast.ClassDef) or len(call.args) < _PIECE:
             return False
-        names = [each.arg for each in (*made.node.args.posonlyargs, *made.node.args.args)]
+        names = placed_names(made.node)
         names = names[1:] if made.owner is not None else names
         if count >= len(names):
             return False
@@ -216,7 +217,7 @@ class Doubts:
             module = self.project.module(path) if is_one else None
             calls = (each for each in walked(module.tree)) if module is not None else ()
             for node in calls:
-                name = (dotted(node.func) or "").split(".")[-1] if isinstance(node, ast.Call) else ""
+                name = last_name(node.func) if isinstance(node, ast.Call) else ""
                 at = _PICKERS.get(name)
                 given = node.args[at : at + 1] if isinstance(node, ast.Call) and at is not None else []
                 pattern = _pattern(given[0]) if given else None
@@ -241,8 +242,7 @@ def _parameters(module: Module, scope: str) -> set[str]:
     definition = module.definitions.get(scope)
     if definition is None or isinstance(definition.node, ast.ClassDef):
         return set()
-    args = definition.node.args
-    return {each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    return {each.arg for each in parameters_of(definition.node)}
 
 
 def _called(definition: Definition) -> str:
@@ -261,7 +261,7 @@ def filled(statement: Statement, text: str) -> Iterator[ast.expr]:
     for call in statement.calls:
         func = call.func
         if isinstance(func, ast.Attribute) and func.attr in _FILLS and dotted(func.value) == text:
-            yield from (*call.args, *(each.value for each in call.keywords))
+            yield from every_argument(call)
     node = statement.node
     targets = node.targets if isinstance(node, ast.Assign) else []
     for each in targets:

@@ -12,7 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
 
@@ -143,7 +143,7 @@ def _is_left_plain(values: ParameterValues, model: cst.BaseExpression) -> bool:
 
 def _shards(call: cst.Call) -> bool:
     """Tell whether a call may shard what it is given, as its name says."""
-    return _SHARDS.search((dotted(call.func) or "").rpartition(".")[2]) is not None
+    return _SHARDS.search(last_name(call.func)) is not None
 
 
 def _made_of(source: Source, model: cst.BaseExpression) -> list[cst.BaseExpression]:

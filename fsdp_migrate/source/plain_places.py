@@ -19,10 +19,11 @@ from fsdp_migrate.source.left_branches import is_left_out
 from fsdp_migrate.source.object_classes import Objects
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.plain_doubts import Doubts, filled
-from fsdp_migrate.source.project import Asked, Definition, Place, dotted
+from fsdp_migrate.source.project import Asked, Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import is_ruled_out
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharded_below import ShardedBelow
 from fsdp_migrate.source.tables import in_table
@@ -282,12 +283,12 @@ class PlainPlaces:
     def _is_module(self, made: Definition) -> bool:
         """Tell whether a class is a module of torch's."""
         assert isinstance(made.node, ast.ClassDef)
-        named = [(dotted(each) or "").split(".")[-1] for each in made.node.bases]
+        named = [last_name(each) for each in made.node.bases]
         return "Module" in named or any(map(self._is_module, self.project.bases(made)))
 
     def _is_given_none(self, call: ast.Call, place: Place, depth: int) -> bool:
         """Tell whether a call is given no model that is not plain."""
-        given = [*call.args, *(each.value for each in call.keywords)]
+        given = every_argument(call)
         return all(self._holds_none(each, place, depth) for each in given)
 
     def _holds_none(
@@ -310,7 +311,7 @@ class PlainPlaces:
             is_bound = func is not None and (dotted(func) or "").split(".")[0] in bound
             if is_models and func is not None and not is_bound and (is_a_part or isinstance(func, ast.Name)):
                 return self._is_plain(func, place, depth + 1)
-            parts: list[ast.AST] = [*node.args, *(each.value for each in node.keywords)]
+            parts: list[ast.AST] = [*every_argument(node)]
             parts += [func] if func is not None else []
         else:
             parts = list(ast.iter_child_nodes(node))
@@ -385,7 +386,7 @@ class PlainPlaces:
         if isinstance(owner, ast.Name) and owner.id in {"cls", "self"} and not values_bound(place, "cls"):
             own = self.project.class_of(place)
             return own is not None and self._is_field_plain(own, node.attr, depth)
-        if is_model((dotted(owner) or "").split(".")[-1].lower()):
+        if is_model(last_name(owner).lower()):
             return self._is_plain(owner, place, depth)
         classes = self._objects.of(owner, place, depth)
         if classes and all(map(self._is_module, classes)):
@@ -435,7 +436,7 @@ class PlainPlaces:
 
 def _is_fixture(function: Definition) -> bool:
     words = [each.func if isinstance(each, ast.Call) else each for each in function.node.decorator_list]
-    return any((dotted(each) or "").split(".")[-1] == "fixture" for each in words)
+    return any(last_name(each) == "fixture" for each in words)
 
 
 def _is_empty(node: ast.AST) -> bool:

@@ -10,7 +10,14 @@ import libcst as cst
 from fsdp_migrate.source.python.contexts import names_in
 from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    last_name,
+    named_arguments,
+    text_of,
+    word_of,
+)
 from fsdp_migrate.source.uses import Found
 
 
@@ -84,7 +91,7 @@ def find(source: Source) -> Iterator[Found]:
 def _names_policy(source: Source) -> bool:
     """Tell whether the source gives a plugin a policy where it is made, or by the environment."""
     made = (c for c in source.calls if any(map(PLUGIN.match, source.index.qualified(c.func))))
-    given = {arg.keyword.value: text_of(arg.value) for c in made for arg in c.args if arg.keyword is not None}
+    given = {name: text_of(value) for call in made for name, value in named_arguments(call).items()}
     return given.get(_POLICY, "None") != "None" or "FSDP_AUTO_WRAP_POLICY" in environment_of_run(source)
 
 
@@ -109,16 +116,13 @@ def _may_load_so(source: Source) -> bool:
 
 
 def _has(call: cst.Call, name: str, value: str) -> bool:
-    return any(
-        arg.keyword is not None and arg.keyword.value == name and text_of(arg.value) == value
-        for arg in call.args
-    )
+    return any(text_of(each) == value for each in given_by_name(call, name))
 
 
 def _loading_values(source: Source) -> Iterator[cst.BaseExpression]:
     """Yield what the source sets ``cpu_ram_efficient_loading`` to: in a call, a dict, an item and so on."""
     for call in source.calls:
-        yield from (a.value for a in call.args if a.keyword and _LOADING.search(a.keyword.value))
+        yield from (value for name, value in named_arguments(call).items() if _LOADING.search(name))
     for node in source.index.by_kind.get(cst.DictElement, ()):
         if isinstance(node, cst.DictElement) and _LOADING.search(_word(node.key)):
             yield node.value
@@ -134,11 +138,11 @@ def _word(node: cst.BaseExpression) -> str:
         return _word(key.value) if isinstance(key, cst.Index) else ""
     if isinstance(node, cst.SimpleString):
         return str(node.evaluated_value)
-    return (dotted(node) or "").split(".")[-1]
+    return last_name(node)
 
 
 def _is_false(value: cst.BaseExpression) -> bool:
-    return text_of(value).strip("'\"").lower() in {"false", "0"}
+    return word_of(value).lower() in {"false", "0"}
 
 
 def is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:

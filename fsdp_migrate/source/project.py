@@ -14,7 +14,8 @@ from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
-from fsdp_migrate.source.python.walked import children_of, walked
+from fsdp_migrate.source.python.argument_places import placed_names
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.word_index import WordIndex
 
 
@@ -196,6 +197,10 @@ class Project:
             return Module(path, parts_of(path), parse_any(self.texts[path]))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
+
+    def parsed(self, paths: Iterable[Path]) -> Iterator[Module]:
+        """Yield the modules of files, those left out that are no Python."""
+        return (module for path in paths if (module := self.module(path)) is not None)
 
     @functools.cached_property
     def _words(self) -> WordIndex[Path]:
@@ -449,18 +454,14 @@ def dotted(node: ast.expr) -> str | None:
     return "super()" if is_super else None
 
 
-def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
-    """Yield the calls of a statement, those of the statements in it left out."""
-    yield from (each for each in parts_of_one(node) if isinstance(each, ast.Call))
+def last_name(node: ast.expr) -> str:
+    """Return ``c`` for ``a.b.c``, and nothing for what is no name.
 
-
-def parts_of_one(node: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the parts of a statement, the statements in it left out."""
-    todo = [child for child in children_of(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))]
-    while todo:
-        each = todo.pop()
-        yield each
-        todo += children_of(each)
+    Example:
+        >>> [last_name(ast.parse(each, mode="eval").body) for each in ("torch.save", "save", "f().save")]
+        ['save', 'save', '']
+    """
+    return (dotted(node) or "").rpartition(".")[2]
 
 
 def bound(
@@ -473,9 +474,7 @@ def bound(
         yield from () if is_starred else zip(fields, given, strict=False)
         yield from named.items()
         return
-    order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
-    if definition.owner is not None and order[:1] in (["self"], ["cls"]):
-        order = order[1:]
+    order = placed_names(node, is_method=definition.owner is not None)
     yield from zip(order, given, strict=False)
     known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
     yield from ((name, kinds) for name, kinds in named.items() if name in known)
@@ -492,5 +491,5 @@ def either(parts: list[tuple[ast.expr, set[str]]]) -> set[str]:
     """Return what one of several expressions may be: also another, if one makes an object of its own."""
     found = {kind for _, kinds in parts for kind in kinds}
     calls = (part.func for part, kinds in parts if isinstance(part, ast.Call) and not kinds & {"fsdp"})
-    names = ((dotted(func) or "").split(".")[-1] for func in calls)
+    names = (last_name(func) for func in calls)
     return found | ({"other"} if "fsdp" in found and any(name[:1].isupper() for name in names) else set())

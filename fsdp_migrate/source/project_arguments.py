@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from fsdp_migrate.source.project import Definition, Place, bound, dotted
+from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
 from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole, without_models
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.shown_plain import is_shown_plain
@@ -86,9 +87,7 @@ def rest_of(
     node = definition.node
     if isinstance(node, ast.ClassDef):
         return
-    order = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)]
-    if definition.owner is not None and order[:1] in (["self"], ["cls"]):
-        order = order[1:]
+    order = placed_names(node, is_method=definition.owner is not None)
     if node.args.vararg is not None:
         behind = [_near(kinds) for kinds in given[len(order) :]]
         # What a list holds, handed on by `*parts`, stands at any place.
@@ -122,7 +121,7 @@ def is_bare(known: Facts, definition: Definition, call: ast.Call, place: Place) 
     is_starred = any(isinstance(arg, ast.Starred) for arg in call.args)
     if made is None or is_starred or any(each.arg is None for each in call.keywords):
         return False
-    named = {each.arg: each.value for each in call.keywords if each.arg}
+    named = named_arguments(call)
     return not any(
         _is_model(known, made, name) and not _is_shown_plain(known, given, place)
         for name, given in bound(made, call, call.args, named)

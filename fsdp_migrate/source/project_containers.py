@@ -78,7 +78,7 @@ def _comprehended(
     gives: ast.expr,
 ) -> set[str]:
     first = node.generators[0]
-    for target, inside in targets_of(first.target, taken(EACH, kinds(first.iter))):
+    for target, inside in kinds_of_targets(first.target, taken(EACH, kinds(first.iter))):
         if dotted(target) == dotted(gives) and isinstance(gives, ast.Name):
             return inside
     return kinds(gives)
@@ -119,14 +119,14 @@ def rooted(where: ast.expr, kinds: set[str]) -> tuple[ast.expr, set[str]]:
             return where, kinds
 
 
-def targets_of(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, set[str]]]:
+def kinds_of_targets(target: ast.expr, kinds: set[str]) -> Iterator[tuple[ast.expr, set[str]]]:
     """Yield the names that a target binds, with what each is given: ``(name, (model, optimizer))``."""
     if isinstance(target, (ast.Tuple, ast.List)):
         for place, element in enumerate(target.elts):
             if isinstance(element, ast.Starred):
-                yield from targets_of(element.value, put(EACH, taken(EACH, kinds)))
+                yield from kinds_of_targets(element.value, put(EACH, taken(EACH, kinds)))
             else:
-                yield from targets_of(element, taken(str(place), kinds))
+                yield from kinds_of_targets(element, taken(str(place), kinds))
     else:
         yield target, kinds
 

@@ -10,7 +10,7 @@ from fsdp_migrate.source.method_order import run_above
 from fsdp_migrate.source.picked_kinds import PickedKinds
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
-from fsdp_migrate.source.project_containers import bound_by_match, rooted, targets_of, text_of
+from fsdp_migrate.source.project_containers import bound_by_match, kinds_of_targets, rooted, text_of
 from fsdp_migrate.source.project_kinds import (
     MAKES_ONE,
     Fact,
@@ -38,7 +38,7 @@ from fsdp_migrate.source.wrapped_in_place import (
     given_for,
     gives_another_name,
     is_of_a_loop,
-    older_names,
+    other_names_above,
     put_into,
     sharded_parameters,
     whole_of_target,
@@ -117,7 +117,7 @@ class ProjectFacts(PickedKinds):
                 self.looked_at += [module] if module is not None else []
 
     def _assign(self, target: ast.expr, kinds: set[str], place: Place) -> None:
-        for part, held_here in targets_of(target, kinds) if kinds else ():
+        for part, held_here in kinds_of_targets(target, kinds) if kinds else ():
             if isinstance(part, ast.Subscript):
                 # `models[name] = FSDP(net)`
                 root, inside = rooted(part, held_here)
@@ -277,7 +277,7 @@ class ProjectFacts(PickedKinds):
             self._found_more(f"{_SHARDS}{scope}")
         if gives_another_name(node, text):
             self._assign_name(text, {*whole(kinds), "other"}, place, is_aside=True)
-        for older in older_names(self.project.node(place.module, place.scope), node, text):
+        for older in other_names_above(self.project.node(place.module, place.scope), node, text):
             self._assign_name(older, {*whole(kinds), "other"}, place, is_aside=True)
 
     def written(self, func: ast.expr, place: Place) -> str:
@@ -394,7 +394,7 @@ class ProjectFacts(PickedKinds):
                 for each in ast.walk(node)
             )
         )
-        for target, each in targets_of(node.target, kinds) if kinds and not is_of_names else ():
+        for target, each in kinds_of_targets(node.target, kinds) if kinds and not is_of_names else ():
             text = dotted(target)
             if text is not None:
                 self._add(self._key(text, place), each)

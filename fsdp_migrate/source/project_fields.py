@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.object_fields import DECORATORS
 
 
@@ -28,21 +28,21 @@ def fields_of(project: Project, owner: Definition, depth: int = 0) -> Fields:
     for line in owner.node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             names += [] if "ClassVar" in ast.dump(line.annotation) else [line.target.id]
-    above = [(dotted(base) or "").split(".")[-1] for base in owner.node.bases]
+    above = [last_name(base) for base in owner.node.bases]
     is_made_so = bool(above or depth) or any(map(_is_decorator, owner.node.decorator_list))
     return tuple(dict.fromkeys(names)) if is_made_so else (), "NamedTuple" in above
 
 
 def _is_decorator(node: ast.expr) -> bool:
     made = node.func if isinstance(node, ast.Call) else node
-    return (dotted(made) or "").split(".")[-1] in DECORATORS
+    return last_name(made) in DECORATORS
 
 
 def stands_for_attribute(owner: Definition) -> str | None:
     """Return the attribute that ``__getattr__`` asks for the rest, of a class that is no module itself."""
     node = owner.module.definitions.get(f"{owner.name}.__getattr__")
     bases = owner.node.bases if isinstance(owner.node, ast.ClassDef) else []
-    if node is None or any((dotted(base) or "").split(".")[-1] not in {"ABC", "object"} for base in bases):
+    if node is None or any(last_name(base) not in {"ABC", "object"} for base in bases):
         return None
     for each in ast.walk(node.node):
         call = each.value if isinstance(each, ast.Return) else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
+from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.by_name import PROPERTIES, SETS
 
 
@@ -63,7 +64,7 @@ def _of_dict(node: ast.expr) -> ast.expr | None:
 
 def _items(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that ``update(model=model)``, or ``update({"model": model})``, puts in."""
-    yield from ((each.arg, each.value) for each in call.keywords if each.arg)
+    yield from named_arguments(call).items()
     given = call.args[0] if len(call.args) == 1 else None
     for key, value in zip(given.keys, given.values, strict=True) if isinstance(given, ast.Dict) else ():
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
@@ -90,7 +91,7 @@ def _named(call: ast.Call) -> Named | None:
 
 def is_property(function: Function) -> bool:
     """Tell whether a method is read as an attribute."""
-    return any((dotted(each) or "").split(".")[-1] in PROPERTIES for each in function.decorator_list)
+    return any(last_name(each) in PROPERTIES for each in function.decorator_list)
 
 
 def given_by(node: ast.stmt) -> ast.expr | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.never_run import NeverRun
-from fsdp_migrate.source.project import Asked, Function, Module, Place, calls_of, start_of
+from fsdp_migrate.source.project import Asked, Function, Module, Place, start_of
+from fsdp_migrate.source.python.walked import calls_of
 
 
 if TYPE_CHECKING:

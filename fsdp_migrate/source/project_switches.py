@@ -9,7 +9,7 @@ import ast
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from fsdp_migrate.source.project import Asked, Place, dotted
+from fsdp_migrate.source.project import Asked, Place, dotted, last_name
 from fsdp_migrate.source.python.switches import STEADY, contradict
 from fsdp_migrate.source.python.walked import walked
 
@@ -146,7 +146,7 @@ def _is_steady(test: ast.expr) -> bool:
     if any(isinstance(each, (ast.Subscript, ast.Await, ast.NamedExpr)) for each in ast.walk(test)):
         return False
     calls = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
-    names = ((dotted(each.func) or "").split(".")[-1] for each in calls)
+    names = (last_name(each.func) for each in calls)
     given = (dotted(arg) for each in calls for arg in each.args)
     return all(name in STEADY for name in names) and not any(each in {"self", "cls"} for each in given)
 

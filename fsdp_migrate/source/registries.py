@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import every_argument
 
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Registries:
         assert isinstance(call.func, ast.Attribute)
         start, place = dotted(call.func.value), Place(module, "")
         key = self._key(start, place) if start and _PUTS.search(call.func.attr) else None
-        for each in (*call.args, *(keyword.value for keyword in call.keywords)) if key is not None else ():
+        for each in every_argument(call) if key is not None else ():
             text = dotted(each)
             made = self.project.named(text, place) if text is not None else None
             if made is not None and key is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.source.project import NOWHERE, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
+from fsdp_migrate.source.python.argument_places import parameters_of
 
 
 if TYPE_CHECKING:
@@ -158,7 +159,6 @@ def _part(node: ast.expr, index: int | None) -> ast.expr | None:
 
 def _has_parameter(module: Module, scope: str, name: str) -> bool:
     found = module.definitions.get(scope)
-    arguments = None if found is None or isinstance(found.node, ast.ClassDef) else found.node.args
-    return arguments is not None and any(
-        arg.arg == name for arg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    )
+    if found is None or isinstance(found.node, ast.ClassDef):
+        return False
+    return any(each.arg == name for each in parameters_of(found.node))

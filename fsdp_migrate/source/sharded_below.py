@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.call_arguments import given_by
-from fsdp_migrate.source.project import dotted, parts_of_one
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project_names import targets_of
+from fsdp_migrate.source.python.argument_places import every_argument, named_arguments, parameters_of
+from fsdp_migrate.source.python.walked import parts_of_one
 
 
 if TYPE_CHECKING:
@@ -56,8 +59,10 @@ class ShardedBelow:
             return False
         written = self.doubts.project.qualified(func, place)
         if _CLASS.search(written) or _CLASS.search(func):
-            named = (each.value for each in call.keywords if each.arg == "module")
-            return any(dotted(each) == text for each in (*call.args[:1], *named))
+            named = named_arguments(call).get("module")
+            return any(
+                dotted(each) == text for each in (*call.args[:1], *([named] if named is not None else ()))
+            )
         made = self.callers.stands_for(func, place)
         if made is None or isinstance(made.node, ast.ClassDef):
             return False
@@ -91,8 +96,7 @@ def _is_required(asked: Asked) -> bool:
 
 def _parameters(function: Definition) -> list[str]:
     assert not isinstance(function.node, ast.ClassDef)
-    args = function.node.args
-    return [each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+    return [each.arg for each in parameters_of(function.node)]
 
 
 def _made_always(statement: Statement) -> Iterator[ast.Call]:
@@ -104,9 +108,7 @@ def _made_always(statement: Statement) -> Iterator[ast.Call]:
 
 def _bound(node: ast.stmt) -> set[str]:
     """Return the names that a statement binds anew, loops and contexts that it opens left out."""
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    targets += [node.target] if isinstance(node, (ast.AnnAssign, ast.AugAssign)) else []
-    parts = (part for each in targets for part in ast.walk(each))
+    parts = (part for each in targets_of(node) for part in ast.walk(each))
     return {text for part in parts if isinstance(part, ast.expr) and (text := dotted(part))}
 
 
@@ -117,4 +119,4 @@ def _is_of_itself(statement: Statement, text: str) -> bool:
 
 def _given(call: ast.Call) -> list[ast.expr]:
     func = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-    return [*call.args, *(each.value for each in call.keywords), *func]
+    return [*every_argument(call), *func]

@@ -7,8 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import called_summoned
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.project_names import targets_of
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -46,16 +47,15 @@ def states_by_file(project: Project, names: Collection[str]) -> dict[Path, froze
 def _is_wrapped(project: Project, owner: str) -> bool:
     """Tell whether a class's object is given to what shards: ``FSDP(Net())``, or by a name that it has."""
     last = owner.rsplit(".", maxsplit=1)[-1]
-    for path in project.holding([last]):
-        module = project.module(path)
-        nodes = list(walked(module.tree)) if module is not None else []
+    for module in project.parsed(project.holding([last])):
+        nodes = list(walked(module.tree))
         bound = [(each, each.value) for each in nodes if isinstance(each, (ast.Assign, ast.AnnAssign))]
         made = [each for each, value in bound if value is not None and _made_of(value) == last]
         names = {dotted(target) for each in made for target in targets_of(each)} - {None}
         for call in (each for each in nodes if isinstance(each, ast.Call)):
-            if _WRAPS.fullmatch((dotted(call.func) or "").rpartition(".")[2]) is None:
+            if _WRAPS.fullmatch(last_name(call.func)) is None:
                 continue
-            given = [*call.args, *(each.value for each in call.keywords)]
+            given = every_argument(call)
             if any(_made_of(each) == last or not names.isdisjoint(_starts(each)) for each in given):
                 return True
     return False
@@ -66,7 +66,7 @@ def _made_of(node: ast.expr) -> str:
     while True:
         owner = node.func if isinstance(node, ast.Call) else node
         if not isinstance(owner, ast.Attribute) or dotted(owner) is not None:
-            return (dotted(owner) or "").rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            return last_name(owner) if isinstance(node, ast.Call) else ""
         node = owner.value
 
 

@@ -10,7 +10,7 @@ from fsdp_migrate.source.framework_words import mixed, state
 from fsdp_migrate.source.method_calls import is_seen_plain
 from fsdp_migrate.source.python.by_name import read_by_name
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import last_name
 from fsdp_migrate.source.uses import Found
 
 
@@ -64,4 +64,4 @@ def _is_looked_at(source: Source, node: cst.BaseExpression) -> bool:
     if isinstance(above, (cst.Attribute, cst.Comparison, cst.Expr)):
         return True
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    return isinstance(call, cst.Call) and (dotted(call.func) or "").split(".")[-1] in _LOOKS
+    return isinstance(call, cst.Call) and last_name(call.func) in _LOOKS

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.callers import Callers
-from fsdp_migrate.source.project import dotted, is_a_test
+from fsdp_migrate.source.project import is_a_test, last_name
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.lightning_models import has_option
 from fsdp_migrate.source.python.links import NOTHING
@@ -67,7 +67,7 @@ def _facts(project: Project, path: Path) -> Iterator[Facts]:
 def _makes_one(call: ast.Call) -> bool:
     named = [each.value for each in call.keywords if each.arg == "strategy"]
     is_named = any(isinstance(each, ast.Constant) and str(each.value).startswith("fsdp") for each in named)
-    return is_named or (dotted(call.func) or "").split(".")[-1] == _STRATEGY
+    return is_named or last_name(call.func) == _STRATEGY
 
 
 def _chosen_by(statement: ast.stmt, call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:

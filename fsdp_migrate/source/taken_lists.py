@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Final
 
-from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project import dotted, last_name
 
 
 COUNTS: Final = frozenset({"bool", "len", "type"})
@@ -32,7 +32,7 @@ def is_taken_at(node: ast.AST, above: dict[int, ast.AST]) -> bool:
     while around is not None:
         if isinstance(around, (ast.For, ast.comprehension)):
             return around.iter is node
-        name = (dotted(around.func) or "").split(".")[-1] if isinstance(around, ast.Call) else ""
+        name = last_name(around.func) if isinstance(around, ast.Call) else ""
         if name and _TAKES.search(name):
             return True
         is_same = name in _SAME or (isinstance(around, ast.Attribute) and around.attr in _SAME)

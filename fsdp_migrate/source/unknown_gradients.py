@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.local_numbers import is_local_number
 from fsdp_migrate.source.python.clipped_lists import are_unknown, whose_groups
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 
 
@@ -78,7 +78,7 @@ def listed(
     """Return the list that another one is made of, and whether that has the gradients of its items."""
     found: cst.BaseExpression | None = None
     if isinstance(node, cst.Call) and node.args:
-        is_same = (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS
+        is_same = last_name(node.func) in SAME_PARAMETERS
         found = node.args[-1].value if is_same else None
     elif isinstance(node, _COMPREHENSIONS) and isinstance(node.for_in.target, cst.Name):
         own = node.for_in.target.value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_around import settings_around
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 
@@ -53,7 +54,7 @@ def _of_module(project: Project, module: Module) -> bool | None:
 
     def makes(call: ast.Call) -> bool:
         # Or it is given to what calls it later: `partial(FSDP, **kwargs)`.
-        known = [call.func, *call.args, *(each.value for each in call.keywords)]
+        known = [call.func, *every_argument(call)]
         names = (project.qualified(dotted(each) or "", place) for each in known)
         return any(catalog.fsdp1_name(each) == catalog.FSDP for each in names)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.source.project import Place, start_of
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.python.walked import children_of
+from fsdp_migrate.source.python.argument_places import parameters_of
+from fsdp_migrate.source.python.walked import parts_of_one
 
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def _in_scope(module: Module, scope: str, node: ast.AST | None, name: str, use: 
         args = node.args
         if name in {each.arg for each in (args.vararg, args.kwarg) if each is not None}:
             return None
-        named = (*args.posonlyargs, *args.args, *args.kwonlyargs)
-        found = [Bound(each, here) for each in named if each.arg == name]
+        found = [Bound(each, here) for each in parameters_of(node) if each.arg == name]
     for statement in statements_in(module, scope):
         is_above = start_of(statement.node) < use.start
         later = not set(map(id, statement.place.loops)).isdisjoint(map(id, use.loops))
@@ -99,7 +99,7 @@ def _given(node: ast.stmt, name: str, place: Place) -> Iterator[Bound | None]:
             yield None
     elif any(_names(each, name) for each in _targets(node)):
         yield None
-    if any(_is_named_in(each, name) for each in _own(node)):
+    if any(_is_named_in(each, name) for each in parts_of_one(node)):
         yield None
 
 
@@ -110,15 +110,6 @@ def _targets(node: ast.stmt) -> list[ast.AST]:
     if isinstance(node, (ast.With, ast.AsyncWith)):
         return [each.optional_vars for each in node.items if each.optional_vars is not None]
     return [case.pattern for case in node.cases] if isinstance(node, ast.Match) else []
-
-
-def _own(node: ast.stmt) -> Iterator[ast.AST]:
-    """Yield what a statement has, the statements in it left out."""
-    todo = [each for each in children_of(node) if not isinstance(each, (ast.stmt, ast.ExceptHandler))]
-    while todo:
-        each = todo.pop()
-        yield each
-        todo += children_of(each)
 
 
 def _is_named_in(node: ast.AST, name: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import dotted, is_a_test
+from fsdp_migrate.source.project import is_a_test, last_name
 
 
 if TYPE_CHECKING:
@@ -70,6 +70,6 @@ def _calling(project: Project, path: Path, makers: set[str]) -> Iterator[str]:
         if not isinstance(definition.node, _FUNCTIONS):
             continue
         calls = (each for each in ast.walk(definition.node) if isinstance(each, ast.Call))
-        if any((dotted(each.func) or "").split(".")[-1] in makers for each in calls):
+        if any(last_name(each.func) in makers for each in calls):
             *owners, last = name.split(".")
             yield owners[-1] if owners and last in {"__init__", "__post_init__"} else last

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import Definition, dotted, start_of
+from fsdp_migrate.source.python.argument_places import given_at, placed_names
 from fsdp_migrate.source.python.makers import PUTS_BY_NAME
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -70,9 +71,10 @@ def _parameters(definition: Definition) -> list[str]:
     node = definition.node
     if isinstance(node, ast.ClassDef):
         return []
-    order = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    order = order[1:] if definition.owner is not None and order[:1] in (["self"], ["cls"]) else order
-    return [*order, *(each.arg for each in node.args.kwonlyargs)]
+    return [
+        *placed_names(node, is_method=definition.owner is not None),
+        *(each.arg for each in node.args.kwonlyargs),
+    ]
 
 
 def as_it_was(given: ast.expr) -> ast.expr:
@@ -108,16 +110,11 @@ def _bound_at(function: ast.AST, name: str) -> Iterator[int]:
 
 def given_for(call: ast.Call, place: int, name: str) -> str | None:
     """Return the name that a call gives for a parameter."""
-    for each in call.keywords:
-        if each.arg == name:
-            return dotted(each.value)
-    before = call.args[: place + 1]
-    if len(before) <= place or any(isinstance(each, ast.Starred) for each in before):
-        return None
-    return dotted(before[place])
+    given = given_at(call, place, name)
+    return dotted(given) if given is not None else None
 
 
-def older_names(function: ast.AST | None, sharded: ast.stmt, text: str) -> Iterator[str]:
+def other_names_above(function: ast.AST | None, sharded: ast.stmt, text: str) -> Iterator[str]:
     """Yield the other names that a function gave a model above the statement that shards it.
 
     ``self.model = model`` above ``self.wrapped = prepare(model)``: FSDP2 shards in place.

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project import Place, dotted, last_name
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
@@ -69,16 +69,14 @@ def subclasses(project: Project, modules: Iterable[Module]) -> dict[Path, dict[s
 def _names_of_subclasses(project: Project) -> set[str]:
     """Return what classes are called that derive from FSDP1's, or by their words from one of those."""
     found: set[str] = set()
-    for path in project.holding([catalog.FSDP]):
-        module = project.module(path)
-        owners = module.definitions.values() if module is not None else ()
+    for module in project.parsed(project.holding([catalog.FSDP])):
+        owners = module.definitions.values()
         classes = (each for each in owners if isinstance(each.node, ast.ClassDef))
         found.update(each.node.name for each in classes if project.is_subclass(each))
-    for path in project.holding(found):
-        module = project.module(path)
-        for each in module.definitions.values() if module is not None and found else ():
+    for module in project.parsed(project.holding(found)):
+        for each in module.definitions.values() if found else ():
             bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
-            if any((dotted(base) or "").rpartition(".")[2] in found for base in bases):
+            if any(last_name(base) in found for base in bases):
                 found = found | {each.node.name}
     return found
 

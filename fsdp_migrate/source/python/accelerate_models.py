@@ -16,7 +16,7 @@ from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import listed_as
 from fsdp_migrate.source.python.named_objects import last_part
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, text_of
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL, is_optimizer
 from fsdp_migrate.source.python.starred import given_to
 
@@ -65,7 +65,7 @@ def shards_by_accelerate(index: Index) -> bool:
     """Tell whether a source makes Accelerate's plugin or gives it one, and does not ask for FSDP2 itself."""
     calls = [cst.ensure_type(node, cst.Call) for node in index.by_kind.get(cst.Call, ())]
     made = [call for call in calls if any(map(_PLUGIN.match, index.qualified(call.func)))]
-    given = [(arg.keyword.value, arg.value) for call in calls for arg in call.args if arg.keyword is not None]
+    given = [item for call in calls for item in named_arguments(call).items()]
     if any(name == "fsdp_version" and text_of(value) != "1" for name, value in given):
         return False
     is_given = any(name == "fsdp_plugin" and text_of(value) != "None" for name, value in given)
@@ -105,7 +105,7 @@ def asks_for_plugin(index: Index) -> bool:
         call = cst.ensure_type(node, cst.Call)
         if any(map(_PLUGIN.match, index.qualified(call.func))):
             return True
-        if any(arg.keyword is not None and arg.keyword.value == "fsdp_plugin" for arg in call.args):
+        if "fsdp_plugin" in named_arguments(call):
             return True
     attributes = (cst.ensure_type(node, cst.Attribute) for node in index.by_kind.get(cst.Attribute, ()))
     read = (node for node in attributes if node.attr.value == "fsdp_plugin")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.source.python.heirs import ACCELERATES, led_to
+from fsdp_migrate.source.python.nodes import given_by_name
 from fsdp_migrate.source.python.values import Values
 
 
@@ -46,11 +47,7 @@ def _given(source: Source) -> Iterator[str | None]:
     for call in source.calls:
         if not any(map(ACCELERATES.match, led_to(source.index, call.func))):
             continue
-        named = [
-            arg.value
-            for arg in call.args
-            if arg.keyword is not None and arg.keyword.value == "mixed_precision"
-        ]
+        named = given_by_name(call, "mixed_precision")
         for value in named:
             values = Values(source)
             read = values.read(value)

@@ -11,7 +11,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.heirs import led_to
 from fsdp_migrate.source.python.makers import makes_fsdp
 from fsdp_migrate.source.python.no_models import is_of_no_model
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import DDP, WRAPPERS
 
 
@@ -93,7 +93,7 @@ def is_other_wrapper(index: Index, known: frozenset[str]) -> IsClass:
         return isinstance(node, cst.ClassDef) and not makes_fsdp(index, binding)
 
     def is_plain(asked: cst.BaseExpression) -> bool:
-        last = (dotted(asked) or "").split(".")[-1]
+        last = last_name(asked)
         is_any = last in _BASES or MAY_SHARD.search(last.lower()) is not None
         return last[:1].isupper() and not is_any and index.fsdp1(asked) is None
 

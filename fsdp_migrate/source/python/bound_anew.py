@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import always_runs, last_value, was_run
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.loops import of_one_object
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.run_order import runs_after, runs_at
 from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
 
@@ -29,6 +31,24 @@ def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
         above = index.parents.get(above)
     assign = index.parents.get(above) if above is not None else None
     return isinstance(assign, cst.Assign) and assign.value in {node, *index.ancestors(node)}
+
+
+def stands_above(index: Index, made: list[cst.CSTNode], node: cst.CSTNode) -> bool:
+    """Tell whether a place runs before all statements that make a model, or without them."""
+    made = [each for each in made if not index.excludes(each, node)]
+    function, place = index.function(node), index.order[node]
+    for statement in made:
+        run = runs_at(index, statement, function)
+        if run is None and runs_after(index, statement, function):
+            continue
+        is_above = run is not None and index.order[run] < place
+        if run is None or (is_above and not is_in_value(index, run, node)):
+            return False
+        # What stands above the wrapping in the same loop comes after it in the next round.
+        loops = {a for a in index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
+        if any(above in loops for above in of_one_object(index, node)):
+            return False
+    return True
 
 
 def was_just_wrapped_by_ddp(index: Index, node: cst.BaseExpression) -> bool:
@@ -205,7 +225,7 @@ def _comes_round(index: Index, wrapping: cst.CSTNode, node: cst.CSTNode, binding
 
 def _makes_plain(call: cst.Call) -> bool:
     """Tell whether a call makes a model of a class: ``Net(...)``, ``Net.from_pretrained(...)``."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     return name == "from_pretrained" or (name[:1].isupper() and WRAPPERS.search(name) is None)
 
 

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.chosen_functions import places_chosen
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -57,14 +57,22 @@ def is_fsdp1s_function(index: Index, function: cst.FunctionDef) -> bool:
 
 
 def _is_beside_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
+    choice = _choice_around(index, node)
+    if choice is None:
+        return False
+    return _FSDP1.search(_plain(choice.test)) is not None and any(_others(index, choice))
+
+
+def _choice_around(index: Index, node: cst.CSTNode) -> cst.If | None:
+    """Return the innermost choice of the same function in whose first branch a place is."""
     below: cst.CSTNode = node
     for above in index.ancestors(node):
         if isinstance(above, cst.If) and below is above.body:
-            return _FSDP1.search(_plain(above.test)) is not None and any(_others(index, above))
+            return above
         if isinstance(above, cst.FunctionDef):
-            return False
+            return None
         below = above
-    return False
+    return None
 
 
 def is_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
@@ -83,14 +91,8 @@ def _takes_fsdp2s(index: Index, function: cst.FunctionDef) -> bool:
 
 
 def _is_asked_for_fsdp2(index: Index, node: cst.CSTNode) -> bool:
-    below: cst.CSTNode = node
-    for above in index.ancestors(node):
-        if isinstance(above, cst.If) and below is above.body:
-            return asks_for_fsdp2(index, above.test)
-        if isinstance(above, cst.FunctionDef):
-            return False
-        below = above
-    return False
+    choice = _choice_around(index, node)
+    return choice is not None and asks_for_fsdp2(index, choice.test)
 
 
 def asks_for_fsdp2(index: Index, test: cst.BaseExpression) -> bool:
@@ -116,7 +118,7 @@ def _asks_for_mark(call: cst.Call) -> bool:
     """Tell whether a call asks a model, and no config, for an attribute that speaks of FSDP2."""
     if dotted(call.func) not in {"getattr", "hasattr"} or len(call.args) < 2:
         return False
-    last = (dotted(call.args[0].value) or "").split(".")[-1].lower()
+    last = last_name(call.args[0].value).lower()
     return _MODEL.search(last) is not None and _FSDP2.search(text_of(call.args[1].value).lower()) is not None
 
 
@@ -142,7 +144,7 @@ def _first(branch: cst.CSTNode) -> cst.CSTNode:
 def calls_fsdp2(branch: cst.CSTNode) -> bool:
     """Tell whether a branch shards by FSDP2."""
     for call in walk_for(branch, cst.Call):
-        last = (dotted(call.func) or "").split(".")[-1]
+        last = last_name(call.func)
         if last in catalog.FSDP2_FUNCTIONS:
             return True
     return False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, last_name
 
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SETS = frozenset({"object.__setattr__", "setattr"})
 PROPERTIES = frozenset({"abstractproperty", "cached_property", "property"})
+PATCHES: Final = re.compile(r"mock|patch")
+_REPLACES: Final = frozenset({"delattr", "dict", "object", "patch", "setattr"})
 
 
 class Named(NamedTuple):
@@ -85,6 +88,16 @@ def _gone_through(index: Index, name: cst.Name) -> list[str]:
     return []
 
 
+def replaces(function: str) -> bool:
+    """Tell whether a test's function, by its dotted name, replaces what stands behind a name.
+
+    Example:
+        >>> [replaces(each) for each in ("mock.patch", "monkeypatch.setattr", "setattr", "mock.Mock")]
+        [True, True, False, False]
+    """
+    return function.rpartition(".")[2] in _REPLACES and PATCHES.search(function) is not None
+
+
 def _named(call: cst.Call) -> Named | None:
     name = call.args[1].value
     text = name.evaluated_value if isinstance(name, cst.SimpleString) else None
@@ -138,4 +151,4 @@ def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | Non
 
 def is_property(function: cst.FunctionDef) -> bool:
     """Tell whether a method is read as an attribute."""
-    return any((dotted(e.decorator) or "").split(".")[-1] in PROPERTIES for e in function.decorators)
+    return any(last_name(e.decorator) in PROPERTIES for e in function.decorators)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, text_of
 from fsdp_migrate.source.python.switched_off import is_switched_off
 
 
@@ -21,7 +21,7 @@ _CONSTANTS = frozenset({"True", "False", "None"})
 
 def is_told_off(call: cst.Call, plain: Collection[Signature]) -> bool:
     """Tell whether a call says that its model is not sharded, by a switch or as one of those of a file."""
-    given = ((each.keyword.value, text_of(each.value)) for each in call.args if each.keyword is not None)
+    given = ((name, text_of(value)) for name, value in named_arguments(call).items())
     return is_switched_off(given) or (bool(plain) and signature(call) in plain)
 
 

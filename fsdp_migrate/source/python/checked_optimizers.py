@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.asked_classes import is_fsdp1_among
-from fsdp_migrate.source.python.guards import is_switch
+from fsdp_migrate.source.python.asked_words import is_switch
 from fsdp_migrate.source.python.last_values import was_run
 from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import is_optimizer

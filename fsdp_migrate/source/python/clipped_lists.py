@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.unknown_models import is_unknown, last_word
 
@@ -77,7 +77,7 @@ def given_to_clipper(source: Source, call: cst.Call) -> cst.BaseExpression | Non
     It is made elsewhere, by a config perhaps: what a function of the source does is seen there.
     """
     func, given = call.func, call.args[0].value if call.args and not call.args[0].star else None
-    if given is None or not _CLIPPER.search((dotted(func) or "").rpartition(".")[2]):
+    if given is None or not _CLIPPER.search(last_name(func)):
         return None
     if isinstance(func, cst.Attribute):
         is_held = bool(values_set(source.index, func))

@@ -26,7 +26,7 @@ from fsdp_migrate.source.python.held import (
     whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
-from fsdp_migrate.source.python.nodes import dotted, string_in
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, placed_arguments, string_in
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 
 
@@ -189,7 +189,7 @@ def _owed(models: ModelKinds, call: cst.Call, node: cst.ClassDef) -> dict[str, c
         return {}
     params = [each.name.value for each in made.params.params][1:]
     values = dict(zip(params, (arg.value for arg in call.args if arg.keyword is None), strict=False))
-    values |= {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    values |= named_arguments(call)
     found: dict[str, cst.BaseExpression | None] = {}
     for text in models.attributes.get(node, ()):
         places = [each for each in models.index.places_set(text) if models.index.class_of(each) is node]
@@ -221,7 +221,7 @@ def added_to(call: cst.Call) -> Iterator[tuple[cst.BaseExpression, str, cst.Base
     if not isinstance(call.func, cst.Attribute):
         return
     name, where = call.func.attr.value, call.func.value
-    placed = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    placed = placed_arguments(call)
     if name in _ADDS and len(placed) == _ADDS[name] + 1:
         yield where, EACH, placed[-1]
     elif name == "setdefault" and len(placed) == 2:
@@ -229,5 +229,5 @@ def added_to(call: cst.Call) -> Iterator[tuple[cst.BaseExpression, str, cst.Base
         yield where, VALUE if key is None else item(key), placed[1]
     elif name in {"extend", "update"}:
         yield from ((where, "", each) for each in placed[:1])
-        named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
+        named = named_arguments(call).items()
         yield from ((where, item(key), value) for key, value in named)

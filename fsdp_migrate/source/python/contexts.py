@@ -11,7 +11,15 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import arguments, dotted, literal, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import (
+    arguments,
+    dotted,
+    literal,
+    named_arguments,
+    text_of,
+    walk,
+    walk_for,
+)
 from fsdp_migrate.source.python.same_values import is_same_at
 from fsdp_migrate.source.python.summoned_functions import SummonedFunctions
 from fsdp_migrate.source.python.trainer_saves import is_saved_by_trainer
@@ -443,7 +451,7 @@ class Contexts:
                 return f"whether `{name or 'this'}` belongs to the same model is not seen"
             return None
         if name in {f"{text}.{saver}" for saver in _SAVERS}:
-            given = {arg.keyword.value for arg in call.args if arg.keyword is not None}
+            given = named_arguments(call)
             return None if "state_dict" in given else f"`{name}` asks for the state itself"
         if name.split(".")[-1] not in _ASK_ONLY and any(text_of(arg.value) == text for arg in call.args):
             return f"`{name or 'a call'}` is given the model, and may ask for its state"

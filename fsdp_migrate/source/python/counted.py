@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, text_of_statement, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, text_of_statement, walk_for
 
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _is_summed_over_ranks(index: Index, line: cst.CSTNode) -> bool:
 
 def _is_gather(call: cst.Call) -> bool:
     """Tell whether a call gathers, by its name."""
-    return (dotted(call.func) or "").split(".")[-1] in _GATHER
+    return last_name(call.func) in _GATHER
 
 
 def _is_sum(call: cst.Call) -> bool:
@@ -177,7 +177,7 @@ def _is_sum(call: cst.Call) -> bool:
 
     Or brings their numbers together by an object of a framework: ``accelerator.gather(count).sum()``.
     """
-    func, name = call.func, (dotted(call.func) or "").split(".")[-1]
+    func, name = call.func, last_name(call.func)
     owner = dotted(func.value) or "" if isinstance(func, cst.Attribute) else ""
     is_gathered = _is_gather(call) and _GATHERERS.search(owner.split(".")[-1].lower()) is not None
     is_reduced = name == "reduce" and isinstance(func, cst.Attribute) and owner not in _NO_OWNERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, walk_for
 
 
 def stands_for_attribute(node: cst.ClassDef) -> str | None:
@@ -12,7 +12,7 @@ def stands_for_attribute(node: cst.ClassDef) -> str | None:
 
     A module has a ``state_dict`` and ``parameters()`` of its own, and is asked for none of another's.
     """
-    if any((dotted(base.value) or "").split(".")[-1] not in {"ABC", "object"} for base in node.bases):
+    if any(last_name(base.value) not in {"ABC", "object"} for base in node.bases):
         return None
     for each in node.body.body:
         if isinstance(each, cst.FunctionDef) and each.name.value == "__getattr__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, named_arguments, word_of
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def variables_set(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseEx
     for assign in source.assignments:
         for target in assign.targets:
             held = target.target
-            name = text_of(held.slice[0]).strip("'\"") if isinstance(held, cst.Subscript) else ""
+            name = word_of(held.slice[0]) if isinstance(held, cst.Subscript) else ""
             is_its = isinstance(held, cst.Subscript) and (dotted(held.value) or "").endswith("environ")
             # `env = os.environ.copy()`, whatever that is called.
             if is_its or _OF_ACCELERATE.match(name):
@@ -33,13 +33,13 @@ def variables_set(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseEx
     for call in source.calls:
         func, placed = dotted(call.func) or "", [arg.value for arg in call.args if arg.keyword is None]
         if func.endswith("environ.setdefault") and len(placed) == 2:
-            yield call, text_of(placed[0]).strip("'\""), placed[1]
+            yield call, word_of(placed[0]), placed[1]
         elif func.endswith("environ.update"):
-            named = ((arg.keyword.value, arg.value) for arg in call.args if arg.keyword is not None)
+            named = named_arguments(call).items()
             yield from ((call, name, value) for name, value in named)
             for each in placed[0].elements if placed and isinstance(placed[0], cst.Dict) else ():
                 if isinstance(each, cst.DictElement):
-                    yield call, text_of(each.key).strip("'\""), each.value
+                    yield call, word_of(each.key), each.value
         elif func == "dict" or func.endswith("putenv"):
             yield from _handed_on(call)
     yield from _in_dicts(source)
@@ -50,7 +50,7 @@ def _handed_on(call: cst.Call) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpre
     for arg in call.args:
         if arg.keyword is not None and _OF_ACCELERATE.match(arg.keyword.value):
             yield call, arg.keyword.value, arg.value
-    name = text_of(call.args[0].value).strip("'\"") if len(call.args) > 1 else ""
+    name = word_of(call.args[0].value) if len(call.args) > 1 else ""
     if _OF_ACCELERATE.match(name):
         yield call, name, call.args[1].value
 
@@ -62,7 +62,7 @@ def _in_dicts(source: Source) -> Iterator[tuple[cst.CSTNode, str, cst.BaseExpres
         if isinstance(above, cst.Call) and (dotted(above.func) or "").endswith("environ.update"):
             continue
         for each in cst.ensure_type(node, cst.Dict).elements:
-            name = text_of(each.key).strip("'\"") if isinstance(each, cst.DictElement) else ""
+            name = word_of(each.key) if isinstance(each, cst.DictElement) else ""
             if _OF_ACCELERATE.match(name):
                 yield node, name, each.value
 

@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.heirs import FABRICS as THEIRS, is_itself, is_ma
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_objects import NamedObjects
-from fsdp_migrate.source.python.nodes import code as written, text_of
+from fsdp_migrate.source.python.nodes import code as written, named_arguments, text_of
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 
 
@@ -112,7 +112,7 @@ def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:
         return False
     if not any(map(THEIRS.match, index.qualified(made.func))):
         return False
-    given = {arg.keyword.value: written(arg.value) for arg in made.args if arg.keyword is not None}
+    given = {name: written(value) for name, value in named_arguments(made).items()}
     return len(given) == len(made.args) and shards_nothing(given)
 
 

@@ -8,6 +8,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.source.python.argument_places import named_arguments
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -69,7 +71,7 @@ def _is_plain(function: ast.AST, line: ast.Assign) -> bool:
         return False
     if ast.unparse(call.func).split(".")[-1] != "Fabric":
         return False
-    given = {each.arg: each.value for each in call.keywords if each.arg}
+    given = named_arguments(call)
     if shards_nothing({name: ast.unparse(value) for name, value in given.items()}):
         return True
     name = given.get("strategy")

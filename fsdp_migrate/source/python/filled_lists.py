@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, walk_for
 from fsdp_migrate.source.python.parameter_lists import gone_through, modules_of, shares
 from fsdp_migrate.source.python.parameters import model_of, parameters_of, put_as_it_is
 
@@ -26,7 +26,7 @@ def is_made_empty(value: cst.BaseExpression) -> bool:
     """Tell whether an expression makes a list or a dict with nothing in it: ``defaultdict(list)``."""
     if isinstance(value, (cst.Dict, cst.List)):
         return not value.elements
-    is_one = isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] in _EMPTY
+    is_one = isinstance(value, cst.Call) and last_name(value.func) in _EMPTY
     return is_one and all(isinstance(arg.value, cst.Name) for arg in cst.ensure_type(value, cst.Call).args)
 
 

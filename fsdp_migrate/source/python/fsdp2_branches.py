@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.makers import is_partial_of
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import last_name, text_of
 from fsdp_migrate.source.python.wrappers import FSDP2
 
 
@@ -42,6 +42,6 @@ class ShardedByFSDP2:
 
     def _is_its(self, func: cst.BaseExpression) -> bool:
         """Tell whether a function shards by FSDP2: torch's, a partial of it, a project's ``apply_fsdp2``."""
-        if (dotted(func) or "").split(".")[-1] in catalog.FSDP2_FUNCTIONS:
+        if last_name(func) in catalog.FSDP2_FUNCTIONS:
             return True
         return bool(self.index.qualified(func) & FSDP2) or is_partial_of(self.index, func, FSDP2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.accelerate_models import FSDP_SWITCH, asks_for_launch, fsdp_said
+from fsdp_migrate.source.python.accelerate_models import asks_for_launch, fsdp_said
 from fsdp_migrate.source.python.asked_classes import (
     IS_DATACLASS,
     MAY_SHARD,
@@ -21,12 +21,20 @@ from fsdp_migrate.source.python.asked_classes import (
     is_of_no_models,
     is_other_wrapper,
 )
-from fsdp_migrate.source.python.asked_words import is_case, is_word
-from fsdp_migrate.source.python.branches import asks_of_one_object
+from fsdp_migrate.source.python.asked_words import (
+    DDP,
+    DDPS_SWITCH,
+    FSDP,
+    SWITCHES,
+    is_case,
+    is_on_for_ddp,
+    says_off,
+    was_done,
+)
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
 
 
@@ -35,7 +43,6 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.python.scopes import Index
 
-    IsSaid = Callable[[cst.BaseExpression, bool], bool]
     IsClass = Callable[[cst.CSTNode], bool]
     Fact = tuple[cst.BaseExpression, bool]
     Facts = tuple[tuple[Fact, ...], cst.FunctionDef | None]
@@ -44,14 +51,6 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH = 3
 _MOST_NAMES = 2
-_ON = frozenset({"active", "enable", "enabled", "is_enabled", "on", "use"})
-_DISTRIBUTED = re.compile(r"^_?(is|use|using)_(dist|distributed)$")
-_DDPS_SWITCH = re.compile(r"^_?(enable|is|run|use|using|with)_(torch_)?ddp$")
-_INITIALIZED = frozenset({"dist.is_initialized", "torch.distributed.is_initialized"})
-_DONE = re.compile(r"^_?(is_|was_|has_)?fsdp1?_?(active|applied|wrapped)$")
-_HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
-_DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
-_FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _ARGUMENT = re.compile(rf"^-*(?:fsdp_)?(?:{'|'.join(catalog.CONSTRUCTOR_ARGUMENTS)})$")
 _STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
@@ -109,15 +108,15 @@ class Guards:
     def _is_below_off(self, node: cst.CSTNode) -> bool:
         """Tell whether a place stands in a branch without FSDP."""
         if self._has_switch and any(
-            _is_off(t, truth=v, says_all=self._says_all) or (not v and _was_done(t))
+            says_off(t, truth=v, says_all=self._says_all) or (not v and was_done(t))
             for t, v in self.facts(node)
         ):
             return True
         if self._may_be_unheld and self._is_unheld(node, self._holder):
             return True
-        if self._has_ddps_switch and any(_is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
+        if self._has_ddps_switch and any(is_on_for_ddp(t, truth=v) for t, v in self.facts(node)):
             return True
-        return self._has_match and any(is_case(each, _DDP) for each in self.index.ancestors(node))
+        return self._has_match and any(is_case(each, DDP) for each in self.index.ancestors(node))
 
     def _is_unheld(self, node: cst.CSTNode, holder: SoleHolder | None) -> bool:
         """Tell whether a place is reached only while nothing that this source shards is there."""
@@ -128,7 +127,7 @@ class Guards:
             return holder is not None and holder.is_none(test, node, truth=truth)
 
         facts = self.facts(node)
-        return any(_is_off(t, truth=v, says_all=self._says_all, is_unheld=is_none) for t, v in facts)
+        return any(says_off(t, truth=v, says_all=self._says_all, is_unheld=is_none) for t, v in facts)
 
     @functools.cached_property
     def _holder(self) -> SoleHolder | None:
@@ -162,20 +161,20 @@ class Guards:
     def _has_switch(self) -> bool:
         names = self.index.by_kind.get(cst.Name, ())
         lowered = {cst.ensure_type(each, cst.Name).value.lower() for each in names}
-        switches = (FSDP_SWITCH, _HELD, _DONE, _DISTRIBUTED)
+        switches = SWITCHES
         is_named = any(switch.match(each) for each in lowered for switch in switches)
         is_named = is_named or not lowered.isdisjoint({"fsdp_cfg", "is_initialized"})
-        return is_named or any(_DDP.match(text) or _FSDP.match(text) for text in self._texts | lowered)
+        return is_named or any(DDP.match(text) or FSDP.match(text) for text in self._texts | lowered)
 
     @functools.cached_property
     def _has_ddps_switch(self) -> bool:
         """Whether a switch is DDP's by its name, and nothing that may shard stands below it."""
         names = self.index.by_kind.get(cst.Name, ())
-        if not any(_DDPS_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names):
+        if not any(DDPS_SWITCH.match(cst.ensure_type(each, cst.Name).value.lower()) for each in names):
             return False
         calls = (cst.ensure_type(each, cst.Call) for each in self.index.by_kind.get(cst.Call, ()))
         sharding = (call for call in calls if MAY_SHARD.search((dotted(call.func) or "").lower()))
-        return not any(_is_on_for_ddp(t, truth=v) for call in sharding for t, v in self.facts(call))
+        return not any(is_on_for_ddp(t, truth=v) for call in sharding for t, v in self.facts(call))
 
     @functools.cached_property
     def _texts(self) -> frozenset[str]:
@@ -191,7 +190,7 @@ class Guards:
     @functools.cached_property
     def _says_all(self) -> bool:
         """Whether what is not ``"fsdp"`` is not sharded: there is no other word for it, as ``"hsdp"``."""
-        words = {text for text in self._texts if _SHARDED.match(text) and not _FSDP.match(text)}
+        words = {text for text in self._texts if _SHARDED.match(text) and not FSDP.match(text)}
         # How FSDP1 shards, `cfg.sharding_strategy = "full_shard"`, is a word for it where it is asked for.
         named = {word for word in words if _ARGUMENT.match(word)}  # `kwargs["sharding_strategy"] = ...`
         return not words - _STRATEGIES - named and not (words - named) & self._texts_asked
@@ -378,7 +377,7 @@ class Guards:
             return True
         if not isinstance(value, cst.Call):
             return False
-        name = (dotted(value.func) or "").split(".")[-1]
+        name = last_name(value.func)
         is_its = text_of(value.func) == f"{text}.state_dict"
         is_torchs = name in _GIVE_STATES and not any(self.functions(value.func))
         return is_its or name == "dict" or (is_torchs and any(text_of(a.value) == text for a in value.args))
@@ -433,63 +432,3 @@ class Guards:
             for item in owner.body.body if owner is not None else ():
                 if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
                     yield item
-
-
-def _never(_test: cst.BaseExpression, _truth: bool) -> bool:
-    return False
-
-
-def _is_off(test: cst.BaseExpression, *, truth: bool, says_all: bool, is_unheld: IsSaid = _never) -> bool:
-    """Tell whether a test that is ``truth`` says that a switch for FSDP is off, or that no model is held."""
-    off = functools.partial(_is_off, says_all=says_all, is_unheld=is_unheld)
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return off(test.expression, truth=not truth)
-    if isinstance(test, cst.BooleanOperation):
-        # Of `a and b` that is true both are; of `a or b` that is false neither is. Else one of them is.
-        found = (off(part, truth=truth) for part in (test.left, test.right))
-        # `ctx is None or ctx.strategy != "fsdp"` is one question: without the one there is no other.
-        is_one = isinstance(test.operator, cst.And) is truth or asks_of_one_object(test)
-        return any(found) if is_one else all(found)
-    if isinstance(test, cst.Comparison):
-        is_fsdps = says_all and is_word(test, _FSDP, truth=not truth)
-        # Of FSDP there may be other members: `Strategy.hsdp`.
-        is_ddps = is_word(test, _DDP, truth=truth, by_member=True)
-        return _is_none(test, truth=truth) or is_fsdps or is_ddps or is_unheld(test, truth)
-    return (not truth and is_switch(test)) or is_unheld(test, truth)
-
-
-def _is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:
-    """Tell whether a test that is ``truth`` says that a switch for DDP is on: ``if config.enable_ddp:``."""
-    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return _is_on_for_ddp(test.expression, truth=not truth)
-    if isinstance(test, cst.BooleanOperation):
-        found = (_is_on_for_ddp(part, truth=truth) for part in (test.left, test.right))
-        return any(found) if isinstance(test.operator, cst.And) is truth else all(found)
-    return truth and _DDPS_SWITCH.match((dotted(test) or "").split(".")[-1].lower()) is not None
-
-
-def is_switch(test: cst.BaseExpression) -> bool:
-    """Tell whether it is a switch for FSDP by its name, or for all that ranks do together."""
-    if isinstance(test, cst.Call):
-        return dotted(test.func) in _INITIALIZED and not test.args
-    *above, last = (dotted(test) or "").lower().split(".")
-    if last in _ON and above:
-        return FSDP_SWITCH.match(above[-1]) is not None or above[-1] in {"fsdp_config", "fsdp_cfg"}
-    return FSDP_SWITCH.match(last) is not None or _DISTRIBUTED.match(last) is not None
-
-
-def _was_done(test: cst.BaseExpression) -> bool:
-    """Tell whether a test asks if a model was sharded. Below ``if not wrapped:`` it may be, just then."""
-    return _DONE.match((dotted(test) or "").split(".")[-1].lower()) is not None
-
-
-def _is_none(test: cst.Comparison, *, truth: bool) -> bool:
-    """Tell whether it is the other branch of ``if fsdp_model is not None:``, or of a switch: ``self.fsdp``.
-
-    In that of ``if fsdp_model is None:`` such a model may be made.
-    """
-    if truth or len(test.comparisons) != 1 or text_of(test.comparisons[0].comparator) != "None":
-        return False
-    last = (dotted(test.left) or "").split(".")[-1].lower()
-    is_named = _HELD.match(last) is not None or FSDP_SWITCH.match(last) is not None
-    return is_named and isinstance(test.comparisons[0].operator, (cst.NotEqual, cst.IsNot))

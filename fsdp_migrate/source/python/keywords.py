@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _put_in(
 def _of_method(call: cst.Call, kept: str, name: str) -> Iterator[cst.BaseExpression]:
     """Yield what ``kwargs.update(name=value)`` and ``kwargs.setdefault("name", value)`` put in by a name."""
     if dotted(call.func) == f"{kept}.update":
-        yield from _of_call(call, name)
+        yield from given_by_name(call, name)
         yield from (value for arg in call.args for value in _of_dict(arg.value, name))
     elif dotted(call.func) == f"{kept}.setdefault" and len(call.args) == 2:
         key, value = (arg.value for arg in call.args)
@@ -84,14 +84,10 @@ def _of_method(call: cst.Call, kept: str, name: str) -> Iterator[cst.BaseExpress
 def _of_dict(node: cst.BaseExpression, name: str) -> Iterator[cst.BaseExpression]:
     """Yield the value of a key in ``{"name": value}`` and ``dict(name=value)``."""
     if isinstance(node, cst.Call) and dotted(node.func) == "dict":
-        yield from _of_call(node, name)
+        yield from given_by_name(node, name)
     for element in node.elements if isinstance(node, cst.Dict) else ():
         if isinstance(element, cst.DictElement) and _is_text(element.key, name):
             yield element.value
-
-
-def _of_call(call: cst.Call, name: str) -> Iterator[cst.BaseExpression]:
-    yield from (arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == name)
 
 
 def _is_item(target: cst.BaseExpression, kept: str, name: str) -> bool:

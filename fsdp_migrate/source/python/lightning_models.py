@@ -16,7 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.heirs import LIGHTNINGS, is_made_by, led_to, makers
 from fsdp_migrate.source.python.held import BY
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
 from fsdp_migrate.source.python.reached_methods import reached
 from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
@@ -205,12 +205,10 @@ def fitted(index: Index) -> TrainedNames:
     for call in index.calls_of_method("fit"):
         if not _is_trainer(index, cst.ensure_type(call.func, cst.Attribute).value):
             continue
-        named = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "model"]
-        placed = [arg for arg in call.args[:1] if arg.keyword is None and not arg.star]
-        for arg in (*named, *placed)[:1]:
-            text = dotted(arg.value)
-            for name in (text, *other_names(index, text, call)) if text else ():
-                found.add(name, call)
+        given = argument_of(call, 0, {"model"})
+        text = dotted(given) if given is not None else None
+        for name in (text, *other_names(index, text, call)) if text else ():
+            found.add(name, call)
     return found
 
 

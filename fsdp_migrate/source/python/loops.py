@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
 
-def targets_of(target: cst.BaseExpression, kinds: set[str]) -> Iterator[tuple[cst.BaseExpression, set[str]]]:
+def kinds_of_targets(
+    target: cst.BaseExpression, kinds: set[str]
+) -> Iterator[tuple[cst.BaseExpression, set[str]]]:
     """Yield the names that a target binds, with what each is given: ``(name, (model, optimizer))``."""
     if isinstance(target, (cst.Tuple, cst.List)):
         for place, element in enumerate(target.elements):
             if not isinstance(element, cst.StarredElement):
-                yield from targets_of(element.value, taken(str(place), kinds))
+                yield from kinds_of_targets(element.value, taken(str(place), kinds))
     else:
         yield target, kinds
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import given_by_name, word_of
 
 
 if TYPE_CHECKING:
@@ -47,6 +47,6 @@ def maker_of(call: cst.Call, names: Collection[str]) -> str:
     Ray's makes one by ``parallel_strategy="fsdp"``.
     """
     made = next(filter(catalog.MADE_BY_OTHERS.match, sorted(names)), "")
-    told = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "parallel_strategy")
-    is_asked = not made.startswith("ray.") or any(text_of(each).strip("'\"") == "fsdp" for each in told)
+    told = given_by_name(call, "parallel_strategy")
+    is_asked = not made.startswith("ray.") or any(word_of(each) == "fsdp" for each in told)
     return made if is_asked else ""

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, walk_for
 from fsdp_migrate.source.python.wrappers import MAKES
 
 
@@ -70,9 +70,7 @@ def is_wrapping(call: cst.Call) -> bool:
 
     ``wrap_blocks(net, wrapper=FSDP)`` of a package that is not seen.
     """
-    return (
-        len(call.args) > 1 and _WRAPPING.search((dotted(call.func) or "").split(".")[-1].lower()) is not None
-    )
+    return len(call.args) > 1 and _WRAPPING.search(last_name(call.func).lower()) is not None
 
 
 def chosen(parts: list[tuple[cst.BaseExpression, set[str]]]) -> set[str]:
@@ -94,7 +92,7 @@ def gives_fsdp_modules(index: Index, node: cst.BaseExpression) -> bool:
         return known == f"{catalog.FSDP}.fsdp_modules"
     if any(is_named(each, catalog.FSDP) for each in index.by_kind.get(cst.ClassDef, ())):
         return False  # of the source's own class of that name
-    return (dotted(node.func) or "").split(".")[-1].endswith("fsdp_modules")
+    return last_name(node.func).endswith("fsdp_modules")
 
 
 def is_named(node: cst.CSTNode, name: str) -> bool:
@@ -105,7 +103,7 @@ def is_named(node: cst.CSTNode, name: str) -> bool:
 def put_into(call: cst.Call) -> _Parts:
     """Return the model that a call puts a part into, and the part: ``setattr(model, name, part)``."""
     given = [arg.value for arg in call.args]
-    last = (dotted(call.func) or "").split(".")[-1]
+    last = last_name(call.func)
     if len(given) == 3 and isinstance(call.func, cst.Name) and PUTS_BY_NAME.search(last):
         return given[0], given[2]
     name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""

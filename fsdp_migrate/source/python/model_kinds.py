@@ -12,9 +12,9 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1_among, is_fsdp1_class
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
-    is_in_value,
     is_made_anew,
     is_wrapped_between,
+    stands_above,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -28,7 +28,6 @@ from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
-    WRAPS,
     attribute,
     has_model,
     put,
@@ -39,7 +38,7 @@ from fsdp_migrate.source.python.held import (
 from fsdp_migrate.source.python.last_values import assigned_at, stands_for
 from fsdp_migrate.source.python.left_branches import is_left_out
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.loops import item_of, loop_of, names_items_of, of_one_object, targets_of
+from fsdp_migrate.source.python.loops import item_of, kinds_of_targets, loop_of, names_items_of, of_one_object
 from fsdp_migrate.source.python.made_before import made_before, of_its_model, optimizers_made
 from fsdp_migrate.source.python.made_by_others import maker_of
 from fsdp_migrate.source.python.makers import (
@@ -52,10 +51,10 @@ from fsdp_migrate.source.python.makers import (
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
-from fsdp_migrate.source.python.own_parts import holds_models, of_its_wrapper
-from fsdp_migrate.source.python.parameters import is_list_of, model_of
-from fsdp_migrate.source.python.parameters_told import given_apart, told_model
-from fsdp_migrate.source.python.run_order import places_run, runs_after, runs_at
+from fsdp_migrate.source.python.own_parts import of_its_wrapper
+from fsdp_migrate.source.python.parameters import is_list_of
+from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters
+from fsdp_migrate.source.python.run_order import places_run
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
 from fsdp_migrate.source.python.written_names import written_names
 
@@ -145,24 +144,7 @@ class ModelKinds:
         if not made:
             evidence = self.evidence.get(key, ())
             return bool(evidence) and all(self._is_other_case(each, node) for each in evidence)
-        return all(self._is_above(made, place) for place in places_run(self.index, node, key[0]))
-
-    def _is_above(self, made: list[cst.CSTNode], node: cst.CSTNode) -> bool:
-        """Tell whether a place runs before all statements that make a model, or without them."""
-        made = [each for each in made if not self.index.excludes(each, node)]
-        function, place = self.index.function(node), self.index.order[node]
-        for statement in made:
-            run = runs_at(self.index, statement, function)
-            if run is None and runs_after(self.index, statement, function):
-                continue
-            is_above = run is not None and self.index.order[run] < place
-            if run is None or (is_above and not is_in_value(self.index, run, node)):
-                return False
-            # What stands above the wrapping in the same loop comes after it in the next round.
-            loops = {a for a in self.index.ancestors(run) if isinstance(a, (cst.For, cst.While))}
-            if any(above in loops for above in of_one_object(self.index, node)):
-                return False
-        return True
+        return all(stands_above(self.index, made, place) for place in places_run(self.index, node, key[0]))
 
     def _is_wrapped_below(self, node: cst.BaseExpression) -> bool:
         """Tell whether the same function wraps what it is given, below a place and in any case."""
@@ -320,7 +302,7 @@ class ModelKinds:
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
-            found = found or self._kinds_of_parameters(node) or given_apart(self, node)
+            found = found or kinds_of_parameters(self, node) or given_apart(self, node)
             return found or made_by(self, node)
         if isinstance(node, cst.IfExp):
             return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
@@ -331,7 +313,7 @@ class ModelKinds:
             return self.kinds(node.expression if isinstance(node, cst.Await) else node.value)
         if isinstance(node, cst.Subscript):
             return self._kinds_of_item(node)
-        return (is_list_of(node) and self._kinds_of_parameters(node)) or held_by(self.kinds, node)
+        return (is_list_of(node) and kinds_of_parameters(self, node)) or held_by(self.kinds, node)
 
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if isinstance(node, cst.Attribute) and node.attr.value in INNERS:
@@ -401,17 +383,6 @@ class ModelKinds:
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""
         return "params" in self.kinds(node)
-
-    def _kinds_of_parameters(self, node: cst.BaseExpression) -> set[str]:
-        model = asked = model_of(self.index, node) or told_model(self, node)
-        while model is not None:
-            kinds = self.kinds(model)
-            # A module with a sharded one in it has its parameters as well, but another part of it has not.
-            is_holder = model is asked and holds_models(self, model, kinds)
-            if kinds & {"fsdp", WRAPS} or is_holder:
-                return {"params"}
-            model = self.sharded_with(model)
-        return set()
 
     def _kinds_of_item(self, node: cst.Subscript) -> set[str]:
         """Return what an item is: a plain module above the statement, of its function, that wraps it."""
@@ -497,4 +468,4 @@ class ModelKinds:
     def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
         kinds = self.kinds(loop.iter)
         is_none = not kinds or names_items_of(loop)
-        return [] if is_none else list(targets_of(loop.target, taken(EACH, kinds)))
+        return [] if is_none else list(kinds_of_targets(loop.target, taken(EACH, kinds)))

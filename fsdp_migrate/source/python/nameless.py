@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import argument_of, dotted
 
 
 if TYPE_CHECKING:
@@ -53,8 +53,5 @@ def _named(index: Index, function: cst.Lambda) -> Iterator[cst.Name]:
 
 def _given(call: cst.Call, place: int, name: str) -> cst.BaseExpression | None:
     """Return what a call gives to a parameter, by its name or its place."""
-    if any(arg.star for arg in call.args):
-        return None
-    by_name = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
-    by_place = [arg.value for arg in call.args if arg.keyword is None]
-    return by_name.get(name, by_place[place] if place < len(by_place) else None)
+    is_hidden = any(arg.star for arg in call.args)
+    return None if is_hidden else argument_of(call, place, {name})

@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.sure_imports import MISSING, is_fsdp2s, is_sure, may_miss
 
 
@@ -130,7 +130,7 @@ class NeverRun:
         return [each for each in node.handlers if (each in dead) is not alive]
 
     def _may_miss(self, call: cst.Call) -> bool:
-        given = {(dotted(arg.value) or "").rpartition(".")[2] for arg in call.args}
+        given = {last_name(arg.value) for arg in call.args}
         if not given.isdisjoint(self._functions):
             return True  # what is called may call what it is given
         return may_miss(dotted(call.func), self.index.qualified(call.func), self._functions | self._classes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import values_set
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import of_others
 
 
@@ -157,7 +157,7 @@ def _is_made_as_none(index: Index, call: cst.Call, depth: int) -> bool:
 
 def _holds_parameters(call: cst.Call) -> bool:
     """Tell whether a class of another file is given parameters: ``Average(model.parameters())``."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     given = call.args[0].value if call.args and not call.args[0].star else None
     is_list = given is not None and _PARAMETERS.search(text_of(given)) is not None
     return is_list and name[:1].isupper() and not name.startswith("Parameter")

@@ -122,6 +122,16 @@ def dotted(node: cst.CSTNode) -> str | None:
     return ".".join((node.value, *reversed(names))) if names else node.value
 
 
+def last_name(node: cst.CSTNode) -> str:
+    """Return ``c`` for ``a.b.c``, and nothing for what is no name.
+
+    Example:
+        >>> [last_name(cst.parse_expression(each)) for each in ("torch.save", "save", "f().save")]
+        ['save', 'save', '']
+    """
+    return (dotted(node) or "").rpartition(".")[2]
+
+
 def text_of(node: cst.CSTNode) -> str:
     """Return an expression in a form that is equal for equal expressions, however they are written."""
     return dotted(node) or "".join(code(node).split())
@@ -166,6 +176,31 @@ def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpress
     return found
 
 
+def args_by_name(call: cst.Call) -> dict[str, cst.Arg]:
+    """Return what a call is given by name, as it stands there with the name."""
+    return {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+
+
+def named_arguments(call: cst.Call) -> dict[str, cst.BaseExpression]:
+    """Return what a call is given by name, that of dicts with ``**`` left out.
+
+    Example:
+        >>> [*named_arguments(cst.ensure_type(cst.parse_expression("f(a, b=1, **c)"), cst.Call))]
+        ['b']
+    """
+    return {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+
+
+def given_by_name(call: cst.Call, name: str) -> list[cst.BaseExpression]:
+    """Return what a call is given by a name: one or nothing."""
+    return [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == name]
+
+
+def placed_arguments(call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what a call is given by place, that of lists with ``*`` left out."""
+    return [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+
+
 def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
     """Return the argument ``name=value``."""
     tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
@@ -187,6 +222,18 @@ def string_in(node: cst.BaseExpression | None) -> str | None:
     return str(node.evaluated_value) if isinstance(node, cst.SimpleString) else None
 
 
+def word_of(node: cst.CSTNode) -> str:
+    """Return the text that an expression, or the item of a subscript, is; or how it is written: a name, say.
+
+    Example:
+        >>> [word_of(cst.parse_expression(each)) for each in ("'fsdp'", 'r"fsdp"', "args.fsdp")]
+        ['fsdp', 'fsdp', 'args.fsdp']
+    """
+    inner = node.slice if isinstance(node, cst.SubscriptElement) else node
+    inner = inner.value if isinstance(inner, cst.Index) else inner
+    return str(inner.evaluated_value) if isinstance(inner, cst.SimpleString) else text_of(node)
+
+
 def literal(node: cst.CSTNode | None) -> bool | None:
     """Return the value of ``True`` or ``False``, or None for any other expression."""
     if isinstance(node, cst.Name) and node.value in {"True", "False"}:
@@ -201,6 +248,13 @@ def bound_in(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
             yield from bound_in(element.value)
     else:
         yield target
+
+
+def targets_of(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return what an assignment gives a value: of any other node nothing."""
+    if isinstance(node, cst.Assign):
+        return [each.target for each in node.targets]
+    return [node.target] if isinstance(node, (cst.AnnAssign, cst.AugAssign)) else []
 
 
 def model_argument(call: cst.Call, place: int) -> cst.BaseExpression | None:

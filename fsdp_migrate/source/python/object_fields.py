@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.held import attribute, item, put
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, last_name
 
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _fields(index: Index, node: cst.ClassDef, depth: int = 0) -> list[str]:
 def _is_decorated(node: cst.ClassDef) -> bool:
     for each in node.decorators:
         made = each.decorator.func if isinstance(each.decorator, cst.Call) else each.decorator
-        if (dotted(made) or "").split(".")[-1] in DECORATORS:
+        if last_name(made) in DECORATORS:
             return True
     return False
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _last(node: cst.BaseExpression) -> str:
         return _last(node.args[0].value) if dotted(node.func) in {"bool", "int"} else ""
     if isinstance(node, cst.Call):
         return _last(node.func)
-    return (dotted(node) or "").split(".")[-1].lower().lstrip("_")
+    return last_name(node).lower().lstrip("_")
 
 
 def _text(node: cst.BaseExpression) -> str:

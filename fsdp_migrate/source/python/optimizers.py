@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.held import EACH, VALUE, attribute, item, put, taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, given_by_name
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
 
 
@@ -136,5 +136,5 @@ def has_groups(kinds: Iterable[str]) -> bool:
 
 def stepped(call: cst.Call) -> list[cst.BaseExpression]:
     """Return the arguments of a call that are what an optimizer steps, where it makes one."""
-    named = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "params"]
+    named = given_by_name(call, "params")
     return named + [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]

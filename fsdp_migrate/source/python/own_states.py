@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import last_name
 from fsdp_migrate.source.python.own_names import values_bound
 
 
@@ -68,5 +68,5 @@ def said_of_own_state(source: Source, optimizer: cst.BaseExpression) -> str:
 def _made_of(source: Source, optimizer: cst.BaseExpression) -> set[str]:
     """Return the classes of which this source makes an optimizer, by their names; none if others give it."""
     values = values_bound(source, optimizer)
-    names = {(dotted(each.func) or "").split(".")[-1] for each in values if isinstance(each, cst.Call)}
+    names = {last_name(each.func) for each in values if isinstance(each, cst.Call)}
     return {name for name in names if name[:1].isupper()}

@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.parameters import (
     PARAMETERS,
     SAME_PARAMETERS,
@@ -133,7 +133,7 @@ def _of_name(index: Index, node: cst.Name | cst.Attribute, depth: int) -> Iterat
 
 
 def _of_call(index: Index, call: cst.Call, depth: int) -> Iterator[Share]:
-    func, name = call.func, (dotted(call.func) or "").split(".")[-1]
+    func, name = call.func, last_name(call.func)
     if isinstance(func, cst.Attribute) and func.attr.value in PARAMETERS:
         yield Share(func.value)
     elif isinstance(func, cst.Attribute) and func.attr.value in _VIEWS:
@@ -162,7 +162,7 @@ def named_as_parameters(node: cst.BaseExpression, target: str) -> cst.BaseExpres
     """Return the model of which a function gives parameters, as names tell: ``trainable_params(model)``."""
     if not isinstance(node, cst.Call):
         return None
-    name = (dotted(node.func) or "").split(".")[-1]
+    name = last_name(node.func)
     told = [each.lower() for each in (name, target.rpartition(".")[2])]
     if name[:1].isupper() or any(map(_COUNTS.search, told)) or not any(map(_PARAMETERS.search, told)):
         return None
@@ -198,7 +198,7 @@ def is_read_for_names(index: Index, call: cst.Call) -> bool:
     """
     above = index.parents[call]
     items = index.parents[above] if isinstance(above, cst.Attribute) else None
-    is_kept = any(arg.keyword is not None and arg.keyword.value == "keep_vars" for arg in call.args)
+    is_kept = "keep_vars" in named_arguments(call)
     if not is_kept or not isinstance(items, cst.Call) or not isinstance(above, cst.Attribute):
         return False
     loop = index.parents[items]

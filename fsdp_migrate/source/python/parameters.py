@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _is_to_fill(value: cst.BaseExpression) -> bool:
     if isinstance(value, cst.Call):
         if dotted(value.func) == "dict" and value.args:
             return any(_is_to_fill(arg.value) for arg in value.args)
-        is_by_key = (dotted(value.func) or "").rpartition(".")[2] == "defaultdict"
+        is_by_key = last_name(value.func) == "defaultdict"
         return is_by_key or (not value.args and dotted(value.func) in {"dict", "list", "set"})
     if isinstance(value, (cst.Dict, cst.List, cst.Tuple)):
         return not value.elements or any(_is_to_fill(each.value) for each in value.elements)
@@ -192,7 +192,7 @@ def _of_call(index: Index, call: cst.Call, depth: int) -> cst.BaseExpression | N
         return call.func.value
     if isinstance(call.func, cst.Attribute) and name in {"items", "values"}:
         return model_of(index, call.func.value, depth + 1)  # of a dict of parameters by their names
-    if (dotted(call.func) or "").split(".")[-1] in SAME_PARAMETERS:
+    if last_name(call.func) in SAME_PARAMETERS:
         return first_model(index, [arg.value for arg in call.args], depth)
     return None
 

@@ -1,4 +1,4 @@
-"""What functions give of a sharded model's parameters, as the project's files tell it of each call."""
+"""Which expressions are parameters of a sharded model, also by what functions of other files give of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import put
+from fsdp_migrate.source.python.held import WRAPS, put
 from fsdp_migrate.source.python.links import OBJECT
 from fsdp_migrate.source.python.nodes import argument_of, dotted
+from fsdp_migrate.source.python.own_parts import holds_models
+from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.written_names import written_names
 
 
@@ -26,6 +28,19 @@ def told_model(models: ModelKinds, node: cst.BaseExpression) -> cst.BaseExpressi
     is_told = isinstance(node, cst.Call) and bool(models.links.gives_parameters)
     told = _told(models, cst.ensure_type(node, cst.Call)) if is_told else ()
     return next((model for part, model in told if part == _ALL), None)
+
+
+def kinds_of_parameters(models: ModelKinds, node: cst.BaseExpression) -> set[str]:
+    """Return that an expression holds parameters of a sharded model, if it does."""
+    model = asked = model_of(models.index, node) or told_model(models, node)
+    while model is not None:
+        kinds = models.kinds(model)
+        # A module with a sharded one in it has its parameters as well, but another part of it has not.
+        is_holder = model is asked and holds_models(models, model, kinds)
+        if kinds & {"fsdp", WRAPS} or is_holder:
+            return {"params"}
+        model = models.sharded_with(model)
+    return set()
 
 
 def given_apart(models: ModelKinds, call: cst.Call) -> set[str]:

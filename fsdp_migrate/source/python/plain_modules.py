@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.held import has_model
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -57,7 +57,7 @@ def _is_made_plain(models: Models, value: cst.BaseExpression | None) -> bool:
         if value.func.attr.value not in SAME_MODEL:
             break
         value = value.func.value
-    name = (dotted(value.func) or "").split(".")[-1] if isinstance(value, cst.Call) else ""
+    name = last_name(value.func) if isinstance(value, cst.Call) else ""
     if not isinstance(value, cst.Call) or not name[:1].isupper() or _MAY_WRAP.search(text_of(value)):
         return False
     given = (each for arg in value.args for each in walk_for(arg.value, cst.Name))

@@ -8,7 +8,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.links import OBJECT, PART
-from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameter_lists import shares
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.wrapped_in_place import given_for
@@ -37,7 +37,7 @@ def returned_shares(
     """
     if not isinstance(node, cst.Call):
         return
-    if (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS and place is None:
+    if last_name(node.func) in SAME_PARAMETERS and place is None:
         for arg in node.args:
             yield from returned_shares(source, arg.value)
         return
@@ -125,5 +125,5 @@ def _is_parameter(source: Source, name: cst.Name) -> bool:
 
 def _is_a_part(call: cst.Call) -> bool:
     """Tell whether a call gives a part of what it is given, or what that wraps: no copy of it."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     return bool(call.args) and (name == "getattr" or name.startswith("unwrap"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import code
+from fsdp_migrate.source.python.nodes import code, named_arguments
 from fsdp_migrate.source.python.values import is_dict_call, when_on
 
 
@@ -23,7 +23,7 @@ _SET = re.compile(r"""(?P<whole>[\w.]+)(?:\[(?P<quote>["'])(?P<item>\w+)(?P=quot
 def items_of(source: Source, node: cst.CSTNode, *, any_call: bool = False) -> dict[str, cst.BaseExpression]:
     """Return the items of a dict that is written out, or the named arguments of a call."""
     if isinstance(node, cst.Call) and (any_call or is_dict_call(source, node)):
-        return {arg.keyword.value: when_on(arg.value) for arg in node.args if arg.keyword is not None}
+        return {name: when_on(value) for name, value in named_arguments(node).items()}
     elements = node.elements if isinstance(node, cst.Dict) else ()
     return {
         str(each.key.evaluated_value): when_on(each.value)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
 
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _computes(source: Source, func: cst.BaseExpression) -> bool:
 def _is_shown(source: Source, target: cst.BaseExpression, depth: int) -> bool:
     """Tell whether what a name holds is only shown; a record of metrics is there for that."""
     if isinstance(target, cst.Subscript):
-        is_record = _RECORDS.search((dotted(target.value) or "").split(".")[-1].lower()) is not None
+        is_record = _RECORDS.search(last_name(target.value).lower()) is not None
         return is_record and _is_read_to_be_shown(source, target, depth)
     if not isinstance(target, cst.Name) or target not in source.index.scopes or depth >= _DEEPEST:
         return False

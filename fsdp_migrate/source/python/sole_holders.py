@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class SoleHolder:
             return False
         calls = (cst.ensure_type(each, cst.Call) for each in self.index.by_kind.get(cst.Call, ()))
         return not any(
-            self._leads((dotted(call.func) or "").split(".")[-1])
+            self._leads(last_name(call.func))
             for call in calls
             if start < order[call] < end and self.index.function(call) is function
         )
@@ -76,7 +76,7 @@ class SoleHolder:
             return True
         calls = (cst.ensure_type(each, cst.Call) for each in self.index.by_kind.get(cst.Call, ()))
         inner = (each for each in calls if self.index.function(each) is function)
-        return any(self._leads((dotted(each.func) or "").split(".")[-1]) for each in inner)
+        return any(self._leads(last_name(each.func)) for each in inner)
 
     def _functions(self, name: str) -> Iterator[cst.FunctionDef]:
         for each in self.index.by_kind.get(cst.FunctionDef, ()):
@@ -138,7 +138,7 @@ def _targets(index: Index, call: cst.Call, calls: list[cst.Call], depth: int = 0
     function = index.function(call)
     if not isinstance(above, cst.Return) or function is None or depth:
         return []
-    asked = [each for each in calls if (dotted(each.func) or "").split(".")[-1] == function.name.value]
+    asked = [each for each in calls if last_name(each.func) == function.name.value]
     found = [_targets(index, each, calls, depth + 1) for each in asked]
     return [target for each in found for target in each] if found and all(found) else []
 
@@ -146,7 +146,7 @@ def _targets(index: Index, call: cst.Call, calls: list[cst.Call], depth: int = 0
 def _is_wrapped_otherwise(index: Index, calls: list[cst.Call]) -> bool:
     """Tell whether a source may shard by more than FSDP1's call: its class is given away, or ``wrap``."""
     for call in calls:
-        name = (dotted(call.func) or "").split(".")[-1]
+        name = last_name(call.func)
         if name in _WRAP and index.qualified(call.func):
             return True
         if name not in _ASK and any(index.fsdp1(arg.value) == catalog.FSDP for arg in call.args):

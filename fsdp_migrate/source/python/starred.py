@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value, was_run
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, last_name
 
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _additions(index: Index, name: str) -> Iterator[cst.Call | cst.AugAssign]:
 
 
 def _method(call: cst.Call) -> str:
-    return (dotted(call.func) or "").rpartition(".")[2]
+    return last_name(call.func)
 
 
 def given_in(tree: ast.Module, call: ast.Call) -> list[str]:

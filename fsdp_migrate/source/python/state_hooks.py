@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.newer_syntax import parse_any
+from fsdp_migrate.source.python.argument_places import placed_names
 from fsdp_migrate.source.python.bound_names import STAR, names_bound
 from fsdp_migrate.source.python.walked import walked
 
@@ -51,7 +52,7 @@ def _adds(tree: ast.Module, call: ast.Call) -> bool:
     function = _function_of(tree, call)
     if function is None:
         return True
-    names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+    names = placed_names(function)
     if isinstance(call.args[0], ast.Attribute) and not function.decorator_list:
         names = names[1:]  # a method's own `self` is not the module that the hook is given
     state = names[_PLACE] if len(names) > _PLACE else ""

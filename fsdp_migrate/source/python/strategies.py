@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.held import MODEL
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, literal
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, literal
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -55,7 +55,7 @@ def keep_shapes(models: Models) -> bool:
 
 
 def _keeps_parameters(call: cst.Call) -> bool:
-    given = [a.value for a in call.args if a.keyword is not None and a.keyword.value == "use_orig_params"]
+    given = given_by_name(call, "use_orig_params")
     return bool(given) and literal(given[0]) is True
 
 
@@ -81,7 +81,7 @@ def _of_call(models: Models, value: cst.Call) -> str | None:
     name = index.fsdp1(value.func)
     if name is None or (name != catalog.FSDP and name not in catalog.MANUAL_WRAPPING):
         return None
-    given = [arg.value for arg in value.args if arg.keyword and arg.keyword.value == "sharding_strategy"]
+    given = given_by_name(value, "sharding_strategy")
     if name == catalog.FSDP:
         placed = [arg.value for arg in value.args if arg.keyword is None]
         given += placed[_PLACE : _PLACE + 1]
@@ -98,5 +98,5 @@ def _named(models: Models, value: cst.BaseExpression) -> str | None:
     if isinstance(value, cst.Name) and value in models.index.scopes:
         held = last_value(models.index, value)
         value = value if held is None else held
-    last = (dotted(value) or "").rpartition(".")[2]
+    last = last_name(value)
     return last if last in _STRATEGIES else None

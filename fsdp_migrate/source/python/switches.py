@@ -11,7 +11,7 @@ import libcst as cst
 from fsdp_migrate.source.python.accelerators import is_accelerator, is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 
@@ -268,7 +268,7 @@ def _constant(node: cst.BaseExpression) -> str:
 def _is_steady(test: cst.BaseExpression) -> bool:
     """Tell whether a test gives the same each time, as long as its variables do."""
     for call in walk_for(test, cst.Call):
-        name = (dotted(call.func) or "").split(".")[-1]
+        name = last_name(call.func)
         if name not in STEADY or any(map(_is_self, _given(call))):
             return False
     return bool(_roots(test))

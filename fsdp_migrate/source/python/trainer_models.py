@@ -25,7 +25,14 @@ from fsdp_migrate.source.python.heirs import (
 )
 from fsdp_migrate.source.python.held import BY, FLAT, attribute, put
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    dotted,
+    given_by_name,
+    last_name,
+    named_arguments,
+    text_of,
+)
 from fsdp_migrate.source.python.trained_names import TrainedNames, other_names
 
 
@@ -262,8 +269,7 @@ class HFTrainers:
     def _asks_for_fsdp(self, call: cst.Call) -> bool:
         if not any(map(_ARGUMENTS.search, self.index.qualified(call.func))):
             return False
-        given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "fsdp")
-        return any(text_of(arg.value) not in _OFF for arg in given)
+        return any(text_of(each) not in _OFF for each in given_by_name(call, "fsdp"))
 
     def made(self, trainer: cst.BaseExpression) -> cst.Call | None:
         """Return the call that makes a Trainer, as its class or the name of that says."""
@@ -326,7 +332,7 @@ def _items(index: Index, node: cst.BaseExpression) -> dict[str, cst.BaseExpressi
             if isinstance(each.key, cst.SimpleString)
         }
     if isinstance(held, cst.Call) and dotted(held.func) == "dict":
-        return {arg.keyword.value: arg.value for arg in held.args if arg.keyword is not None}
+        return named_arguments(held)
     return {}
 
 
@@ -338,11 +344,10 @@ def given_to_composer(index: Index, *, is_told: bool) -> TrainedNames:
     found = TrainedNames(index)
     for node in index.by_kind.get(cst.Call, ()):
         call = cst.ensure_type(node, cst.Call)
-        named = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+        named = named_arguments(call)
         if not _asks_composer(index, call, named, is_told=is_told):
             continue
-        placed = [arg.value for arg in call.args[:1] if arg.keyword is None and not arg.star]
-        model = named.get("model", placed[0] if placed else None)
+        model = argument_of(call, 0, {"model"})
         text = dotted(model) if isinstance(model, (cst.Name, cst.Attribute)) else None
         for name in (text, *other_names(index, text, call)) if text is not None else ():
             found.add(name, call)
@@ -376,5 +381,5 @@ def is_composers_model(text: str) -> bool:
 
 def is_composers_ddp(test: cst.BaseExpression, truth: bool) -> bool:
     """Tell whether what is known of a test shows that Composer shards nothing: ``state.is_model_ddp``."""
-    last = (dotted(test) or "").rpartition(".")[2]
+    last = last_name(test)
     return last in {"deepspeed_enabled", "is_model_ddp"} if truth else last == "fsdp_enabled"

@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import imports_fsdp1
 from fsdp_migrate.source.python.fabric_models import is_set_up_plain, set_up
 from fsdp_migrate.source.python.held import WRAPS
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.wrappers import DDP, FSDP2
 
 
@@ -64,8 +64,8 @@ def last_word(node: cst.BaseExpression) -> str:
     if isinstance(node, cst.Subscript) and len(node.slice) == 1:
         inner = node.slice[0].slice
         is_text = isinstance(inner, cst.Index) and isinstance(inner.value, cst.SimpleString)
-        return text_of(node.slice[0]).strip("'\"").lower() if is_text else ""
-    return (dotted(node) or "").split(".")[-1].lower()
+        return word_of(node.slice[0]).lower() if is_text else ""
+    return last_name(node).lower()
 
 
 def is_unknown(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
@@ -205,7 +205,7 @@ def _comes_from_elsewhere(source: Source, value: cst.BaseExpression, depth: int)
         )
     if is_set_up_plain(source.index, value):
         return False
-    name = (dotted(value.func) or "").split(".")[-1]
+    name = last_name(value.func)
     if not name and isinstance(value.func, cst.Attribute):  # `make(x).eval()`
         shards = _SHARDS.search(value.func.attr.value) is not None  # `make(x).prepare(net)`
         return shards or _comes_from_elsewhere(source, value.func.value, depth)

@@ -47,3 +47,17 @@ def children_of(node: ast.AST) -> list[ast.AST]:
         elif isinstance(value, list):
             found += [each for each in value if isinstance(each, ast.AST)]
     return found
+
+
+def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
+    """Yield the calls of a statement, those of the statements in it left out."""
+    yield from (each for each in parts_of_one(node) if isinstance(each, ast.Call))
+
+
+def parts_of_one(node: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the parts of a statement, the statements in it left out."""
+    todo = [child for child in children_of(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))]
+    while todo:
+        each = todo.pop()
+        yield each
+        todo += children_of(each)

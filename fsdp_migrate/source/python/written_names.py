@@ -8,7 +8,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, placed_arguments
 
 
 if TYPE_CHECKING:
@@ -44,6 +44,6 @@ def _of_partial(index: Index, func: cst.BaseExpression) -> cst.BaseExpression:
     if not isinstance(value, cst.Call) or "functools.partial" not in index.qualified(value.func):
         return func
     # What is given by its place would stand before what a call gives.
-    placed = [arg.value for arg in value.args if arg.keyword is None and not arg.star]
+    placed = placed_arguments(value)
     is_one = len(placed) == 1 and not any(arg.star == "*" for arg in value.args)
     return placed[0] if is_one and not is_told_off(value, ()) else func

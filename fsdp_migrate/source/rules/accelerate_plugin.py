@@ -21,7 +21,16 @@ from fsdp_migrate.source.python.accelerate_precision import precision_of_acceler
 from fsdp_migrate.source.python.environment import environment_of_run, fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.keywords import values_by_stars
-from fsdp_migrate.source.python.nodes import arguments, call as make_call, dotted, text_of, walk
+from fsdp_migrate.source.python.nodes import (
+    args_by_name,
+    arguments,
+    call as make_call,
+    dotted,
+    last_name,
+    named_arguments,
+    text_of,
+    walk,
+)
 from fsdp_migrate.source.python.values import Values, definition, is_only_use, python_text
 from fsdp_migrate.source.settings_in_python import (
     SAID,
@@ -157,13 +166,13 @@ def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
         yield from _of_call(source, above)
         return
     outer = next((a for a in source.index.ancestors(node) if isinstance(a, cst.Call)), None)
-    asked = outer is not None and (dotted(outer.func) or "").split(".")[-1] in _QUESTIONS
+    asked = outer is not None and last_name(outer.func) in _QUESTIONS
     asked = asked or isinstance(above, (cst.Comparison, cst.BooleanOperation, cst.UnaryOperation, cst.If))
     yield Found("FM320", node, *((_CLASS_ITSELF, "kept") if asked else (_MEANT, "commented")))
 
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
-    given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    given = named_arguments(call)
     values = Values(source)
     held, findings, reasons = _held(source, given, values)
     lost = list(_said_of_ignored(given, values))
@@ -382,7 +391,7 @@ def _rewritten(
         wanted["transformer_cls_names_to_wrap"] = wanted["transformer_cls_names_to_wrap"].split(",")
     changes, new = item_changes(before, wanted, values)
     edits, needs = _edits(source, call, given, changes, new)
-    places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+    places = args_by_name(call)
     named = [replace(each, subject=_argument(each.subject)) for each in findings]
     yield from said_of(named, values, lambda subject: places.get(subject, next(iter(places.values()))))
     gone = [given[name] for name, change in changes.items() if change.remove or change.value is not None]
@@ -435,9 +444,7 @@ def _edits(
     def build(updated: cst.Call) -> cst.Call:
         every = dict(changes)
         if turns and home is policy:
-            value = next(
-                a.value for a in updated.args if a.keyword and a.keyword.value == "mixed_precision_policy"
-            )
+            value = named_arguments(updated)["mixed_precision_policy"]
             every["mixed_precision_policy"] = ItemChange(value=_cast(source, value))
         first = [(name, value) for name, value in new if name == "fsdp_version"]
         last = next((a.keyword.value for a in reversed(updated.args) if a.keyword), None)

@@ -16,7 +16,7 @@ from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk, walk_for
 from fsdp_migrate.source.python.trainer_models import OF_OPTIMIZERS, TRAINER
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -169,7 +169,7 @@ def _is_beside_dtensors(source: Source, check: cst.Call) -> bool:
         return False
     others = [above.orelse] if above.orelse is not None else _after(source, above)
     used = (part for other in others for kind in (cst.Name, cst.Attribute) for part in walk_for(other, kind))
-    return any((dotted(part) or "").rpartition(".")[2] in _OF_DTENSORS for part in used)
+    return any(last_name(part) in _OF_DTENSORS for part in used)
 
 
 def _after(source: Source, choice: cst.If | cst.IfExp) -> list[cst.CSTNode]:
@@ -278,7 +278,7 @@ def _is_each_module(source: Source, name: cst.Name) -> bool:
         if isinstance(loop, (cst.For, cst.CompFor)):
             names = {each.value for each in walk_for(loop.target, cst.Name)}
             calls = walk_for(loop.iter, cst.Call) if name.value in names else ()
-            if any((dotted(call.func) or "").split(".")[-1] in _OF_MODULES for call in calls):
+            if any(last_name(call.func) in _OF_MODULES for call in calls):
                 return True
     return False
 

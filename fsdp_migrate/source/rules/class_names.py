@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_other_wrapper
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, targets_of, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -132,8 +132,7 @@ def _way_of(call: cst.Call, arg: cst.Arg) -> str:
 def _ways_of_target(
     source: Source, assign: cst.Assign | cst.AnnAssign, node: cst.BaseExpression, depth: int
 ) -> Iterator[str]:
-    targets = [each.target for each in assign.targets] if isinstance(assign, cst.Assign) else [assign.target]
-    for target in targets:
+    for target in targets_of(assign):
         if not isinstance(target, cst.Name):
             yield "given"
         elif assign.value is node and depth == 0:
@@ -169,7 +168,7 @@ def _is_required(source: Source, call: cst.Call) -> bool:
 def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
     """Return the classes of a check that a model may be of, and FSDP1's wrapper is none of."""
     asked = [each.value for each in given.elements] if isinstance(given, cst.Tuple) else [given]
-    names = [(dotted(each) or "").split(".")[-1] for each in asked]
+    names = [last_name(each) for each in asked]
     if "Module" in names:
         return []
     known = [source.index.qualified(each) for each in asked]

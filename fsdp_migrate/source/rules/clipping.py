@@ -23,7 +23,7 @@ from fsdp_migrate.source.method_calls import (
 from fsdp_migrate.source.parameter_values import ParameterValues, is_itself
 from fsdp_migrate.source.python.clipped_lists import clipped, given_to_clipper, values_of, whose_groups
 from fsdp_migrate.source.python.last_values import values_set
-from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.own_names import values_bound
@@ -130,7 +130,7 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
     if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
         return
     sure = sureness(source, receiver)
-    is_made_here = (dotted(receiver) or "").split(".")[-1] in source.models.names_made
+    is_made_here = last_name(receiver) in source.models.names_made
     if sure != "no" and source.models.links.clips_itself and not is_made_here:
         yield Found("FM311", call, _OF_ITS_OWN, "commented")
     elif sure in {"sure", "likely", "mixed"}:
@@ -275,7 +275,7 @@ def _is_of_others(source: Source, call: cst.Call) -> bool:
     tests = [each.test for each in above]
     return any(_clips_in_its_own_way(source, each, call) for each in above) or any(
         (part in source.references and source.index.fsdp1(part) == catalog.FSDP)
-        or (dotted(part) or "").split(".")[-1].lower().find("fsdp") >= 0
+        or last_name(part).lower().find("fsdp") >= 0
         for test in tests
         for kind in (cst.Name, cst.Attribute)
         for part in walk_for(test, kind)

@@ -16,7 +16,7 @@ from fsdp_migrate.source.kept_parameters import given_before
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.makers import is_partial_of_fsdp
-from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.uses import Found, Need, Replace
 from fsdp_migrate.source.wrapped_twice import wrapped_twice
@@ -196,15 +196,12 @@ def with_optimizers(call: cst.Call, optimizers: str) -> cst.Call:
 
 def _has_model(call: cst.Call) -> bool:
     first = call.args[0] if call.args else None
-    named = any(arg.keyword is not None and arg.keyword.value == "module" for arg in call.args)
+    named = "module" in named_arguments(call)
     return named or (first is not None and not first.star and first.keyword is None)
 
 
 def _model_of(call: cst.Call) -> cst.BaseExpression:
-    for arg in call.args:
-        if arg.keyword is not None and arg.keyword.value == "module":
-            return arg.value
-    return call.args[0].value
+    return named_arguments(call).get("module", call.args[0].value)
 
 
 def words_of_container(source: Source, call: cst.Call) -> str | None:
@@ -301,7 +298,7 @@ def _makes_models(value: cst.BaseExpression) -> bool:
 
 def _puts_layers(call: cst.Call) -> bool:
     """Tell whether a call makes one model of several, or puts something into one."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     return name in _PUTTERS | {"ModuleDict", "ModuleList", "Sequential"}
 
 
@@ -312,7 +309,7 @@ def _is_put_somewhere(source: Source, target: cst.BaseExpression) -> bool:
     if loop is None or not isinstance(target, cst.Name):
         return False
     for call in walk_for(loop.body, cst.Call):
-        name = (dotted(call.func) or "").split(".")[-1]
+        name = last_name(call.func)
         if name in _PUTTERS and any(text_of(arg.value) == target.value for arg in call.args):
             return True
     stored = (each for each in walk_for(loop.body, cst.Assign) if text_of(each.value) == target.value)
@@ -326,12 +323,12 @@ def _is_of_a_module(source: Source, target: cst.BaseExpression) -> bool:
         return False
     if source.index.path_of(owner) in source.links.shards_parts:
         return False
-    bases = {(dotted(base.value) or "").split(".")[-1] for base in owner.bases}
+    bases = {last_name(base.value) for base in owner.bases}
     return (dotted(target) or "").startswith("self.") and bool(bases & {"Module", "PreTrainedModel"})
 
 
 def _puts_into_a_model(source: Source, call: cst.Call, below: cst.CSTNode) -> bool:
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     if source.index.fsdp1(call.func) == catalog.FSDP or is_partial_of_fsdp(source.index, call.func):
         return True
     return below in call.args and name in _PUTTERS

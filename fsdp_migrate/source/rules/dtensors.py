@@ -33,7 +33,14 @@ from fsdp_migrate.source.python.averages import is_averaged, takes_one
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    given_by_name,
+    last_name,
+    named_arguments,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.read_states import is_summed_state
 from fsdp_migrate.source.python.shown_alone import is_shown_alone
@@ -312,10 +319,9 @@ def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression
 def _move_of(call: cst.Call, parameter: str) -> str:
     """Return a move to another device as the model is asked for it, or nothing: ``.to(p.dtype)`` is none."""
     name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
-    named = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "device"]
-    placed = [arg for arg in call.args[:1] if arg.keyword is None and not arg.star]
-    where = next((text_of(arg.value) for arg in (*named, *placed)), "")
-    is_device = bool(named) or _DEVICE.search(where.strip("'\"")) is not None
+    given = argument_of(call, 0, {"device"})
+    where = text_of(given) if given is not None else ""
+    is_device = "device" in named_arguments(call) or _DEVICE.search(where.strip("'\"")) is not None
     is_device = is_device and not where.startswith(f"{parameter}.")
     return f".{name}({where})" if name in _MOVES or (name == "to" and is_device) else ""
 
@@ -329,7 +335,7 @@ def _is_other_class(call: cst.Call) -> Iterator[bool]:
 
 def _of_call(values: ParameterValues, call: cst.Call) -> str:
     source = values.source
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     known = source.index.qualified(call.func)
     if name == "clip_gradients" and is_norm_used(source, call):
         return _WHOLE
@@ -362,7 +368,7 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     if known & _DIFFERENTIATES or (
         isinstance(call.func, cst.Attribute) and call.func.attr.value == "backward"
     ):
-        given = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "inputs"]
+        given = given_by_name(call, "inputs")
         given += [arg.value for arg in call.args[1:2] if "torch.autograd.grad" in known and not arg.star]
         return _NO_GRADIENT if any(values.is_one(each) or values.is_many(each) for each in given) else ""
     if any(map(_IN_BACKWARD.search, known)):

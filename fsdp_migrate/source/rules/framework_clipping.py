@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_an_accelerator
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import args_by_name, last_name, named_arguments, text_of
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -80,7 +80,7 @@ def may_accumulate(source: Source) -> bool:
     """Tell whether an Accelerator of this source may add up several steps, as the call that makes it says."""
     made = [call for call in source.calls if _name(call) == "Accelerator"]
     for call in made:
-        given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+        given = {name: text_of(value) for name, value in named_arguments(call).items()}
         if any(arg.star for arg in call.args) or _PLUGIN in given or given.get(_STEPS, "1") != "1":
             return True
     return not made
@@ -92,7 +92,7 @@ def _is_fabrics_norm(source: Source, call: cst.Call, model: cst.BaseExpression) 
         return False
     in_order = (arg for arg in call.args if arg.keyword is None and not arg.star)
     placed = dict(zip(_FABRICS, in_order, strict=False))
-    named = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+    named = args_by_name(call)
     given = {name: text_of(arg.value) for name, arg in {**placed, **named}.items()}
     if any(arg.star for arg in call.args):
         return "clip_val" not in given and "error_if_nonfinite" not in given
@@ -100,4 +100,4 @@ def _is_fabrics_norm(source: Source, call: cst.Call, model: cst.BaseExpression) 
 
 
 def _name(call: cst.Call) -> str:
-    return (dotted(call.func) or "").split(".")[-1]
+    return last_name(call.func)

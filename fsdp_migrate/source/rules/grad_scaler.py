@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.makers import is_partial_of
-from fsdp_migrate.source.python.nodes import arguments, keyword, text_of
+from fsdp_migrate.source.python.nodes import arguments, keyword, named_arguments, text_of
 from fsdp_migrate.source.rules.mixed_optimizers import steps_both
 from fsdp_migrate.source.rules.own_optimizers import is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -91,7 +91,7 @@ def _problem_of(source: Source) -> str:
     """Return why torch's own scaler does not work with the models of this source; empty where it does."""
     for call in source.calls:
         known = source.index.fsdp1(call.func)
-        given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+        given = {name: text_of(value) for name, value in named_arguments(call).items()}
         first = text_of(call.args[0].value) if call.args else "False"
         offload = given.get("offload_params", first)
         if known == "CPUOffload" and offload != "False":

@@ -17,7 +17,7 @@ from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
-from fsdp_migrate.source.python.nodes import code, dotted
+from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, last_name, named_arguments
 from fsdp_migrate.source.python.set_items import gives_items, items_beside, items_of
 from fsdp_migrate.source.python.values import (
     Values,
@@ -105,13 +105,13 @@ def find(source: Source) -> Iterator[Found]:
 def is_of_the_trainer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes arguments of Hugging Face's Trainer."""
     names = source.index.qualified(call.func) or {dotted(call.func) or ""}
-    given = {arg.keyword.value for arg in call.args if arg.keyword is not None}
+    given = named_arguments(call)
     as_config = "output_dir" in given and any(name.endswith("Config") for name in names)
     return as_config or any(_CLASS.search(name) for name in names)
 
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
-    given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword is not None}
+    given = named_arguments(call)
     # `"full_shard" if use_fsdp else ""` is how projects switch it off: what counts is where it is on.
     given |= {name: when_on(node) for name, node in given.items() if name in {"fsdp", "fsdp_config"}}
     if "fsdp" not in given:
@@ -136,7 +136,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM327", argument, text, "commented", is_of_its_own=True)
         yield from _of_the_rest(values, converted, argument, maybe)
         return
-    places = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+    places = args_by_name(call)
     findings = [_where(each, maybe) for each in converted.findings]
     yield from said_of(findings, values, lambda subject: places.get(subject.partition(".")[0], argument))
     becomes = f"fsdp_config={values.shown(python_text(converted.after['fsdp_config']))}"
@@ -464,8 +464,8 @@ def _default(small: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
         name, value = dotted(small.target) or "", small.value
     elif isinstance(small, cst.Assign):
         name, value = dotted(small.targets[0].target) or "", small.value
-    if isinstance(value, cst.Call) and (dotted(value.func) or "").split(".")[-1] == "field":
-        given = {arg.keyword.value: arg.value for arg in value.args if arg.keyword is not None}
+    if isinstance(value, cst.Call) and last_name(value.func) == "field":
+        given = named_arguments(value)
         made = given.get("default_factory")
         value = made.body if isinstance(made, cst.Lambda) else given.get("default")
     return name, value

@@ -24,7 +24,7 @@ from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.heirs import FABRICS as THEIR_FABRICS, LIGHTNINGS, hands_on, led_to
 from fsdp_migrate.source.python.items import changed_call
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, named_arguments, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, python_text, takers
 from fsdp_migrate.source.settings_in_python import (
     SAID,
@@ -163,7 +163,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _class_of(source: Source, call: cst.Call) -> str:
     """Return the last word of the class that a call makes, or of Lightning's that its bases lead to."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     if name in {"Fabric", "Trainer"} or not any(_is_strategy(arg) for arg in call.args):
         return name
     leads = led_to(source.index, call.func)
@@ -190,7 +190,7 @@ def _named(source: Source, node: cst.CSTNode, names: set[str]) -> Iterator[Found
 def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     """Read ``FSDPStrategy(...)`` with the Trainer that it is given to."""
     values, reasons = Values(source), list[str]()
-    held = {arg.keyword.value: values.read(arg.value) for arg in call.args if arg.keyword is not None}
+    held = {name: values.read(value) for name, value in named_arguments(call).items()}
     if any(arg.star or arg.keyword is None for arg in call.args):
         reasons.append(_HIDDEN)
     trainer = _trainer_of(source, call)
@@ -228,7 +228,7 @@ def _asked(source: Source, asked: _Asked, strategy: Any) -> _Asked:
         asked.reasons.append(_NO_FABRIC if asked.is_fabric else _NO_TRAINER)
         document |= {} if asked.is_fabric else {"precision": _ELSEWHERE}
     else:
-        given = {a.keyword.value: a.value for a in asked.trainer.args if a.keyword is not None}
+        given = named_arguments(asked.trainer)
         hidden = any(arg.star for arg in asked.trainer.args)
         for name in ("devices", "num_nodes", "precision", "sync_batchnorm"):
             if name in given:
@@ -282,9 +282,7 @@ def _trainer_of(source: Source, call: cst.Call) -> cst.Call | None:
 
 def _is_in_each_case(source: Source, call: cst.Call, trainer: cst.Call) -> bool:
     """Tell whether a strategy goes to its Trainer whichever branch is taken."""
-    given = (
-        each.value for each in trainer.args if each.keyword is not None and each.keyword.value == "strategy"
-    )
+    given = given_by_name(trainer, "strategy")
     return any(each is call or definition(source, each) is call for each in given)
 
 

@@ -14,7 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.held import has_model
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, placed_arguments, text_of
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -72,8 +72,8 @@ def _of_variable(source: Source) -> Iterator[Found]:
 
 
 def _reads_parameters(call: cst.Call) -> bool:
-    placed = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
-    named = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == "log"]
+    placed = placed_arguments(call)
+    named = given_by_name(call, "log")
     # A logger's own method, as Lightning's, has no criterion: watch(model, log).
     return any(_WATCHES_PARAMETERS.match(text_of(each)) for each in (*named, *placed[1 : _LOG_PLACE + 1]))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.made_by_others import maker_of, may_be_made_by_others
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import given_by_name, word_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -68,7 +68,7 @@ def _of_tnt(source: Source) -> Iterator[cst.CSTNode]:
         return
     has_words = _IMPORTS_LIGHTNING.search(source.code) is None
     for call in source.calls:
-        told = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "strategy")
-        is_word = has_words and any(text_of(each).strip("'\"") == "fsdp" for each in told)
+        told = given_by_name(call, "strategy")
+        is_word = has_words and any(word_of(each) == "fsdp" for each in told)
         if is_word or any(map(_TNTS.match, source.index.qualified(call.func))):
             yield call

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.uses import Found
 
@@ -39,7 +39,7 @@ def find(source: Source) -> Iterator[Found]:
     if len(set(ranks.values())) < 2:
         return
     for call in source.calls:
-        if _JOINS.search((dotted(call.func) or "").split(".")[-1].lower()):
+        if _JOINS.search(last_name(call.func).lower()):
             given = {ranks[key] for arg in call.args if (key := _model_in(source, arg.value)) in ranks}
             if len(given) > 1:
                 yield Found("FM423", call, _MEANT, "commented")
@@ -59,7 +59,7 @@ def _ranks_by_model(source: Source) -> dict[Key | None, tuple[str, ...]]:
 
 
 def _ranks(call: cst.Call) -> tuple[str, ...]:
-    given = {arg.keyword.value: text_of(arg.value) for arg in call.args if arg.keyword is not None}
+    given = {name: text_of(value) for name, value in named_arguments(call).items()}
     is_hybrid = "HYBRID" in given.get("sharding_strategy", "").upper()
     return given.get("process_group", ""), given.get("device_mesh", ""), str(is_hybrid)
 

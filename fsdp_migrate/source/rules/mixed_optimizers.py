@@ -13,7 +13,15 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import added_to
 from fsdp_migrate.source.python.held import MODEL, has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, literal, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    last_name,
+    literal,
+    text_of,
+    walk_for,
+    word_of,
+)
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS, is_torchs_optimizer, model_of
@@ -57,7 +65,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if not call.args or call.args[0].star or not _is_torchs(source, call):
             continue
-        if any(a.keyword and a.keyword.value == "foreach" and literal(a.value) is False for a in call.args):
+        if any(literal(each) is False for each in given_by_name(call, "foreach")):
             continue
         if _are_both(source, [call.args[0].value]):
             yield Found("FM447", call, _MEANT, "kept")
@@ -98,8 +106,7 @@ def _averages(source: Source, node: cst.ClassDef) -> bool:
 
 
 def _takes_buffers(call: cst.Call) -> bool:
-    given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "use_buffers")
-    return any(literal(arg.value) is not False for arg in given)
+    return any(literal(each) is not False for each in given_by_name(call, "use_buffers"))
 
 
 def steps_both(source: Source, call: cst.Call) -> bool:
@@ -111,7 +118,7 @@ def steps_both(source: Source, call: cst.Call) -> bool:
     elements = (each for group in groups for each in group.elements if isinstance(each, cst.DictElement))
     given = [
         *_groups(source, call),
-        *(each.value for each in elements if text_of(each.key).strip("'\"") == "params"),
+        *(each.value for each in elements if word_of(each.key) == "params"),
     ]
     if _are_both(source, given):
         return True
@@ -218,7 +225,7 @@ def _parts(source: Source, node: cst.BaseExpression) -> Iterator[cst.BaseExpress
         yield from () if value is None else (value,)
     elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
         yield from (node.left, node.right)
-    elif isinstance(node, cst.Call) and (dotted(node.func) or "").split(".")[-1] in SAME_PARAMETERS:
+    elif isinstance(node, cst.Call) and last_name(node.func) in SAME_PARAMETERS:
         yield from (arg.value for arg in node.args)
     elif isinstance(node, (cst.List, cst.Tuple)):
         yield from (each.value for each in node.elements if isinstance(each, cst.StarredElement))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.by_name import replaces
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.uses import Found
 
@@ -35,7 +36,6 @@ _SPEC = (
 )
 _MOCKS = re.compile(r"^(?:NonCallable)?(?:Async|Magic)?Mock$|^create_autospec$")
 _SPECS = frozenset({"spec", "spec_set"})
-_PATCHES = frozenset({"delattr", "dict", "object", "patch", "setattr"})
 _NAMES = re.compile(
     r"^(?:[\w.]*\.)?(FSDP|FullyShardedDataParallel|ShardedGradScaler)(\.\w+)?$"
     r"|^torch\.distributed\.fsdp\.(?!fully_shard|FSDPModule)"
@@ -51,7 +51,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from (
                 Found("FM424", each, _SPEC, "commented", covers=(each,)) for each in _specs(source, call)
             )
-        if last not in _PATCHES or not re.search(r"patch|mock", name):
+        if not replaces(name):
             continue
         for arg in call.args[:2]:
             text = str(arg.value.evaluated_value) if isinstance(arg.value, cst.SimpleString) else ""

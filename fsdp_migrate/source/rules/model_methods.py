@@ -13,7 +13,7 @@ from fsdp_migrate.source.framework_words import is_in_a_module, is_without_param
 from fsdp_migrate.source.initialising import initialises
 from fsdp_migrate.source.method_calls import sureness
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.nodes import dotted, short, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found, Replace
@@ -150,7 +150,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_method(source, call, func)
         first = call.args[0].value if call.args else None
         if isinstance(func, (cst.Name, cst.Attribute)) and not source.index.qualified(func) & set(_FUNCTIONS):
-            named = _CHECKPOINTS.search((dotted(func) or "").split(".")[-1])
+            named = _CHECKPOINTS.search(last_name(func))
             if named and first is not None and source.models.certainty(first) is not None:
                 yield Found("FM324", call, _of_checkpointing(source, first), "commented")
         for name in source.index.qualified(func) & set(_FUNCTIONS):
@@ -225,7 +225,7 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     if isinstance(above, cst.Call) and above.func is node:
         return
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    if isinstance(call, cst.Call) and (dotted(call.func) or "").split(".")[-1] in _LOOKS:
+    if isinstance(call, cst.Call) and last_name(call.func) in _LOOKS:
         return
     text = dotted(node)
     if any(dotted(target.target) == text for assign in source.assignments for target in assign.targets):
@@ -271,7 +271,7 @@ def _is_before_forwards(source: Source, call: cst.Call, func: cst.Attribute) -> 
         return False
     if is_sharded_for_certain(source.models, func.value):
         return False
-    names = {(dotted(other.func) or "").split(".")[-1] for other in source.calls}
+    names = {last_name(other.func) for other in source.calls}
     above = source.index.ancestors(call)
     if names & _REGISTERS or any(
         "summon_full_params" in text_of(a.items[0]) for a in above if isinstance(a, cst.With)

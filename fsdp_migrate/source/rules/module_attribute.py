@@ -12,7 +12,7 @@ from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.set_layers import set_layers
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -125,7 +125,7 @@ def _own_switches(source: Source) -> set[str]:
     found: set[str] = set()
     for owner in source.index.by_kind.get(cst.ClassDef, ()):
         assert isinstance(owner, cst.ClassDef)
-        if not any((dotted(base.value) or "").split(".")[-1] == "Module" for base in owner.bases):
+        if not any(last_name(base.value) == "Module" for base in owner.bases):
             continue
         methods = [each for each in owner.body.body if isinstance(each, cst.FunctionDef)]
         made = [each for each in methods if each.name.value == "__init__"]
@@ -309,6 +309,6 @@ def _is_without_gradients(source: Source, node: cst.CSTNode) -> bool:
         if isinstance(above, cst.FunctionDef):
             asked = [each.decorator for each in above.decorators]
         made = (each.func if isinstance(each, cst.Call) else each for each in asked)
-        if any((dotted(each) or "").split(".")[-1] in _NO_GRAD for each in made):
+        if any(last_name(each) in _NO_GRAD for each in made):
             return True
     return False

@@ -14,7 +14,7 @@ from fsdp_migrate.source.python.nodes import (
     argument_of,
     arguments,
     call as make_call,
-    dotted,
+    last_name,
     text_of,
     walk_for,
 )
@@ -280,7 +280,7 @@ def _is_model(source: Source, node: cst.BaseExpression) -> bool:
 
 
 def _is_called_model(node: cst.BaseExpression) -> bool:
-    last = (dotted(node) or "").split(".")[-1].lower()
+    last = last_name(node).lower()
     return "model" in last or "module" in last
 
 

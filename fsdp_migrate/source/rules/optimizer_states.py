@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, walk_for
 from fsdp_migrate.source.rules.own_optimizers import is_optimizer_class
 from fsdp_migrate.source.uses import Found
 
@@ -38,7 +38,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find these methods of classes of optimizers, in a source that a framework's models come to."""
     if not _has_frameworks_models(source):
         return
-    made = {(dotted(call.func) or "").split(".")[-1] for call in source.calls} | source.links.optimizers
+    made = {last_name(call.func) for call in source.calls} | source.links.optimizers
     for node in source.index.by_kind.get(cst.ClassDef, ()):
         owner = cst.ensure_type(node, cst.ClassDef)
         if owner.name.value not in made or not is_optimizer_class(source, owner):

@@ -27,7 +27,7 @@ from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import is_made_of_a_model, stepped
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
@@ -229,7 +229,7 @@ def is_given_to_a_framework(source: Source, call: cst.Call) -> bool:
     if function is not None and source.index.path_of(function) in source.links.optimizer_makers:
         return bool(names or _is_returned(source, call)) and bool(call.args)
     for other in source.calls if "composer" in source.code or source.index.heirs else ():
-        given = {arg.keyword.value: arg.value for arg in other.args if arg.keyword is not None}
+        given = named_arguments(other)
         asked = [given[each] for each in SETTINGS if each in given]
         held = given.get("optimizers")
         is_its = held is call or (held is not None and text_of(held).strip("[]()") in names)
@@ -339,7 +339,7 @@ def _is_wrapped_later(source: Source, call: cst.Call, model: cst.BaseExpression)
 
 def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes an optimizer of another package, as far as names tell."""
-    name = (dotted(call.func) or "").split(".")[-1]
+    name = last_name(call.func)
     known = _known(source, call)
     # Composer's own go with its FSDP2.
     others = {each for each in known if not each.startswith(("composer.", "torch."))}

@@ -16,7 +16,7 @@ from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -186,7 +186,7 @@ def _is_from_the_start(source: Source, test: cst.BaseExpression) -> bool:
     """Tell whether a pattern begins where the name does: ``re.match(r"layers", n)``."""
     if not isinstance(test, cst.Call):
         return False
-    last = (dotted(test.func) or "").split(".")[-1]
+    last = last_name(test.func)
     texts = [_value(source, arg.value) for arg in test.args]
     held = [str(each.evaluated_value) for each in texts if isinstance(each, cst.SimpleString)]
     is_anchored = last in _FROM_START or any(each.startswith("^") for each in held)
@@ -304,7 +304,7 @@ def _asked(test: cst.CSTNode, known: set[str], name: str = "") -> Iterator[tuple
         if is_told and any(_is_name(each, known) for each in (part.left, other)):
             yield part, False
     for call in walk_for(test, cst.Call):
-        last = (dotted(call.func) or "").split(".")[-1]
+        last = last_name(call.func)
         func = call.func
         is_asked = (
             isinstance(func, cst.Attribute) and func.attr.value in _ASKS and _is_name(func.value, known)

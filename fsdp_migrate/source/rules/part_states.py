@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.heirs import led_to
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.lightning_models import MODULE
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import dotted, short
+from fsdp_migrate.source.python.nodes import dotted, last_name, short
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -153,7 +153,7 @@ def _is_part(source: Source, node: cst.BaseExpression) -> bool:
 
 def _is_beside(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is what a model has beside its weights: a tokenizer, a config."""
-    last = (dotted(node) or "").split(".")[-1]
+    last = last_name(node)
     return any(word in last for word in ("config", "processor", "tokenizer")) or is_no_model(
         source.index, node
     )

@@ -27,7 +27,7 @@ from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.starred import added_to, given_to
@@ -197,9 +197,7 @@ def _optimizer_to_come(source: Source, call: cst.Call) -> str | None:
         if not isinstance(asked, cst.Attribute) or asked.attr.value != "optimizer":
             continue
         made = trainers.made(asked.value) if dotted(asked.value) not in {None, "self"} else None
-        if made is None or any(
-            arg.keyword is not None and arg.keyword.value == "optimizers" for arg in made.args
-        ):
+        if made is None or "optimizers" in named_arguments(made):
             continue
         makes = [*index.calls_of_method("create_optimizer"), *index.calls_of_method("train")]
         makes += index.calls_of_method("create_optimizer_and_scheduler")
@@ -240,7 +238,7 @@ def _is_trainers(source: Source, call: cst.Call) -> bool:
 
 
 def _given_as(call: cst.Call, keyword: str) -> list[str]:
-    named = (arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == keyword)
+    named = given_by_name(call, keyword)
     return [(dotted(value) or "?").split(".")[-1].lower() for value in named]
 
 
@@ -325,7 +323,7 @@ def _shards_itself(source: Source, call: cst.Call) -> bool:
 
 def _is_for_evaluation(call: cst.Call) -> bool:
     """Tell whether ``prepare_model(model, evaluation_mode=True)`` leaves the model whole, in FSDP2 too."""
-    given = (arg.value for arg in call.args if arg.keyword and arg.keyword.value == "evaluation_mode")
+    given = given_by_name(call, "evaluation_mode")
     return any(text_of(value) != "False" for value in given)
 
 

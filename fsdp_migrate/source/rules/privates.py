@@ -64,22 +64,6 @@ _NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles"
 _STREAMS = frozenset(
     {"_all_reduce_stream", "_post_backward_stream", "_pre_unshard_stream", "_unshard_stream"}
 )
-# Of FSDP1 alone, whatever they are asked of.
-_FSDP1S = frozenset(
-    {
-        "_all_handles",
-        "_exec_order_data",
-        "_flat_param",
-        _MARK,
-        "_fsdp_wrapped_module",
-        "_fully_sharded_module_to_handle",
-        "_is_flat_param",
-        *_STREAMS,
-        "_streams",
-        "_unsharded_flat_param_names",
-        "flat_param",
-    }
-)
 # What nothing else has, also in a file that imports nothing of FSDP1's.
 _NO_OTHERS = frozenset(
     {
@@ -92,6 +76,8 @@ _NO_OTHERS = frozenset(
         "_unsharded_flat_param_names",
     }
 )
+# Of FSDP1 alone, whatever they are asked of.
+_FSDP1S = _NO_OTHERS | _STREAMS | {"_all_handles", "_streams", "flat_param"}
 # What another FSDP is, or writes into its checkpoints: fairscale's, torch_xla's and a project's own.
 _IS_ANOTHERS = re.compile(
     r"^class FullyShardedDataParallel\b|[\"']flatten_info[\"']|^[ \t]+self\._fsdp_wrapped_module\s*="

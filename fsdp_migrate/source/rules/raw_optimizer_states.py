@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
 from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
@@ -295,7 +295,7 @@ def _is_adapter(source: Source, node: cst.BaseExpression) -> bool:
     for value in values_bound(source, node):
         if not isinstance(value, cst.Call):
             continue
-        is_class = (dotted(value.func) or "").split(".")[-1][:1].isupper()
+        is_class = last_name(value.func)[:1].isupper()
         models = [arg.value for arg in value.args if source.models.certainty(arg.value) is not None]
         if is_class and models and any(_is_optimizer(arg.value) for arg in value.args):
             return True
@@ -344,7 +344,7 @@ def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
 
 def _is_maker(made: cst.Call) -> bool:
     """Tell whether it is a function that makes an optimizer, as its name says: ``get_optimizer(model)``."""
-    name = (dotted(made.func) or "").split(".")[-1]
+    name = last_name(made.func)
     return "optim" in name and not name[:1].isupper()
 
 

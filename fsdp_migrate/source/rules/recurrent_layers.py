@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, text_of, word_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -115,4 +115,4 @@ def _is_picked(source: Source, call: cst.Call) -> bool:
         return False
     if _OTHERS.search(text_of(given[1])):
         return False
-    return not isinstance(given[1], cst.SimpleString) or given[1].value.strip("'\"") in {"GRU", "LSTM", "RNN"}
+    return not isinstance(given[1], cst.SimpleString) or word_of(given[1]) in {"GRU", "LSTM", "RNN"}

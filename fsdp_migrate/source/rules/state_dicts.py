@@ -30,6 +30,7 @@ from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import (
     arguments,
     call as make_call,
+    given_by_name,
     literal,
     short,
     text_of,
@@ -355,10 +356,10 @@ def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
 def _has_own_group(source: Source) -> bool:
     """Tell whether a model of this source is sharded over another group than that of all ranks."""
     for call in source.calls:
-        given = (arg for arg in call.args if arg.keyword is not None and arg.keyword.value == "process_group")
+        given = given_by_name(call, "process_group")
         is_partial = "functools.partial" in source.index.qualified(call.func) and bool(call.args)
         made = call.args[0].value if is_partial else call.func
-        if source.index.fsdp1(made) == catalog.FSDP and any(text_of(a.value) != "None" for a in given):
+        if source.index.fsdp1(made) == catalog.FSDP and any(text_of(each) != "None" for each in given):
             return True
     return False
 

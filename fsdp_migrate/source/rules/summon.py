@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -12,7 +13,7 @@ from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
-from fsdp_migrate.source.python.nodes import dotted, keyword, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, keyword, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -35,23 +36,46 @@ _PARTS = re.compile(
 )
 # Of these, what says by its name that it does something.
 _METHODS = re.compile(r"forward|encode(?!r)|decode(?!r)|generate(?!_?or)|sample(?!r)|predict(?!_?or)|infer")
+
+
+@dataclass(frozen=True)
+class _Running:
+    """That a model runs in a context, or seems to."""
+
+    meaning: str
+    """What that means, with a place for what becomes of the context."""
+    method: str = ""
+    """The method of the model that runs, where one does."""
+    where_gathered: str | None = None
+    """What is left to do where a framework's model gathers its parameters itself; None where it does not."""
+
+    def said(self, *, is_read: bool) -> str:
+        """Return what is said where the context's block reads parameters as well, or does not."""
+        return self.meaning.format(self.method, away=_OUT_OF_IT if is_read else _AWAY)
+
+
+_AWAY = "take the context away"
+_OUT_OF_IT = (
+    "take out of the context what runs it, and make that fsdp_migrate.runtime.summon_full_params for what "
+    "reads parameters here, which are DTensors outside"
+)
 _RUNS = (
     "the model runs in this context, which FSDP2 does not allow: call "
-    "fsdp_migrate.runtime.register_forward_methods(model, {!r}) once, and take the context away."
+    "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once, and {away}."
 )
-_PARTS_RUN = (
+_PARTS_RUN = _Running(
     "parts of the model run in this context, which FSDP2 does not allow: put these lines into a method of "
-    "the model, call fsdp_migrate.runtime.register_forward_methods(model, 'that_method') once, and take the "
-    "context away."
+    "the model, call fsdp_migrate.runtime.register_forward_methods(model, 'that_method') once, and {away}."
 )
 _METHOD_RUNS = (
     "the model seems to run in this context, by its method {0!r}, which FSDP2 does not allow: if so, call "
-    "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once, and take the context away. If it "
-    "does not run, call fsdp_migrate.runtime.summon_full_params."
+    "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once, and {away}. If it does not run, call "
+    "fsdp_migrate.runtime.summon_full_params."
 )
-_FORWARD_RUNS = (
-    "the model runs in this context, which FSDP2 does not allow: take the context away, the model gathers "
-    "its parameters itself; put only what reads them into fsdp_migrate.runtime.summon_full_params."
+_FORWARD_RUNS = _Running(
+    "the model runs in this context, which FSDP2 does not allow: {away}, the model gathers its parameters "
+    "itself; put only what reads them into fsdp_migrate.runtime.summon_full_params.",
+    where_gathered="",
 )
 _IN_VAIN = (
     "this context does nothing here: it looks for units of FSDP1, of which the framework's FSDP2 model has "
@@ -61,20 +85,17 @@ _OWN_METHOD = (
     "Only if {0!r} runs layers without the model's own forward, call "
     "fsdp_migrate.runtime.register_forward_methods(model, {0!r}) once."
 )
-_GATHERS_ITSELF = {
-    _FORWARD_RUNS: "",
-    **{_RUNS.format(name): _OWN_METHOD.format(name) for name in ("generate", "sample")},
-}
-_MAY_RUN = (
-    "the model seems to run in this context, which FSDP2 does not allow: if it does, take the context away, "
-    "the model gathers its parameters itself where it is called; for another method of it that is called, "
-    "such as generate, call fsdp_migrate.runtime.register_forward_methods(model, 'generate') once. If it "
-    "does not run, call fsdp_migrate.runtime.summon_full_params."
+_CALLED_AS_FORWARD = frozenset({"generate", "sample"})
+_MAY_RUN = _Running(
+    "the model seems to run in this context, which FSDP2 does not allow: if it does, {away}, the model "
+    "gathers its parameters itself where it is called; for another method of it that is called, such as "
+    "generate, call fsdp_migrate.runtime.register_forward_methods(model, 'generate') once. If it does not "
+    "run, call fsdp_migrate.runtime.summon_full_params."
 )
-_PIPE_RUNS = (
+_PIPE_RUNS = _Running(
     "the model seems to run in this context, by way of a pipeline, which FSDP2 does not allow: if it does, "
-    "take the context away, the model gathers its parameters itself where the pipeline calls it. If it does "
-    "not run, call fsdp_migrate.runtime.summon_full_params."
+    "{away}, the model gathers its parameters itself where the pipeline calls it. If it does not run, call "
+    "fsdp_migrate.runtime.summon_full_params."
 )
 # `embed.weight.norm()`: a parameter's methods run no part.
 _OF_A_TENSOR = re.compile(r"(?:^|[._])(?:weight|bias|data|grad)\.\w+$")
@@ -86,11 +107,6 @@ _RUN_IT = re.compile(
 )
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _DEEPEST = 2
-_AWAY = "take the context away"
-_OUT_OF_IT = (
-    "take out of the context what runs it, and make that fsdp_migrate.runtime.summon_full_params for what "
-    "reads parameters here, which are DTensors outside"
-)
 _READ = frozenset({"get_parameter", "named_parameters", "parameters", "state_dict"})
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _OTHERS = (
@@ -151,16 +167,9 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     block = _block_of(source, call)
     if block is None:
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
-    said = next(filter(None, (_said_of(source, *each) for each in _bodies(source, block, call))), "")
-    if said:
-        is_read = _AWAY in said and _reads_parameters(block.body)
-        if not is_read and said in _GATHERS_ITSELF and frameworks_shard(source, call.args[0].value):
-            more = _GATHERS_ITSELF[said]
-            if more:
-                return Found("FM313", call, f"{_IN_VAIN} {more}", "commented", covers=covers)
-            return Found("FM313", call, f"stays: {_IN_VAIN}", "kept", covers=covers)
-        text = said.replace(_AWAY, _OUT_OF_IT) if is_read else said
-        return Found("FM332", call, text, "commented", covers=covers)
+    running = next(filter(None, (_running_in(source, *each) for each in _bodies(source, block, call))), None)
+    if running is not None:
+        return _of_running(source, call, block, running, covers)
     if _calls_a_parameter(source, block.body):
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     new = source.local_name(SUMMON)
@@ -179,6 +188,18 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return updated.with_changes(func=cst.Name(new), args=args)
 
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
+
+
+def _of_running(
+    source: Source, call: cst.Call, block: cst.With, running: _Running, covers: tuple[cst.CSTNode, ...]
+) -> Found:
+    """Return what is found of a context in which the model runs, or seems to."""
+    is_read, more = _reads_parameters(block.body), running.where_gathered
+    if is_read or more is None or not frameworks_shard(source, call.args[0].value):
+        return Found("FM332", call, running.said(is_read=is_read), "commented", covers=covers)
+    if more:
+        return Found("FM313", call, f"{_IN_VAIN} {more}", "commented", covers=covers)
+    return Found("FM313", call, f"stays: {_IN_VAIN}", "kept", covers=covers)
 
 
 def _reads_parameters(body: cst.CSTNode) -> bool:
@@ -269,13 +290,18 @@ def _entered(
             yield cst.ensure_type(node, cst.With).body, given.get(model, model)
 
 
-def _said_of(source: Source, body: cst.CSTNode, model: str) -> str:
-    """Return what is said of a block that runs the model, or seems to; empty where it does not."""
+def _running_in(source: Source, body: cst.CSTNode, model: str) -> _Running | None:
+    """Return how a block runs the model, or seems to; None where it does not."""
     method = _runs_the_model(source, body, model)
+    if method == "forward":
+        return _FORWARD_RUNS
+    if method:
+        left = _OWN_METHOD.format(method) if method in _CALLED_AS_FORWARD else None
+        return _Running(_RUNS, method, left)
     if method is not None:
-        return _FORWARD_RUNS if method == "forward" else _RUNS.format(method) if method else _PARTS_RUN
+        return _PARTS_RUN
     named = next(methods_that_may_run(source, body, model), None)
-    return _METHOD_RUNS.format(named) if named is not None else _may_run_the_model(source, body, model)
+    return _Running(_METHOD_RUNS, named) if named is not None else _may_run_the_model(source, body, model)
 
 
 def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None:
@@ -341,10 +367,10 @@ def _is_made_new(value: cst.BaseExpression | None, model: str) -> bool:
     return False
 
 
-def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
-    """Return what is said where a pipeline, or a function that is given the model or one, seems to run it."""
+def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> _Running | None:
+    """Return that a pipeline, or a function that is given the model or one, seems to run it."""
     for inner in walk_for(body, cst.Call):
-        last = (dotted(inner.func) or "").split(".")[-1]
+        last = last_name(inner.func)
         if _PIPE.fullmatch(last):
             return _PIPE_RUNS
         if _LEAVE_IT.match(last):
@@ -355,7 +381,7 @@ def _may_run_the_model(source: Source, body: cst.CSTNode, model: str) -> str:
         is_given = any(is_the_model(source, arg.value, model) for arg in inner.args)
         if is_given and (_RUN_IT.search(last) or _is_run_elsewhere(source, inner, last, model)):
             return _MAY_RUN
-    return ""
+    return None
 
 
 def _is_run_elsewhere(source: Source, call: cst.Call, name: str, model: str) -> bool:

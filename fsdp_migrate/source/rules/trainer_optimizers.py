@@ -15,7 +15,7 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import args_by_name, dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.rules.hf_arguments import is_of_the_trainer
 from fsdp_migrate.source.uses import Found
 
@@ -64,7 +64,7 @@ _SAID: dict[str, Callable[[cst.BaseExpression], tuple[str, ...] | None]] = {
 
 def _given(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
     for call in source.calls:
-        named = {arg.keyword.value: arg for arg in call.args if arg.keyword is not None}
+        named = args_by_name(call)
         if name in named and "fsdp" not in named and is_of_the_trainer(source, call):
             yield named[name], named[name].value
 
@@ -73,7 +73,7 @@ def _defaults(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.Base
     """Yield the defaults of classes that extend the Trainer's arguments."""
     for node in source.index.by_kind.get(cst.ClassDef, ()):
         owner = cst.ensure_type(node, cst.ClassDef)
-        names = [(dotted(base.value) or "").split(".")[-1] for base in owner.bases]
+        names = [last_name(base.value) for base in owner.bases]
         for assign in walk_for(owner.body, cst.AnnAssign) if _are_arguments(names) else ():
             if text_of(assign.target) == name and assign.value is not None:
                 yield assign, assign.value

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
-from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.nodes import dotted, word_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.uses import Found
 
@@ -53,7 +53,7 @@ def find(source: Source) -> Iterator[Found]:
             by = [
                 arg.value for arg in call.args if arg.keyword is None or arg.keyword.value == "clipping_type"
             ]
-            if any(text_of(each).strip("'\"") == "value" for each in by):
+            if any(word_of(each) == "value" for each in by):
                 yield Found("FM328", call, _BY_VALUE, "commented")
 
 

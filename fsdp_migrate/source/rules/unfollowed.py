@@ -24,7 +24,14 @@ from fsdp_migrate.source.python.lightning_models import is_before_sharding
 from fsdp_migrate.source.python.loaded_back import is_its_own_state, is_loaded_back
 from fsdp_migrate.source.python.mentions import find_left
 from fsdp_migrate.source.python.no_models import is_annotated_plain, is_no_model
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    named_arguments,
+    placed_arguments,
+    text_of,
+    walk_for,
+    word_of,
+)
 from fsdp_migrate.source.python.optimizers import is_optimizer
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
@@ -260,12 +267,12 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
             is_done = is_done or is_given_plain(source.models, func.value)
             said = f"{_OF_OPTIMIZERS[name]}{said_of_own_state(source, func.value)}"
             return None if is_done else (func.value, said)
-        is_whole = name == "save_pretrained" and _is_given(call, "state_dict")
+        is_whole = name == "save_pretrained" and "state_dict" in named_arguments(call)
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, model)
         return (model, _SAID[name]) if is_one else None
     if name in {"getattr", "hasattr"} and len(call.args) > 1:
         # FSDP2's has none of both: `getattr(trainer.model, "no_sync", None)` gives None from now on.
-        model, asked = _wrapped(source, call.args[0].value), text_of(call.args[1].value).strip("'\"")
+        model, asked = _wrapped(source, call.args[0].value), word_of(call.args[1].value)
         is_one = asked in {"clip_grad_norm_", "no_sync"} and is_model(last_word(model))
         return (model, _SAID[asked]) if is_one else None
     name = "clip_grad_norm_" if given_to_clipper(source, call) is not None else name
@@ -281,7 +288,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
 
 def _is_of_another_kind(call: cst.Call, name: str) -> bool:
     """Tell whether a state is asked, or given, otherwise than a module's: ``ema.state_dict(net)``."""
-    placed = [arg.value for arg in call.args if arg.keyword is None and not arg.star]
+    placed = placed_arguments(call)
     if name == "state_dict":
         return any(isinstance(each, (cst.Name, cst.Attribute)) for each in placed)
     is_one = name == "load_state_dict" and len(placed) > 1 and is_model(last_word(placed[0]))
@@ -302,7 +309,7 @@ def _wrapped(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
 def _has_its_state(call: cst.Call, name: str) -> bool:
     """Tell whether PEFT's function is given the state, and asks no model for it."""
     is_placed = len(call.args) > 1 and call.args[1].keyword is None
-    return name == "get_peft_model_state_dict" and (is_placed or _is_given(call, "state_dict"))
+    return name == "get_peft_model_state_dict" and (is_placed or "state_dict" in named_arguments(call))
 
 
 def _is_of_a_saved_state(source: Source, node: cst.BaseExpression) -> bool:
@@ -334,10 +341,6 @@ def _is_made_for_loading(source: Source, call: cst.Call) -> bool:
 def _name(call: cst.Call) -> str:
     """Return the last word of what is called, ``norm`` of ``p.grad.detach().norm(2)``."""
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
-
-
-def _is_given(call: cst.Call, name: str) -> bool:
-    return any(arg.keyword is not None and arg.keyword.value == name for arg in call.args)
 
 
 def _whose_parameters(given: cst.BaseExpression | None) -> cst.BaseExpression | None:

@@ -11,7 +11,7 @@ from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.names_of_classes import name_test
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.rules.privates import asked_attribute, is_of_another_package
 from fsdp_migrate.source.uses import Found
 
@@ -196,7 +196,7 @@ def _is_help(source: Source, node: cst.CSTNode) -> bool:
         if isinstance(above, cst.Raise):
             return True
         if isinstance(above, cst.Call):
-            name = (dotted(above.func) or "").split(".")[-1]
+            name = last_name(above.func)
             return name in _SAYS or name.endswith(("Error", "Exception", "Warning"))
     return False
 
@@ -276,7 +276,7 @@ def _is_asked_for(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether a model is asked for the attribute, or a name for the part that is then taken out."""
     arg = source.index.parents[node]
     call = source.index.parents.get(arg)
-    if isinstance(call, cst.Call) and (dotted(call.func) or "").split(".")[-1] not in _ASKED:
+    if isinstance(call, cst.Call) and last_name(call.func) not in _ASKED:
         with_default = dotted(call.func) == "getattr" and len(call.args) == 3
         return with_default or dotted(call.func) == "hasattr"
     for above in source.index.ancestors(node):

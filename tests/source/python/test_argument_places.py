@@ -22,6 +22,10 @@ pytestmark = pytest.mark.any_torch
         ("o.run(1, key=3)", "key", "3"),
         ("o.run(1)", "self", "o"),
         ("run(1)", "self", None),
+        ("o.run(1, *others)", "a", "1"),
+        ("o.run(*others, 2)", "a", None),
+        ("o.run(*others, 2)", "b", None),
+        ("o.run(*others, b=2)", "b", "2"),
     ],
 )
 def test_what_a_call_gives_for_a_name_is_found(call: str, name: str, given: str | None) -> None:

@@ -66,6 +66,7 @@ def test_the_class_as_what_a_mock_stands_for(made: str, *, is_said: bool) -> Non
         '@patch("pkg.train.FSDP")\ndef test(fsdp): ...\n',
         'patch.object(train, "FSDP")\n',
         'monkeypatch.setattr(train, "FSDP", Fake)\n',
+        'module_patch.setattr(train, "FSDP", Fake)\n',
         'monkeypatch.setattr("pkg.train.FSDP.forward", fake)\n',
     ],
 )
