@@ -412,6 +412,16 @@ class Index:
                     self._methods.setdefault(call.func.attr.value, []).append(call)
         return self._methods.get(name, [])
 
+    @functools.cached_property
+    def names_given(self) -> dict[str, list[cst.Name]]:
+        """The names that calls are given as arguments, by their texts: many ask for those of a function."""
+        found: dict[str, list[cst.Name]] = {}
+        for node in self.by_kind.get(cst.Arg, ()):
+            value = cst.ensure_type(node, cst.Arg).value
+            if type(value) is cst.Name:
+                found.setdefault(value.value, []).append(value)
+        return found
+
     def places_set(self, text: str) -> list[cst.AssignTarget]:
         """Return where an attribute is set by its text: ``self.model`` of whatever class."""
         if self._set is None:
