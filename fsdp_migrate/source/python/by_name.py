@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, last_name
+from fsdp_migrate.source.python.nodes import dotted, kept, last_name
 
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def dotted_or_named(node: cst.CSTNode) -> str | None:
     return f"{start}.{named.name}" if named is not None and start is not None else None
 
 
+@kept
 def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | None:
     """Return where a name, or its object, is bound, and its text: what facts about it are kept under."""
     text = dotted_or_named(node)

@@ -116,7 +116,7 @@ class Contexts:
         blocks = {context.block: context for context in self.every if context.block is not None}
         below: cst.CSTNode = node
         for above in self.source.index.ancestors(node):
-            if isinstance(above, cst.With) and above in blocks and below is above.body:
+            if type(above) is cst.With and above in blocks and below is above.body:
                 return blocks[above]
             below = above
         return None
@@ -345,7 +345,7 @@ class Contexts:
         return any(
             (dotted(call.func) or "").endswith("summon_full_params")
             for above in self.source.index.ancestors(node)
-            if isinstance(above, cst.With)
+            if type(above) is cst.With
             for item in above.items
             for made in self._made_of(item.item)
             for call in walk_for(made, cst.Call)

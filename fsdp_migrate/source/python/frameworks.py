@@ -151,7 +151,7 @@ class Frameworks:
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         """Return what a name is of which the source itself says nothing: the model of a Trainer."""
-        if isinstance(node, cst.Attribute) and is_list_of_models(self.index, node):
+        if type(node) is cst.Attribute and is_list_of_models(self.index, node):
             kinds = {"fsdp", "other", ACCELERATE}
             is_asked = self._accelerate or self._asks_accelerate
             return put(EACH, kinds) if is_asked and not self.is_elsewhere(kinds, node) else set()

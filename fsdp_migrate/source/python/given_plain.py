@@ -60,9 +60,8 @@ def is_given_plain(models: ModelKinds, node: cst.CSTNode, depth: int = 0) -> boo
 def _is_handed_on(models: ModelKinds, function: cst.FunctionDef) -> bool:
     """Tell whether something is given a function, and may call it with any model: ``runner.run(save)``."""
     index = models.index
-    given = (cst.ensure_type(each, cst.Arg).value for each in index.by_kind.get(cst.Arg, ()))
-    names = (each for each in given if isinstance(each, cst.Name) and each.value == function.name.value)
-    bound = (index.scopes[each].lookup(each.value) for each in names if each in index.scopes)
+    names = index.names_given.get(function.name.value, ())
+    bound = (index.scopes[each].lookup(each.value) for each in names)
     return any(binding.node is function for bindings in bound for binding in bindings)
 
 

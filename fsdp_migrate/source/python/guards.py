@@ -32,7 +32,7 @@ from fsdp_migrate.source.python.asked_words import (
     was_done,
 )
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
-from fsdp_migrate.source.python.last_values import calls_by_function, last_value, renamed_as
+from fsdp_migrate.source.python.last_values import calls_by_function, functions_called, last_value
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 
 _MAX_DEPTH = 3
-_MOST_NAMES = 2
 _SHARDED = re.compile(r"^[\w-]*(fsdp|hsdp|shard|zero_?[123])[\w-]*$")
 _ARGUMENT = re.compile(rf"^-*(?:fsdp_)?(?:{'|'.join(catalog.CONSTRUCTOR_ARGUMENTS)})$")
 _STRATEGIES = frozenset({"full_shard", "hybrid_shard", "no_shard", "shard_grad_op"})
@@ -416,19 +415,8 @@ class Guards:
     @functools.cached_property
     def calls(self) -> dict[cst.FunctionDef, list[cst.Call]]:
         """The calls of each function of this source by a name: kept, as each parameter asks for them."""
-        return calls_by_function(self.index, self.functions)
+        return calls_by_function(self.index)
 
-    def functions(self, func: cst.CSTNode, depth: int = 0) -> Iterator[cst.FunctionDef]:
-        """Yield the functions of this source that a call may run, by their own or by another name."""
-        if isinstance(func, cst.Name) and func in self.index.scopes:
-            for binding in self.index.scopes[func].lookup(func.value):
-                if isinstance(binding.node, cst.FunctionDef):
-                    yield binding.node
-            if depth < _MOST_NAMES:
-                for value in renamed_as(self.index, func, lambda each: self.functions(each, depth + 1)):
-                    yield from self.functions(value, depth + 1)
-        elif isinstance(func, cst.Attribute) and dotted(func.value) in {"self", "cls"}:
-            owner = self.index.class_of(func)
-            for item in owner.body.body if owner is not None else ():
-                if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
-                    yield item
+    def functions(self, func: cst.CSTNode) -> tuple[cst.FunctionDef, ...]:
+        """Return the functions of this source that a call may run, by their own or by another name."""
+        return functions_called(self.index, func)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.nodes import kept
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +20,7 @@ _DEEPEST: Final = 3
 
 def given_to_lambdas(index: Index, call: cst.Call) -> Iterator[tuple[cst.Lambda, str, cst.BaseExpression]]:
     """Yield what a call gives to the parameters of such functions."""
-    for function in _called(index, call.func):
+    for function in _called_here(index, call.func):
         names = [each.name.value for each in function.params.params]
         for name, arg in zip(names, call.args, strict=False):
             if arg.star or arg.keyword is not None:
@@ -27,6 +29,11 @@ def given_to_lambdas(index: Index, call: cst.Call) -> Iterator[tuple[cst.Lambda,
         for arg in call.args:
             if arg.keyword is not None and arg.keyword.value in names:
                 yield function, arg.keyword.value, arg.value
+
+
+@kept
+def _called_here(index: Index, func: cst.BaseExpression) -> tuple[cst.Lambda, ...]:
+    return tuple(_called(index, func))
 
 
 def _called(index: Index, func: cst.BaseExpression, depth: int = 0) -> Iterator[cst.Lambda]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, kept, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Binding, Index
 
 
+_MOST_NAMES = 2
 # Contexts that take up what is raised in them.
 _TAKES_UP = re.compile(r"(?i)suppress|raises|ignor|catch(?!_warnings)|fail")
 
 
+@kept
 def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpression | None:
     """Return the expression whose value a name or ``self.name`` holds here, or None where that is in doubt.
 
@@ -169,14 +171,33 @@ def _given(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExp
             yield given[-1].value
 
 
-def calls_by_function(
-    index: Index, functions: Callable[[cst.CSTNode], Iterable[cst.FunctionDef]]
-) -> dict[cst.FunctionDef, list[cst.Call]]:
+@kept
+def functions_called(index: Index, func: cst.CSTNode) -> tuple[cst.FunctionDef, ...]:
+    """Return the functions of a source that a call may run, by their own or by another name."""
+    return tuple(_functions_called(index, func, 0))
+
+
+def _functions_called(index: Index, func: cst.CSTNode, depth: int) -> Iterator[cst.FunctionDef]:
+    if type(func) is cst.Name and func in index.scopes:
+        for binding in index.scopes[func].lookup(func.value):
+            if type(binding.node) is cst.FunctionDef:
+                yield binding.node
+        if depth < _MOST_NAMES:
+            for value in renamed_as(index, func, lambda each: _functions_called(index, each, depth + 1)):
+                yield from _functions_called(index, value, depth + 1)
+    elif type(func) is cst.Attribute and dotted(func.value) in {"self", "cls"}:
+        owner = index.class_of(func)
+        for item in owner.body.body if owner is not None else ():
+            if isinstance(item, cst.FunctionDef) and item.name.value == func.attr.value:
+                yield item
+
+
+def calls_by_function(index: Index) -> dict[cst.FunctionDef, list[cst.Call]]:
     """Return the calls of each function of a source by a name, in order."""
     found: dict[cst.FunctionDef, list[cst.Call]] = {}
     for call in index.by_kind.get(cst.Call, ()):
         assert isinstance(call, cst.Call)
-        for function in set(functions(call.func)) if isinstance(call.func, cst.Name) else ():
+        for function in set(functions_called(index, call.func)) if type(call.func) is cst.Name else ():
             found.setdefault(function, []).append(call)
     return found
 

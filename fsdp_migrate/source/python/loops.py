@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.held import taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, kept, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ def names_items_of(loop: cst.For | cst.CompFor) -> bool:
     return any(text_of(each.slice[0]) == name for each in asked)
 
 
+@kept
 def loop_of(index: Index, name: cst.Name) -> cst.For | None:
     """Return the innermost loop, of the same function, in whose body a name is used that is its target."""
     below: cst.CSTNode = name
     for above in index.ancestors(name):
-        if isinstance(above, (cst.FunctionDef, cst.ClassDef, cst.Lambda, cst.BaseComp)):
+        if type(above) in _ENDS:
             return None
-        is_in = isinstance(above, cst.For) and below is above.body
-        if is_in and isinstance(above, cst.For) and binds(above, name.value):
+        if type(above) is cst.For and below is above.body and binds(above, name.value):
             return above
         below = above
     return None
@@ -140,9 +140,9 @@ def _renamed_part(index: Index, name: cst.Name) -> cst.BaseExpression | None:
 
 
 # Other types are passed over by these: to ask what is no instance of an abstract class is slow.
-_AROUND = frozenset(
-    {cst.For, cst.FunctionDef, cst.Lambda, cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp}
-)
+_COMPREHENSIONS = frozenset({cst.ListComp, cst.SetComp, cst.DictComp, cst.GeneratorExp})
+_AROUND = _COMPREHENSIONS | {cst.For, cst.FunctionDef, cst.Lambda}
+_ENDS = _COMPREHENSIONS | {cst.FunctionDef, cst.ClassDef, cst.Lambda}
 
 
 def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.CompFor]:

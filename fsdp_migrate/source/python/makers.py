@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, last_name, walk_for
+from fsdp_migrate.source.python.nodes import dotted, kept, last_name, walk_for
 from fsdp_migrate.source.python.wrappers import MAKES
 
 
@@ -45,6 +45,16 @@ def is_partial_of(index: Index, func: cst.CSTNode, names: frozenset[str]) -> boo
             if partial and index.qualified(value.args[0].value) & names:
                 return True
     return False
+
+
+@kept
+def is_constructor(index: Index, func: cst.CSTNode) -> bool:
+    """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""
+    if index.fsdp1(func) == catalog.FSDP:
+        return True
+    if type(func) is not cst.Name or func not in index.scopes:
+        return False
+    return any(makes_fsdp(index, each) for each in index.scopes[func].lookup(func.value))
 
 
 def makes_fsdp(index: Index, binding: Binding) -> bool:

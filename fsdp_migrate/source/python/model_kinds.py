@@ -45,9 +45,9 @@ from fsdp_migrate.source.python.makers import (
     chosen,
     given_here,
     gives_fsdp_modules,
+    is_constructor,
     is_partial_of,
     is_wrapping,
-    makes_fsdp,
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
@@ -316,15 +316,15 @@ class ModelKinds:
         return (is_list_of(node) and kinds_of_parameters(self, node)) or held_by(self.kinds, node)
 
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
-        if isinstance(node, cst.Attribute) and node.attr.value in INNERS:
+        if type(node) is cst.Attribute and node.attr.value in INNERS:
             return self.kinds(node.value) - INNERS[node.attr.value]
-        if isinstance(node, cst.Attribute) and node.attr.value == "module":
+        if type(node) is cst.Attribute and node.attr.value == "module":
             inner = self.kinds(node.value)
             if "fsdp" in inner:
                 return inner  # of FSDP1's wrapper
         key = self.key_of(node)
         found = set() if key is None else set(self.facts.get(key, ()))
-        if isinstance(node, cst.Attribute):
+        if type(node) is cst.Attribute:
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
             is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
@@ -455,11 +455,7 @@ class ModelKinds:
 
     def is_constructor(self, func: cst.CSTNode) -> bool:
         """Tell whether calling an expression makes an FSDP1 model: the class, a subclass, a partial of it."""
-        if self.index.fsdp1(func) == catalog.FSDP:
-            return True
-        if not isinstance(func, cst.Name) or func not in self.index.scopes:
-            return False
-        return any(makes_fsdp(self.index, each) for each in self.index.scopes[func].lookup(func.value))
+        return is_constructor(self.index, func)
 
     def key_of(self, node: cst.CSTNode) -> Key | None:
         """Return under what facts about a name are kept: where it, or its object, is bound, and its text."""

@@ -91,15 +91,24 @@ class Models(ModelKinds):
         self._note_links()
         for function, name, kinds in self.frameworks.given_to_hooks():
             self._add_given((function, name), kinds)
-        before = -1
+        before = noted = -1
         # A pass may tell what an earlier line depends on. Facts only grow: one that adds none is the last.
         for _ in range(_MAX_PASSES):
+            noted = self._noted()
             self._pass()
             size = sum(sum(map(len, each.values())) for each in (self.facts, self.returns, self._asked))
             if size == before:
                 break
             before = size
-        self._known.clear()
+        if noted != self._noted():
+            self._known.clear()
+
+    def _noted(self) -> int:
+        """Return how much is noted, which only grows: where it is the same, answers are, too."""
+        held = (self.facts, self.made, self.added, self.returns, self.attributes, self.wholes, self.evidence)
+        every = (*held, self.inner, self._asked)
+        alone = len(self.given) + len(self.sets_any_name)
+        return alone + sum(len(each) + sum(map(len, each.values())) for each in every)
 
     def _makes(self, func: cst.CSTNode) -> bool:
         return self.is_constructor(func) and not self.never.holds(func)

@@ -10,10 +10,13 @@ import libcst as cst
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from fsdp_migrate.source.python.scopes import Index
 
 
 NodeT = TypeVar("NodeT", bound=cst.CSTNode)
+AnswerT = TypeVar("AnswerT")
 
 _FIELDS: dict[type, tuple[str, ...]] = {}
 _FORMATTING = frozenset({"comma", "dot", "equal", "header", "footer", "leading_lines", "semicolon"})
@@ -39,6 +42,35 @@ def forget() -> None:
     _KEPT.clear()
 
 
+def kept(find: Callable[[Index, NodeT], AnswerT]) -> Callable[[Index, NodeT], AnswerT]:
+    """Keep what a function answers of each node of a source, in which nothing changes: many ask the same.
+
+    What it answers is given to all who ask, who leave it as it is.
+
+    Example:
+        >>> from fsdp_migrate.source.python.scopes import Index
+        >>> @kept
+        ... def text(index, node):
+        ...     print("asked")
+        ...     return dotted(node)
+        >>> index = Index(cst.parse_module("x"))
+        >>> text(index, index.by_kind[cst.Name][0]), text(index, index.by_kind[cst.Name][0])
+        asked
+        ('x', 'x')
+    """
+
+    @functools.wraps(find)
+    def answer(index: Index, node: NodeT) -> AnswerT:
+        # By identity, with the node itself: a node's own hash is a call, and no other has its identity then.
+        answers: dict[int, tuple[NodeT, AnswerT]] = index.answers[find]
+        known = answers.get(id(node))
+        if known is None or known[0] is not node:
+            known = answers[id(node)] = (node, find(index, node))
+        return known[1]
+
+    return answer
+
+
 def _find_children(node: cst.CSTNode) -> list[cst.CSTNode]:
     names = _FIELDS.get(type(node))
     if names is None:
@@ -56,6 +88,8 @@ def _find_children(node: cst.CSTNode) -> list[cst.CSTNode]:
 
 
 _KINDS: dict[type, bool] = {}
+_WANTED: dict[type, dict[type, bool]] = {}
+"""By what is looked for, which classes are of that kind."""
 
 
 def _is_node(kind: type) -> bool:
@@ -72,18 +106,21 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     while left:
         found = left.pop()
         yield found
-        left += reversed(children(found))
+        left += children(found)[::-1]
 
 
 def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
     """Yield every node of a kind at or below a node."""
-    wanted: dict[type, bool] = {}
-    for found in walk(node):
+    wanted = _WANTED.setdefault(kind, {})
+    left = [node]
+    while left:
+        found = left.pop()
         known = wanted.get(type(found))
         if known is None:
             known = wanted[type(found)] = isinstance(found, kind)
         if known:
             yield cast("NodeT", found)
+        left += children(found)[::-1]
 
 
 @functools.lru_cache(maxsize=20_000)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.held import attribute, item, put
-from fsdp_migrate.source.python.nodes import dotted, last_name
+from fsdp_migrate.source.python.nodes import dotted, kept, last_name
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from fsdp_migrate.source.python.links import Fields
     from fsdp_migrate.source.python.model_kinds import ModelKinds
@@ -27,12 +27,13 @@ DECORATORS = frozenset(
 _DEEPEST = 3
 
 
-def classes(index: Index, func: cst.BaseExpression) -> Iterator[cst.ClassDef]:
-    """Yield the classes of this source that a call makes an object of."""
-    if isinstance(func, cst.Name) and func in index.scopes:
-        for binding in index.scopes[func].lookup(func.value):
-            if binding.kind == "class" and isinstance(binding.node, cst.ClassDef):
-                yield binding.node
+@kept
+def classes(index: Index, func: cst.BaseExpression) -> tuple[cst.ClassDef, ...]:
+    """Return the classes of this source that a call makes an object of."""
+    if type(func) is not cst.Name or func not in index.scopes:
+        return ()
+    bound = index.scopes[func].lookup(func.value)
+    return tuple(e.node for e in bound if e.kind == "class" and isinstance(e.node, cst.ClassDef))
 
 
 def init_of(node: cst.ClassDef) -> cst.FunctionDef | None:
@@ -124,9 +125,10 @@ def _is_named_tuple(index: Index, node: cst.ClassDef) -> bool:
     return any(index.qualified(base.value) & _NAMED_TUPLES for base in node.bases)
 
 
+@kept
 def _named_tuple(index: Index, func: cst.BaseExpression) -> Fields:
     """Return the fields of ``State`` after ``State = namedtuple("State", "model optimizer")``."""
-    if not isinstance(func, cst.Name) or func not in index.scopes:
+    if type(func) is not cst.Name or func not in index.scopes:
         return (), False
     for binding in index.scopes[func].lookup(func.value):
         value = binding.value

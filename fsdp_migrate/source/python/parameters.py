@@ -54,7 +54,7 @@ def is_torchs_optimizer(name: str) -> bool:
 
 def is_list_of(node: cst.BaseExpression) -> bool:
     """Tell whether an expression may put a list of parameters together: ``[*a, *b]``, ``a + b``."""
-    if isinstance(node, (cst.List, cst.Tuple, cst.Set)):
+    if type(node) is cst.List or type(node) is cst.Tuple or type(node) is cst.Set:
         return any(isinstance(each, cst.StarredElement) for each in node.elements)
     return isinstance(node, _LISTS)
 

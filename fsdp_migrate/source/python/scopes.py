@@ -5,16 +5,17 @@ LibCST's own ``ScopeProvider`` answers the same questions, and takes four times 
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.binders import BINDERS
-from fsdp_migrate.source.python.nodes import NodeT, children, dotted, forget
+from fsdp_migrate.source.python.nodes import children, dotted, forget
 
 
 if TYPE_CHECKING:
@@ -106,8 +107,14 @@ class Index:
     """The parents by identity, which Python finds without a call of a node's own hash."""
     _functions: dict[int, cst.FunctionDef | None] = field(default_factory=dict, repr=False)
     """The innermost function around each node, by identity."""
+    _classes: dict[int, cst.ClassDef | None] = field(default_factory=dict, repr=False)
+    """The innermost class around each node, as well."""
     _fsdp1: dict[int, str | None] = field(default_factory=dict, repr=False)
-    _known: dict[cst.CSTNode, set[str]] = field(default_factory=dict, repr=False)
+    answers: collections.defaultdict[object, dict[int, Any]] = field(
+        default_factory=lambda: collections.defaultdict(dict), repr=False
+    )
+    """What was answered of nodes, by the question and the identity of the node."""
+    _known: dict[int, tuple[cst.CSTNode, set[str]]] = field(default_factory=dict, repr=False)
     _reached: dict[cst.CSTNode, list[Binding]] = field(default_factory=dict, repr=False)
     _methods: dict[str, list[cst.Call]] | None = field(default=None, repr=False)
     _set: dict[str, list[cst.AssignTarget]] | None = field(default=None, repr=False)
@@ -119,11 +126,12 @@ class Index:
         for statement in self.module.body:
             self.parents[statement] = self.module
             self._visit(statement, self.scope)
-        functions = self._functions
+        functions, classes = self._functions, self._classes
         for node, above in self.parents.items():  # what is outside comes first
             self._above[id(node)] = above
             # By the type itself: it is asked of every node, and of an abstract class that is slow.
             functions[id(node)] = above if type(above) is cst.FunctionDef else functions.get(id(above))
+            classes[id(node)] = above if type(above) is cst.ClassDef else classes.get(id(above))
 
     def _visit(self, node: cst.CSTNode, scope: Scope) -> None:
         kind = type(node)
@@ -178,24 +186,25 @@ class Index:
         # Not kept: within a chain of aliases the search ends sooner, so that less may be found.
         if depth:
             return self._qualified(node, depth)
-        if (known := self._known.get(node)) is None:
-            known = self._known[node] = self._qualified(node, 0)
-        return known
+        known = self._known.get(id(node))
+        if known is None or known[0] is not node:
+            known = self._known[id(node)] = (node, self._qualified(node, 0))
+        return known[1]
 
     def _qualified(self, node: cst.CSTNode, depth: int) -> set[str]:
-        if isinstance(node, cst.Call):
+        if type(node) is cst.Call:
             return self._imported(node, depth)
-        if isinstance(node, cst.Attribute):
+        if type(node) is cst.Attribute:
             found = {f"{base}.{node.attr.value}" for base in self.qualified(node.value, depth)}
             return {self.names.get(name, name) for name in found} if self.names else found
-        if not isinstance(node, cst.Name) or depth > 3:
+        if type(node) is not cst.Name or depth > 3:
             return set()
         bindings = self.bindings_of(node)
         found = set()
         for binding in bindings:
             if binding.qualified is not None:
                 found.add(binding.qualified)
-            elif isinstance(binding.value, cst.Call) and binding.index is None:
+            elif type(binding.value) is cst.Call and binding.index is None:
                 found |= self._imported(binding.value, depth + 1)
             elif isinstance(binding.value, (cst.Name, cst.Attribute)) and binding.index is None:
                 # `FSDP = FSDP`, as in a class, would lead to itself.
@@ -317,7 +326,7 @@ class Index:
 
     def _inherited(self, node: cst.CSTNode) -> str | None:
         """Return the class's own function for ``Wrapper.function``, where a subclass has none."""
-        if not isinstance(node, cst.Attribute) or node.attr.value not in catalog.CLASS_FUNCTIONS:
+        if type(node) is not cst.Attribute or node.attr.value not in catalog.CLASS_FUNCTIONS:
             return None
         if not isinstance(node.value, cst.Name) or node.value not in self.scopes:
             return None
@@ -381,7 +390,7 @@ class Index:
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the innermost statement that a node belongs to and that a comment can stand above."""
         for above in (node, *self.ancestors(node)):
-            if isinstance(above, _STATEMENTS) and not self._hangs_on_a_line(above):
+            if type(above) in _STATEMENTS and not self._hangs_on_a_line(above):
                 return above
         return self.module
 
@@ -394,13 +403,13 @@ class Index:
 
     def path_of(self, node: cst.CSTNode) -> str:
         """Return the name of a definition, with those that it stands in: ``Trainer.fit``."""
-        kinds = (cst.FunctionDef, cst.ClassDef)
-        names = [each.name.value for each in (node, *self.ancestors(node)) if isinstance(each, kinds)]
+        around = (node, *self.ancestors(node))
+        names = [e.name.value for e in around if type(e) is cst.FunctionDef or type(e) is cst.ClassDef]
         return ".".join(reversed(names))
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the innermost class that a node stands in."""
-        return self._nearest(node, cst.ClassDef)
+        return self._classes.get(id(node))
 
     def calls_of_method(self, name: str) -> list[cst.Call]:
         """Return the calls of methods of a name, whatever they are called on."""
@@ -412,6 +421,16 @@ class Index:
                     self._methods.setdefault(call.func.attr.value, []).append(call)
         return self._methods.get(name, [])
 
+    @functools.cached_property
+    def names_given(self) -> dict[str, list[cst.Name]]:
+        """The names that calls are given as arguments, by their texts: many ask for those of a function."""
+        found: dict[str, list[cst.Name]] = {}
+        for node in self.by_kind.get(cst.Arg, ()):
+            value = cst.ensure_type(node, cst.Arg).value
+            if type(value) is cst.Name:
+                found.setdefault(value.value, []).append(value)
+        return found
+
     def places_set(self, text: str) -> list[cst.AssignTarget]:
         """Return where an attribute is set by its text: ``self.model`` of whatever class."""
         if self._set is None:
@@ -422,13 +441,6 @@ class Index:
                 if name is not None:
                     self._set.setdefault(name, []).append(target)
         return self._set.get(text, [])
-
-    def _nearest(self, node: cst.CSTNode, kind: type[NodeT]) -> NodeT | None:
-        # By the type itself: asking whether something is an instance of an abstract class is slow.
-        above = self._above.get(id(node))
-        while above is not None and type(above) is not kind:
-            above = self._above.get(id(above))
-        return above if isinstance(above, kind) else None
 
 
 _MAY_RUN_AGAIN = frozenset({cst.FunctionDef, cst.For, cst.While, cst.Lambda})
@@ -444,7 +456,12 @@ _OPENS_SCOPE = frozenset(
         cst.GeneratorExp,
     }
 )
-_STATEMENTS = (cst.SimpleStatementLine, cst.BaseCompoundStatement, cst.Else, cst.ExceptHandler, cst.Finally)
+_STATEMENTS = frozenset(
+    {
+        *(cst.SimpleStatementLine, cst.Else, cst.ExceptHandler, cst.Finally, cst.ClassDef, cst.FunctionDef),
+        *(cst.For, cst.If, cst.Match, cst.Try, cst.TryStar, cst.While, cst.With),
+    }
+)
 
 
 def _evaluated_outside(node: cst.CSTNode) -> set[cst.CSTNode]:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 _IMPORTS = frozenset({cst.Import, cst.ImportFrom, cst.ImportAlias})
-_NOT_LOADS = (cst.ImportAlias, cst.AsName, cst.FunctionDef, cst.ClassDef, cst.AssignTarget, cst.NameItem)
+_NOT_LOADS = frozenset(
+    {cst.ImportAlias, cst.AsName, cst.FunctionDef, cst.ClassDef, cst.AssignTarget, cst.NameItem}
+)
 
 
 @dataclass(eq=False)
@@ -102,15 +104,18 @@ class Source:
 
     def _is_load(self, name: cst.Name) -> bool:
         above = self.index.parents[name]
-        if isinstance(above, cst.Attribute):
+        if type(above) in _NOT_LOADS:
+            return False
+        # By the types themselves: to ask what is no instance of an abstract class is slow.
+        if type(above) is cst.Attribute:
             return above.value is name and not self._is_imported(above)
-        if isinstance(above, cst.Arg):
+        if type(above) is cst.Arg:
             return above.value is name
-        if isinstance(above, cst.Param):
+        if type(above) is cst.Param:
             return above.default is name
         if isinstance(above, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For, cst.CompFor)):
             return above.target is not name
-        return not isinstance(above, _NOT_LOADS)
+        return True
 
     def _is_imported(self, node: cst.CSTNode) -> bool:
         return any(type(above) in _IMPORTS for above in self.index.ancestors(node))

@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 _BELOW: WeakKeyDictionary[ast.AST, list[ast.AST]] = WeakKeyDictionary()
 
 
+# Of the kinds that most nodes are of, the fields that hold nodes: the others are texts, numbers and None.
+_WITH_NODES: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Attribute: ("value", "ctx"),
+    ast.Constant: (),
+    ast.Load: (),
+    ast.Name: ("ctx",),
+    ast.Store: (),
+    ast.arg: ("annotation",),
+    ast.keyword: ("value",),
+}
+
+
 def walked(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield a tree and what is in it, in the order of :func:`ast.walk`: for trees that many ask about.
 
@@ -40,7 +52,8 @@ def _nodes_below(tree: ast.AST) -> list[ast.AST]:
 def children_of(node: ast.AST) -> list[ast.AST]:
     """Return what is right in a node, in the order of :func:`ast.iter_child_nodes`."""
     found: list[ast.AST] = []
-    for name in node._fields:
+    fields = _WITH_NODES.get(type(node))
+    for name in node._fields if fields is None else fields:
         value = getattr(node, name, None)
         if isinstance(value, ast.AST):
             found.append(value)

@@ -8,13 +8,14 @@ import libcst as cst
 
 from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, placed_arguments
+from fsdp_migrate.source.python.nodes import dotted, kept, placed_arguments
 
 
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.scopes import Index
 
 
+@kept
 def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
     """Return what a file calls a function: as imports write it, or by the object whose method it is.
 

@@ -211,14 +211,14 @@ def _are_plain(source: Source, node: cst.BaseExpression) -> bool:
 
 
 def _ends_in_name(node: cst.BaseExpression) -> bool:
-    is_name = isinstance(node, cst.Attribute) and node.attr.value in {"__name__", "__qualname__"}
+    is_name = type(node) is cst.Attribute and node.attr.value in {"__name__", "__qualname__"}
     return is_name or _named_by_itself(node) is not None
 
 
 def _named_by_itself(node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return the module that is asked for the name of its class: ``model._get_name()``."""
-    func = node.func if isinstance(node, cst.Call) and not node.args else None
-    return func.value if isinstance(func, cst.Attribute) and func.attr.value == "_get_name" else None
+    func = node.func if type(node) is cst.Call and not node.args else None
+    return func.value if type(func) is cst.Attribute and func.attr.value == "_get_name" else None
 
 
 def _decides_on_fsdp2(source: Source, test: cst.Comparison) -> bool:

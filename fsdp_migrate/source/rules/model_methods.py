@@ -219,8 +219,10 @@ def _is_model(source: Source, node: cst.BaseExpression) -> bool:
 def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     """Find ``forward`` of a model that is given to something, or kept under a name, to be called there."""
     above = source.index.parents[node]
+    if node.attr.value != "forward":
+        return
     is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del))
-    if node.attr.value != "forward" or is_target or is_in_a_module(source, node.value):
+    if is_target or is_in_a_module(source, node.value):
         return
     if isinstance(above, cst.Call) and above.func is node:
         return

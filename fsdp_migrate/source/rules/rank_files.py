@@ -117,12 +117,17 @@ def _loaded(source: Source, value: cst.BaseExpression, depth: int = 0) -> cst.Ca
     """Return the ``torch.load`` that gives a value, also by a function of this source."""
     file: cst.BaseExpression | None = value
     seen: set[cst.CSTNode] = set()  # `state = state["model"]` holds itself
-    while isinstance(file, (cst.Subscript, cst.Name, cst.Attribute)) and file not in seen:
+    while file is not None and file not in seen:
         seen.add(file)
-        if not isinstance(file, cst.Subscript) and file not in source.index.scopes:
-            return None
-        file = file.value if isinstance(file, cst.Subscript) else last_value(source.index, file)
-    if not isinstance(file, cst.Call) or depth > _MAX_DEPTH:
+        if type(file) is cst.Subscript:
+            file = file.value
+        elif type(file) is cst.Name or type(file) is cst.Attribute:
+            if file not in source.index.scopes:
+                return None
+            file = last_value(source.index, file)
+        else:
+            break
+    if type(file) is not cst.Call or depth > _MAX_DEPTH:
         return None
     if "torch.load" in source.index.qualified(file.func):
         return file

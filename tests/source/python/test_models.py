@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import libcst as cst
 import pytest
 
-from tests.source.samples import codes, turned
+from fsdp_migrate.source.python.nodes import kept
+from fsdp_migrate.source.python.scopes import Index
+from fsdp_migrate.source.python.text import Source
+from tests.source.samples import IMPORTS, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -109,3 +113,31 @@ def test_a_name_that_keeps_its_model_in_another_method_is_not_made_there(
         f"    def shard(self):\n{ask + wrap if place == 'above' else wrap + ask}"
     )
     assert ("FM308" in dict(codes(body))) is expected
+
+
+# Each pass tells what one more of these gives, which is more than there are passes.
+CHAIN = "".join(f"def g{n}(net):\n    m = g{n + 1}(net)\n    return m\n\n\n" for n in range(9))
+CHAIN += "def g9(net):\n    return FSDP(net)\n\n\nx = g5(net)\nx.clip_grad_norm_(1.0)\n"
+
+
+@pytest.mark.parametrize("body", [*FLOWS, CHAIN])
+def test_what_the_last_pass_found_is_what_is_found_anew(body: str) -> None:
+    source = Source(IMPORTS + body)
+    asked = [*source.calls, *source.attributes, *source.loads]
+    found = [set(source.models.kinds(node)) for node in asked]
+    source.models._known.clear()
+    assert found == [source.models.kinds(node) for node in asked]
+
+
+def test_what_is_kept_of_a_node_is_asked_once_for_each_source() -> None:
+    asked: list[cst.CSTNode] = []
+
+    @kept
+    def place(_: Index, node: cst.CSTNode) -> int:
+        asked.append(node)
+        return len(asked)
+
+    one, other = (Index(cst.parse_module("x = y\n")) for _ in range(2))
+    names = [each for index in (one, other) for each in index.by_kind[cst.Name]]
+    assert [place(one, each) for each in (*names, *names)] == [1, 2, 3, 4, 1, 2, 3, 4]
+    assert place(other, names[0]) == 5

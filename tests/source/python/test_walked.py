@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 
 from fsdp_migrate.source.python import walked as module
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.walked import children_of, walked
 
 
 TEXT = Path(module.__file__).read_text()
@@ -28,3 +28,13 @@ def test_a_tree_that_nobody_has_any_more_is_let_go_of() -> None:
     del tree
     gc.collect()
     assert kept() is None
+
+
+def test_what_is_right_in_a_node_is_what_the_standard_library_says() -> None:
+    text = """\
+async def f(a: int, *b: "x", c=a.b, **d) -> {e: f"{g.h!r:{i}}"}:
+    global j
+    k.l = m(n=o.p) + (not -q)
+"""
+    for node in ast.walk(ast.parse(text)):
+        assert children_of(node) == list(ast.iter_child_nodes(node))
