@@ -237,7 +237,7 @@ def read_difference(document: dict[str, Any]) -> Difference:
     gap = document["gap"]
     floats = {
         name: float(gap[name]) if gap[name] is not None else None
-        for name in ("fsdp1", "fsdp2", "largest", "ratio")
+        for name in ("fsdp1", "fsdp2", "largest", "ratio", "epsilons")
     }
     return Difference(**{**document, "gap": Gap(**{**gap, **floats, "index": tuple(gap["index"])})})
 

@@ -11,15 +11,23 @@ from fsdp_migrate.parity.report import place
 
 if TYPE_CHECKING:
     from fsdp_migrate.parity.report import Difference
+    from fsdp_migrate.parity.tensors import Gap
+
+
+_MOST_EPSILONS = 64.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """A checkpoint that both runs wrote: whether they hold the same, or why that could not be told."""
+    """A checkpoint that both runs wrote: whether they hold the same, or why that could not be told.
+
+    ``is_rounded`` tells that only numbers differ, and by no more than rounding.
+    """
 
     path: str
     is_same: bool | None
     words: str = ""
+    is_rounded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +35,8 @@ class ScriptReport:
     """What was seen of the two runs.
 
     ``steps`` are the steps of optimizers that both made, ``steps_before`` and ``steps_after`` those of each.
-    ``differences`` are in the order of the training. ``printed`` pairs lines that say the same with other
+    ``differences`` are in the order of the training, those by more than rounding before the others, which
+    ``num_rounded`` counts. ``printed`` pairs lines that say the same with other
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
     """
@@ -40,6 +49,7 @@ class ScriptReport:
     compared: int
     differences: tuple[Difference, ...]
     num_differences: int
+    num_rounded: int = 0
     printed: tuple[tuple[str, str], ...] = ()
     only_before: tuple[str, ...] = ()
     only_after: tuple[str, ...] = ()
@@ -52,21 +62,39 @@ class ScriptReport:
         return self.differences[0] if self.differences else None
 
     @property
-    def identical(self) -> bool:
-        """Whether both made the same steps, and left the same files that hold the same."""
+    def alike(self) -> bool:
+        """Whether both made the same steps and left the same files, and what differs is rounding."""
         return (
             bool(self.steps_before)
             and self.steps_before == self.steps_after
-            and not self.num_differences
+            and self.num_differences == self.num_rounded
             and not self.only_before
             and not self.only_after
-            and all(each.is_same is not False for each in self.checkpoints)
+            and all(each.is_same is not False or self._follows(each) for each in self.checkpoints)
         )
+
+    @property
+    def identical(self) -> bool:
+        """Whether they are alike, and nothing differs in any bit."""
+        return self.alike and not self.num_differences
+
+    def _follows(self, saved: Checkpoints) -> bool:
+        return bool(self.num_rounded) and saved.is_rounded
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as it stands in JSON."""
         found = {**asdict(self), "differences": [each.as_dict() for each in self.differences]}
-        return {"identical": self.identical, **found}
+        return {"identical": self.identical, "alike": self.alike, **found}
+
+
+def is_rounding(gap: Gap) -> bool:
+    """Tell whether two tensors differ by no more than sums in another order make them differ.
+
+    Example:
+        >>> is_rounding(Gap(epsilons=2.0)), is_rounding(Gap(epsilons=1e5)), is_rounding(Gap())
+        (True, False, False)
+    """
+    return gap.epsilons is not None and gap.epsilons <= _MOST_EPSILONS
 
 
 def verdict(report: ScriptReport) -> str:
@@ -88,11 +116,13 @@ def verdict(report: ScriptReport) -> str:
             "compare again."
         )
     seen = f"{counted(report.compared, 'tensor')} of {counted(min(before, after), 'step')}"
-    if report.first is not None:
+    if report.alike and report.num_rounded:
+        return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone."
+    if report.first is not None and report.num_differences > report.num_rounded:
         first = f"{place(report.first)}, step {report.first.step}"
-        return f"Different: {report.num_differences:,} of {seen}; the first is {first}."
+        return f"Different: {report.num_differences - report.num_rounded:,} of {seen}; the first is {first}."
     if before != after:
         return f"Different: FSDP1 made {counted(before, 'step')}, FSDP2 {counted(after, 'step')}."
     if report.identical:
         return f"Identical: {seen} are the same, bit for bit."
-    return f"Different: {seen} are the same, bit for bit, but not what the runs left in the output folder."
+    return f"Different: {seen} are alike, but not what the runs left in the output folder."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.checkpoint_convert import verify_checkpoints
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, is_rounding
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS
 from fsdp_migrate.source.surroundings import find_checkpoints
 
@@ -30,6 +30,7 @@ _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of 
 
 _MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
 _LAST_LINES = 15
+_ROUNDED = 1e-4
 _AT_START = Path(__file__).parent / "at_start"
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _RANK = re.compile(r"\[rank\d+\]: ?")
@@ -41,7 +42,7 @@ _OF_THIS_RUN = re.compile(
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """One run of the script: where it ran, what it printed, and where it left its files."""
 
     folder: Path
@@ -100,13 +101,13 @@ def compare_scripts(
         say(f"the script under FSDP2 runs in {folders[1]}")
         found = _new(work / "found")
         second = _run(folders[1], command, work / "after", kept, found, steps)
-        report = _report(first, second, command, kept, found)
+        report = report_of(first, second, command, kept, found)
         if report.first is not None:
             say("the two part: the script under FSDP1 runs again, and is compared with itself")
             again = _new(work / "found again")
             _run(folders[0], command, work / "again", kept, again, steps)
             if any(each["differences"] for each in _documents(again)):
-                report = _report(first, second, command, kept, found, differs_from_itself=True)
+                report = report_of(first, second, command, kept, found, differs_from_itself=True)
         return report
 
 
@@ -122,7 +123,7 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def _run(folder: Path, command: Sequence[str], out: Path, kept: Path, found: Path | None, steps: int) -> _Run:
+def _run(folder: Path, command: Sequence[str], out: Path, kept: Path, found: Path | None, steps: int) -> Run:
     _new(out)
     words = [_OUT.sub(lambda _: str(out), each) for each in command]
     above = os.environ.get("PYTHONPATH")
@@ -153,7 +154,7 @@ def _run(folder: Path, command: Sequence[str], out: Path, kept: Path, found: Pat
         raise RankError(
             f"`{' '.join(words)}` failed in {folder} (exit code {done.returncode}). It printed:\n{said}"
         )
-    return _Run(folder, lines, out)
+    return Run(folder, lines, out)
 
 
 def _what_failed(lines: Sequence[str]) -> Iterator[str]:
@@ -174,17 +175,19 @@ def _documents(found: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def _report(
-    first: _Run,
-    second: _Run,
+def report_of(
+    first: Run,
+    second: Run,
     command: Sequence[str],
     kept: Path,
     found: Path,
     *,
     differs_from_itself: bool = False,
 ) -> ScriptReport:
+    """Put together what was found: ``kept`` has the steps of the first run, ``found`` what differs."""
     documents = _documents(found)
-    differences = [read_difference(each) for document in documents for each in document["differences"]]
+    found_in_order = [read_difference(each) for document in documents for each in document["differences"]]
+    differences = sorted(found_in_order, key=lambda each: is_rounding(each.gap))
     files = [_files(each.out) for each in (first, second)]
     saved = list(_checkpoints(first.out, second.out))
     inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
@@ -197,6 +200,7 @@ def _report(
         compared=sum(document["compared"] for document in documents if document["is_in_both"]),
         differences=tuple(differences[:_MOST_DIFFERENCES]),
         num_differences=len(differences),
+        num_rounded=sum(is_rounding(each.gap) for each in differences),
         printed=tuple(_printed(first, second))[:_MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
@@ -228,10 +232,14 @@ def _checkpoints(before: Path, after: Path) -> Iterator[Checkpoints]:
             yield Checkpoints(path=name, is_same=None, words=str(error).partition("\n")[0])
             continue
         words = "" if report.is_same else f"{report.differences[0].key}: {report.differences[0].message}"
-        yield Checkpoints(path=name, is_same=report.is_same, words=words)
+        is_rounded = all(
+            each.kind == "value" and each.largest is not None and each.largest < _ROUNDED
+            for each in report.differences
+        )
+        yield Checkpoints(path=name, is_same=report.is_same, words=words, is_rounded=is_rounded)
 
 
-def _printed(first: _Run, second: _Run) -> Iterator[tuple[str, str]]:
+def _printed(first: Run, second: Run) -> Iterator[tuple[str, str]]:
     """Yield lines that say the same with other numbers; which of several, goes by their order."""
     mine, other = ([_shown(line, each) for line in each.printed] for each in (first, second))
     common = Counter(mine) & Counter(other)
@@ -250,7 +258,7 @@ def _printed(first: _Run, second: _Run) -> Iterator[tuple[str, str]]:
             yield line, same.pop(0)
 
 
-def _shown(line: str, run: _Run) -> str:
+def _shown(line: str, run: Run) -> str:
     """Return a line without what names the run: its folders, the hour, numbers of processes."""
     for path, name in ((run.out, "OUT"), (run.folder, ".")):
         line = line.replace(str(path), name)

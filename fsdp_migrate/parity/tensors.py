@@ -18,6 +18,7 @@ class Gap:
 
     ``index`` is that of the first number that differs, ``fsdp1`` and ``fsdp2`` its two values. ``ulps`` is
     the largest distance in representable numbers between them, of all numbers; None where it means nothing.
+    ``epsilons`` is ``largest`` in units of the last bit of the largest number of FSDP1's.
     ``ratio`` is FSDP2's divided by FSDP1's where it is the same for all numbers. ``words`` says what differs
     that is no value: a shape, a dtype, or that one is missing.
     """
@@ -29,6 +30,7 @@ class Gap:
     fsdp2: float | None = None
     largest: float | None = None
     ulps: int | None = None
+    epsilons: float | None = None
     ratio: float | None = None
     words: str = ""
 
@@ -75,6 +77,7 @@ def find_gap(one: torch.Tensor | None, other: torch.Tensor | None) -> Gap | None
         fsdp2=values[1],
         largest=_largest(one, other),
         ulps=_ulps(one, other),
+        epsilons=_epsilons(one, other),
         ratio=_ratio(one, other),
     )
 
@@ -94,6 +97,13 @@ def _ulps(one: torch.Tensor, other: torch.Tensor) -> int | None:
         return None
     gaps = (_steps(one) - _steps(other)).abs()
     return int(gaps.max())
+
+
+def _epsilons(one: torch.Tensor, other: torch.Tensor) -> float | None:
+    if not one.is_floating_point() or not bool((one.isfinite() & other.isfinite()).all()):
+        return None
+    scale = float(one.abs().max()) * torch.finfo(one.dtype).eps
+    return _largest(one, other) / scale if scale else None
 
 
 def _steps(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import ConfigError, RankError
-from fsdp_migrate.parity.script_runs import compare_scripts
+from fsdp_migrate.parity.report import Difference
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, verdict
+from fsdp_migrate.parity.script_runs import Run, compare_scripts, report_of
+from fsdp_migrate.parity.tensors import find_gap
 
 
 if TYPE_CHECKING:
@@ -140,3 +144,37 @@ def test_a_sitecustomize_of_ones_own_runs_too(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "own"))
     (tmp_path / "train.py").write_text("import os\nassert os.environ['OWN'] == 'yes'\n")
     assert compare_scripts(tmp_path, tmp_path, ["python", "train.py"]).steps_before == 0
+
+
+def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
+    """What differs by more is named first, and alone makes the runs different."""
+    one = torch.tensor([1.0, -2.0])
+    rounded, other = find_gap(one, one * (1 + 3e-7)), find_gap(one, one * 1.001)
+    assert rounded is not None
+    assert other is not None
+    found = [
+        Difference(step=step, stage="gradient", name=name, module="", rank=0, gap=gap)
+        for step, name, gap in [(1, "rounded", rounded), (2, "other", other)]
+    ]
+    common: dict[str, Any] = {"before": "a", "after": "b", "command": (), "steps_before": 2, "steps_after": 2}
+    alike = ScriptReport(
+        **common,
+        compared=4,
+        differences=tuple(found[:1]),
+        num_differences=1,
+        num_rounded=1,
+        checkpoints=(Checkpoints(path="last", is_same=False, is_rounded=True),),
+    )
+    assert (alike.alike, alike.identical) == (True, False)
+    assert verdict(alike) == "Alike: of 4 tensors of 2 steps 1 differ, by rounding alone."
+    kept = tmp_path / "kept"
+    (tmp_path / "found").mkdir()
+    kept.mkdir()
+    for each in found:
+        document = {"is_in_both": True, "compared": 2, "differences": [each.as_dict()]}
+        (tmp_path / "found" / f"step-{each.step}.json").write_text(json.dumps(document))
+        (kept / f"step-{each.step}.pt").touch()
+    run = Run(tmp_path, (), tmp_path / "out")
+    report = report_of(run, run, ["python"], kept, tmp_path / "found")
+    assert [each.name for each in report.differences] == ["other", "rounded"]
+    assert verdict(report) == "Different: 1 of 4 tensors of 2 steps; the first is gradient other, step 2."
