@@ -71,7 +71,7 @@ def find_tied_keys(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], 
     With ``--model`` the model tells; of its ties those that the checkpoint lacks have a finding. In files of
     torch.save tied tensors share their bytes. Elsewhere two names are one parameter if the optimizer knows
     the one and not the other, and both hold the same bits, which are not all the same number. Where less is
-    known, a finding says which tensors have the same bytes, and that is all. What is damaged is not told here.
+    known, a finding says which tensors have the same bytes, and that is all. What is damaged is not told.
 
     Args:
         folder: The source.
