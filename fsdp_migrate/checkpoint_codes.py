@@ -101,7 +101,10 @@ CHECKPOINT_CODES: Final = {
     "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
     "FM271": FindingCode("exact", "Data that has no checksums: no check can find a bit that flipped in it."),
     "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),
-    "FM273": FindingCode("changed", "FSDP1 broke a tie in training: each name has values of its own."),
+    "FM273": FindingCode(
+        "changed",
+        "A tie that FSDP1 broke in training, or that a checkpoint lacks: each name has its own values.",
+    ),
     "FM274": FindingCode(
         "equivalent", "Empty mappings were left out, as torch.distributed.checkpoint leaves them out."
     ),

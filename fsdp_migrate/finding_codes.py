@@ -229,7 +229,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed", "`model.apply(fn)`: FSDP1 showed whole parameters, now the function sees shards."
         ),
         "FM323": FindingCode(
-            "refused", "A copy of a sharded model, or of its parameters: FSDP2 does not allow it."
+            "refused",
+            "A copy or a pickle of a sharded model, or a copy of its parameters: FSDP2 does not allow it.",
         ),
         "FM324": FindingCode(
             "changed", "Activation checkpointing after sharding gathers parameters once more."

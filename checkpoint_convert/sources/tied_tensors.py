@@ -35,13 +35,43 @@ _SAMPLE: Final = 4096
 _FEWEST_BYTES: Final = 4
 
 
+UNTIE: Final = (
+    "The run that saved was that of a model without this tie, or FSDP1 broke it: load it into a model "
+    "without it. A model with the tie takes one of the two, under FSDP1 that which its state dict names last."
+)
+"""What to do about two names of one parameter that hold other values."""
+
+
+def torn_text(first: str) -> str:
+    """Return what is said of a name whose tie to another one the checkpoint does not have.
+
+    Example:
+        >>> torn_text("embed.weight")
+        'is one parameter with `embed.weight` in the model, and the checkpoint holds other values for each'
+    """
+    return f"is one parameter with `{first}` in the model, and the checkpoint holds other values for each"
+
+
+def hold_other_values(folder: Folder, one: TensorEntry, other: TensorEntry) -> bool:
+    """Tell whether two tensors of one type and shape hold other bits; what cannot be read is not told here.
+
+    Most are told apart by a sample, and the rest by the checksums that torch.save stored.
+    """
+    if (one.shape, one.dtype) != (other.shape, other.dtype) or _place(one) == _place(other):
+        return False
+    samples = [_sample(folder, entry) for entry in (one, other)]
+    if None not in samples and samples[0] != samples[1]:
+        return True
+    return _same_bits(folder, one, other) is False
+
+
 def find_tied_keys(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], list[Finding]]:
     """Return the key of each further name of a tied parameter with that of the first, and what to say.
 
-    With ``--model`` the model tells. In files of torch.save tied tensors share their bytes. Elsewhere two
-    names are one parameter if the optimizer knows the one and not the other, and both hold the same bits,
-    which are not all the same number. Where less is known, a finding says which tensors have the same bytes,
-    and that is all. What is damaged is not told here.
+    With ``--model`` the model tells; of its ties those that the checkpoint lacks have a finding. In files of
+    torch.save tied tensors share their bytes. Elsewhere two names are one parameter if the optimizer knows
+    the one and not the other, and both hold the same bits, which are not all the same number. Where less is
+    known, a finding says which tensors have the same bytes, and that is all. What is damaged is not told.
 
     Args:
         folder: The source.
@@ -70,7 +100,12 @@ def find_tied_keys(folder: Folder, manifest: Manifest) -> tuple[dict[str, str], 
         findings += _shared_findings("FM231", part, shared) + _shared_findings("FM272", part, alike)
         if manifest.outline is not None:
             firsts = {a: b for a, b in manifest.outline.aliases.items() if {a, b} <= names.keys()}
-            ties.update({names[alias].key: names[first].key for alias, first in firsts.items()})
+            for alias, first in firsts.items():
+                if hold_other_values(folder, names[first], names[alias]):
+                    text = f"it {torn_text(first)}."
+                    findings.append(make_finding("FM273", names[alias].key, text, UNTIE))
+                else:
+                    ties[names[alias].key] = names[first].key
         # Where some share their bytes the file tells all ties: what else is alike only looks so.
         elif shared or not listed:
             ties.update({entry.key: group[0].key for group in shared for entry in group[1:]})
@@ -181,10 +216,15 @@ def _sample(folder: Folder, entry: TensorEntry) -> bytes | None:
 
 
 def _are_same(folder: Folder, one: TensorEntry, other: TensorEntry) -> bool:
+    return _same_bits(folder, one, other) is True
+
+
+def _same_bits(folder: Folder, one: TensorEntry, other: TensorEntry) -> bool | None:
+    """Tell whether two tensors hold the same; None where one cannot be read."""
     left, right = (_checksums(folder, entry) for entry in (one, other))
     if _kind(one) == _kind(other) and left is not None and right is not None:
         return left == right
     try:
         return hold_same_bits(folder, one, other, block_bytes=_BLOCK)
     except (CheckpointFormatError, UnsupportedFeatureError):
-        return False
+        return None

@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 
 _OPCODE: Final = "an opcode that is not allowed"
+_UNREAD: Final = (
+    "Leave it out with `weights_only` (--weights-only), or carry it over unread with `trust_pickle` "
+    "(--trust-pickle): nothing of it is executed here, but whoever loads the output executes it."
+)
+# `trust_pickle` cannot carry these over, and so is not offered.
+_WHOLE_MODULE: Final = (
+    "It holds objects of torch's own classes, as a module that was pickled whole does: load it in a program "
+    "that has its class, and save its `state_dict()` in its place. Or leave it out with `weights_only` "
+    "(--weights-only)."
+)
 
 
 def unlisted_in(value: object) -> set[str]:
@@ -75,9 +85,7 @@ def unlisted_findings(folder: Folder, entries: Mapping[str, Entry], *, trusted: 
                 "FM230",
                 entry.key,
                 f"{text}, which is not on the list of what may be read.",
-                "Leave it out with `weights_only` (--weights-only), or carry it over unread "
-                "with `trust_pickle` (--trust-pickle): nothing of it is "
-                "executed here, but whoever loads the output executes it.",
+                _WHOLE_MODULE if is_changed else _UNREAD,
             )
 
 

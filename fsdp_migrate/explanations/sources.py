@@ -138,8 +138,12 @@ EXPLANATIONS = {
     ),
     "FM323": (
         "FSDP2 keeps state about units that cannot be copied, and `copy.deepcopy` of a sharded model raises. Of its parameters it raises"
-        " while they have gradients, and so does that of a part of it and of its optimizer.",
-        "Copy the model before sharding, and shard both. For an average of weights keep a state dict. Of parameters take `p.detach().clone()`.",
+        " while they have gradients, and so does that of a part of it and of its optimizer. Pickling a sharded model, or any part of it, raises always, also"
+        " in `summon_full_params`: `torch.save(model, path)`, `torch.save({'model': model}, path)`, `pickle.dump`. FSDP1's wrapper could be neither copied nor pickled; what was"
+        " inside of it without units of its own, such as `model.module` or a head, could, and was whole in `summon_full_params` alone.",
+        "Copy the model before sharding, and shard both. For an average of weights keep a state dict. Of parameters take `p.detach().clone()`. In place of a pickle save"
+        " `fsdp_migrate.runtime.full_state_dict(model)`, which all ranks must take, and where it is read make the model first, and give it that state: `net.load_state_dict(state['model'])` before"
+        " it is sharded. A line that runs only where the model is plain stays as it is: delete the comment.",
     ),
     "FM324": (
         "Around sharded modules the wrapper recomputes the forward hooks too, which gather the parameters once more in the backward.",

@@ -101,7 +101,8 @@ EXPLANATIONS = {
     ),
     "FM273": (
         "Two FSDP1 units held a tied parameter, and each made a flat copy; or the model was on the meta device, where FSDP1 gave each module memory of its own."
-        " This broke the tie, and each copy was trained by itself.",
+        " This broke the tie, and each copy was trained by itself. Or the run that saved had a model without this tie. torch, and FSDP1 with it, loads both into"
+        " the one parameter without a word, and the name that comes last in the state dict counts.",
         "Continue with an untied model, which is what was trained; or tie them and take one of the two values, which changes the model.",
     ),
     "FM274": (

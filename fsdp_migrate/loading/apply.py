@@ -64,10 +64,13 @@ def _whole(leaf: Leaf, jobs: list[Job]) -> Any:
 
 
 def plan_model(wanted: Wanted, found: Fit) -> ModelPlan:
-    """Plan to read into the memory of parameters and buffers; once where names share it."""
+    """Plan to read into the memory of parameters and buffers; once where names share it.
+
+    Of several names the last counts, as where torch copies one after the other.
+    """
     plan = ModelPlan()
     own = {_memory(tensor) for tensor in wanted.tensors}
-    seen: set[tuple[int, int, tuple[int, ...]]] = set()
+    shared: dict[tuple[int, int, tuple[int, ...]], Job] = {}
     nested: dict[str, list[tuple[tuple[Any, ...], Any]]] = {}
     for name, leaf in found.model.items():
         if name not in wanted.model:  # below a module's extra state
@@ -86,10 +89,9 @@ def plan_model(wanted: Wanted, found: Fit) -> ModelPlan:
             plan.jobs.append(Job(leaf, place_of(plan.rest[name])))
             continue
         # Shards without elements have one address, and are different tensors all the same.
-        key = (*_memory(value), tuple(value.shape)) if place.local.numel() else (0, len(seen), ())
-        if key not in seen:
-            seen.add(key)
-            plan.jobs.append(Job(leaf, place))
+        key = (*_memory(value), tuple(value.shape)) if place.local.numel() else (0, len(shared), ())
+        shared[key] = Job(leaf, place)
+    plan.jobs += shared.values()
     plan.rest.update({name: nest(leaves) for name, leaves in nested.items()})
     return plan
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fsdp_migrate.checkpoint_convert.manifest.param_group_defaults import NEWER
+from fsdp_migrate.checkpoint_convert.sources.tied_tensors import torn_text
 from fsdp_migrate.errors import CheckpointMismatchError
 from fsdp_migrate.findings import Finding, counted, in_lines, listed, make_finding, named
 from fsdp_migrate.loading.offer import Leaf, Offer, StoredTensor
@@ -23,6 +24,7 @@ OWN_SETTINGS: Final = frozenset({"params", "param_names", "foreach", "fused"})
 """Settings that are the new optimizer's own: whose they are, and by which kernels they are stepped."""
 _MOST_NAMED: Final = 8
 _MAX_LISTED: Final = 40
+_UNTIE: Final = "load it into a model without this tie, or have the value of the last name by `strict=False`"
 _NO_OPTIMIZER: Final = "no optimizer is in the checkpoint"
 
 
@@ -86,6 +88,8 @@ def fit(offer: Offer, wanted: Wanted, *, extra: Collection[str], meta: Collectio
     """
     found = Fit()
     _fit_model(found, offer, wanted, meta)
+    for name, first in offer.torn.items():
+        found.problem("FM273", name, f"`{name}` {torn_text(first)}: {_UNTIE}")
     if wanted.optimizers:
         _fit_optimizers(found, offer, wanted)
     for name in extra:

@@ -241,6 +241,7 @@ class _Run:
                 list(self.extra),
                 optimizers=bool(self.optimizers),
                 shapes=shapes,
+                ties=self.wanted.ties,
                 part=part,
             )
 

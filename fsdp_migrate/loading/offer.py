@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fsdp_migrate.checkpoint_convert.formats.unflatten import nest
+from fsdp_migrate.checkpoint_convert.sources.tied_tensors import hold_other_values
 from fsdp_migrate.loading.parts import choose_model, choose_optimizers, split_state
 
 
@@ -69,6 +70,7 @@ class Offer:
         groups: The parameter groups; None where no optimizer was asked for.
         settings: The settings of each parameter, for an optimizer that was saved flattened.
         extra: What was asked for besides, by its name, each leaf with its path below it.
+        torn: The names of one parameter that hold other values, each with the first of them.
         others: The names of what nothing asked for.
         findings: What there is to say about it.
     """
@@ -80,6 +82,7 @@ class Offer:
     groups: list[OfferedGroup] | None = None
     settings: dict[str, dict[str, Leaf]] = field(default_factory=dict)
     extra: dict[str, list[tuple[tuple[Any, ...], Leaf]]] = field(default_factory=dict)
+    torn: dict[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
@@ -96,6 +99,7 @@ def make_offer(
     *,
     optimizers: bool,
     shapes: Mapping[str, tuple[int, ...]],
+    ties: Iterable[Names] = (),
     part: str | None = None,
 ) -> Offer:
     """Return what a checkpoint offers.
@@ -106,6 +110,7 @@ def make_offer(
         extra: What else is wanted, by name.
         optimizers: Whether optimizers are wanted.
         shapes: The shapes of the model's parameters and buffers, by name.
+        ties: The names of each parameter and buffer of the model that has several.
         part: What the model is called in the checkpoint.
 
     Raises:
@@ -120,6 +125,9 @@ def make_offer(
     if chosen is not None:
         offer.model = {chosen.below(key): _leaf(catalogue, key) for key in chosen.keys}
         used.update(chosen.keys)
+        offer.torn = _torn(offer, catalogue, ties)
+        # The same, of which the inspection speaks by the names in the checkpoint.
+        offer.findings = tuple(each for each in offer.findings if each.code != "FM273")
     if optimizers:
         for each in choose_optimizers(catalogue.parts, chosen, known):
             _add_optimizer(offer, catalogue, each, known)
@@ -134,6 +142,19 @@ def make_offer(
             used.update(keys)
     offer.others = tuple(_tops(catalogue, used))
     return offer
+
+
+def _torn(offer: Offer, catalogue: Catalogue, ties: Iterable[Names]) -> dict[str, str]:
+    """Return the names of one tensor of the model that the checkpoint holds other values for."""
+    found: dict[str, str] = {}
+    for every in ties:
+        keys = {name: leaf.key for name in every if isinstance(leaf := offer.model.get(name), StoredTensor)}
+        first = next(iter(keys), "")
+        for name in [*keys][1:]:
+            one, other = (catalogue.tensors[keys[each]].source for each in (first, name))
+            if hold_other_values(catalogue.folder, one, other):
+                found[name] = first
+    return found
 
 
 def _leaf(catalogue: Catalogue, key: str) -> Leaf:

@@ -36,12 +36,14 @@ class Wanted:
         names: The names of each parameter, the first one first.
         optimizers: The optimizers.
         tensors: The parameters and buffers themselves.
+        ties: The names of each parameter or buffer that has several.
     """
 
     model: Mapping[str, Any]
     names: Mapping[nn.Parameter, tuple[str, ...]]
     optimizers: tuple[Optimizer, ...]
     tensors: tuple[torch.Tensor, ...] = ()
+    ties: tuple[tuple[str, ...], ...] = ()
 
     @property
     def groups(self) -> list[list[str]]:
@@ -75,7 +77,12 @@ def look_at(model: nn.Module, optimizers: Sequence[Optimizer]) -> Wanted:
         for param, every in parameter_names(_without_ddp(model)).items()
     }
     check_owners(optimizers, names)
-    return Wanted(state, names, tuple(optimizers), (*model.parameters(), *model.buffers()))
+    buffers: dict[torch.Tensor, list[str]] = {}
+    for name, buffer in _without_ddp(model).named_buffers(remove_duplicate=False):
+        buffers.setdefault(buffer, []).append(clean_parameter_name(name))
+    several = [every for every in (*names.values(), *map(tuple, buffers.values())) if len(every) > 1]
+    tensors = (*model.parameters(), *model.buffers())
+    return Wanted(state, names, tuple(optimizers), tensors, tuple(several))
 
 
 def _without_ddp(model: nn.Module) -> nn.Module:

@@ -343,7 +343,8 @@ def _fill_unit(
     # so that what is sent arrives under all names.
     restore_ties(model, (tie for tie in plan.ties if own.intersection(tie.names)))
     if unit.config.broadcast_from_rank0:
-        broadcast_from_rank0(modules, ignored, mesh)
+        # Ignored modules too, of which FSDP1 left the parameters alone and sent the buffers.
+        broadcast_from_rank0(modules_of_unit(roots, is_sharded), ignored, mesh)
 
 
 class _Meshes:

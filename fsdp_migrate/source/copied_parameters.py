@@ -14,7 +14,7 @@ import libcst as cst
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.held import WRAPS, has_model
-from fsdp_migrate.source.python.nodes import last_name, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
 from fsdp_migrate.source.python.unknown_models import last_word
 
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _DEEPCOPY: Final = "copy.deepcopy"
+# A class that says what of its objects is copied or pickled may leave the model out.
+_LEAVES_OUT: Final = re.compile(r"\bdef __(?:deepcopy|getstate|reduce|reduce_ex)__\(")
 _VALUES: Final = frozenset({"clone", "cpu", "data", "detach"})
 _PARTS: Final = re.compile(
     r"(^|_)(backbone|blocks?|critic|decoder|embeddings?|encoder|head|layers?|policy|transformer|unet)(_\w+)?$"
@@ -42,7 +44,7 @@ def copies(source: Source) -> Iterator[tuple[cst.Call, bool]]:
         given = call.args[0].value
         if values is None or call.args[0].star or source.models.certainty(given) is not None:
             continue
-        if _is_part(source, given) or _holds_one(source, given):
+        if is_part(source, given) or holds_one(source, given):
             yield call, True
             continue
         holds = values.is_one(given) or values.is_many(given) or _is_its_optimizer(source, given)
@@ -61,8 +63,8 @@ def _is_of_values(node: cst.BaseExpression) -> bool:
     return isinstance(node, cst.Attribute) and node.attr.value in _VALUES
 
 
-def _is_part(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether it is a part of a sharded model that has parameters, as its name says."""
+def is_part(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether an expression is a part of a sharded model that has parameters, as its name says."""
     last = last_word(node)
     is_named = _PARTS.search(last) or is_model(last, asked_as_models(source.index, or_called=False))
     part: cst.BaseExpression | None = node if is_named else None
@@ -73,8 +75,14 @@ def _is_part(source: Source, node: cst.BaseExpression) -> bool:
     return False
 
 
-def _holds_one(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether it is an object that has a sharded model as an attribute: ``Shell(FSDP(net))``."""
+def holds_one(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether an object has a sharded model as an attribute: ``Shell(FSDP(net))``, or ``self``."""
+    if _LEAVES_OUT.search(source.code):
+        return False
+    owner = source.index.class_of(node) if dotted(node) == "self" else None
+    if owner is not None:
+        facts = source.models.facts.items()
+        return any(where is owner and has_model(kinds) for (where, _), kinds in facts)
     kinds = source.models.kinds(node)
     return WRAPS in kinds or has_model({kind for kind in kinds if kind.startswith(".")})
 

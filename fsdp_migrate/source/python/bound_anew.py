@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 # What functions are called that may wrap a model themselves, and what they may be told.
 _MAY_WRAP = re.compile(r"accelerat|ddp|distribut|fsdp|parallel|prepare|setup|shard|wrap", re.IGNORECASE)
+# What gives back an object that was pickled.
+_READS_PICKLES = frozenset(
+    {"cloudpickle.load", "dill.load", "joblib.load", "pickle.load", "pickle.loads", "torch.load"}
+)
 
 
 def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
@@ -90,7 +94,11 @@ def is_bound_anew(
     below = [each for each in made if index.order[each] > index.order[last.node]]
     if any(index.order[each] < place or _comes_round(index, each, node, last.node) for each in below):
         return False
-    return _makes_plain(value) or _was_deleted(index, last, node) or _was_plain(index, bindings, last, made)
+    return (
+        _makes_plain(index, value)
+        or _was_deleted(index, last, node)
+        or _was_plain(index, bindings, last, made)
+    )
 
 
 def is_made_anew(
@@ -223,8 +231,17 @@ def _comes_round(index: Index, wrapping: cst.CSTNode, node: cst.CSTNode, binding
     return any(above in outside for above in index.ancestors(node))
 
 
-def _makes_plain(call: cst.Call) -> bool:
-    """Tell whether a call makes a model of a class: ``Net(...)``, ``Net.from_pretrained(...)``."""
+def _makes_plain(index: Index, call: cst.Call) -> bool:
+    """Tell whether a call makes a model of a class, ``Net(...)``, or reads one that was pickled whole.
+
+    Neither FSDP1's models nor FSDP2's can be pickled, so that what was is plain.
+    """
+    while isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
+        if not isinstance(call.func.value, cst.Call):
+            return False
+        call = call.func.value  # `torch.load(path).to(device)`
+    if not index.qualified(call.func).isdisjoint(_READS_PICKLES):
+        return True
     name = last_name(call.func)
     return name == "from_pretrained" or (name[:1].isupper() and WRAPPERS.search(name) is None)
 

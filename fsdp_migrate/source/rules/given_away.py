@@ -1,6 +1,7 @@
-"""Lists and dicts of a sharded model's parameters, given to what takes plain tensors: they hold DTensors.
+"""What is saved or sent of a sharded model: itself, and its parameters in lists and dicts: DTensors.
 
-A plain model's ``load_state_dict`` raises; a file, or another process, has one rank's part of each.
+A plain model's ``load_state_dict`` raises at these; a file, or another process, has one rank's part of each.
+A model that FSDP2 has sharded, and any part of it, cannot be pickled at all.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.copied_parameters import holds_one, is_part
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.no_models import is_no_model
+from fsdp_migrate.source.python.nodes import argument_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 NAME = "given-away"
-CODES = ("FM423",)
+CODES = ("FM323", "FM423")
 
 _MEANT = (
     "what this is given are DTensors now, of which each rank holds a part, and {}. Where they are collected, "
@@ -43,6 +47,27 @@ _SAVES = {
     "torch.distributed.gather_object": 0,
     "torch.distributed.send_object_list": 0,
 }
+_PICKLED = (
+    "neither a model that FSDP2 has sharded nor a part of it can be pickled, in summon_full_params either, "
+    "and this does so: save fsdp_migrate.runtime.full_state_dict(model), which every rank takes, and where "
+    "it is read make the model first, and load that into it."
+)
+# What pickles whole objects: where the object stands, and its name there.
+_PICKLES = {
+    **dict.fromkeys(
+        (
+            *("accelerate.utils.save", "torch.save"),
+            *(f"{each}.{name}" for each in ("cloudpickle", "dill", "pickle") for name in ("dump", "dumps")),
+        ),
+        (0, "obj"),
+    ),
+    "joblib.dump": (0, "value"),
+    "ray.put": (0, "value"),
+    "torch.distributed.all_gather_object": (1, "obj"),
+    "torch.distributed.broadcast_object_list": (0, "object_list"),
+    "torch.distributed.gather_object": (0, "obj"),
+    "torch.distributed.send_object_list": (0, "object_list"),
+}
 _SENDS = frozenset({"put", "put_nowait", "send"})
 
 
@@ -50,12 +75,41 @@ def find(source: Source) -> Iterator[Found]:
     """Find calls that are given them."""
     values = ParameterValues(source)
     for call in source.calls:
+        if any(_has_a_model(source, each) for each in _pickled_by(source, call)):
+            yield Found("FM323", call, _PICKLED, "commented")
+            continue
         said = "" if source.contexts.is_summoned(call) else _said(values, call)
         if said:
             yield Found("FM423", call, _MEANT.format(said), "commented")
     for assign in source.assignments:
-        if any(_is_saved(source, each.target) for each in assign.targets) and _holds(values, assign.value):
+        if not any(_is_saved(source, each.target) for each in assign.targets):
+            continue
+        if _has_a_model(source, assign.value):
+            yield Found("FM323", assign, _PICKLED, "commented")
+        elif _holds(values, assign.value):
             yield Found("FM423", assign, _MEANT.format(_FILE), "commented")
+
+
+def _pickled_by(source: Source, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield the object that a call pickles, if it pickles one."""
+    for name in source.index.qualified(call.func) & set(_PICKLES):
+        place, keyword = _PICKLES[name]
+        given = argument_of(call, place, {keyword})
+        if given is not None:
+            yield given
+
+
+def _has_a_model(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is or holds a sharded model, or a part: ``{"model": model, "step": step}``."""
+    if isinstance(node, (cst.List, cst.Tuple, cst.Dict)):
+        return any(_has_a_model(source, each.value) for each in node.elements)
+    models = source.models
+    if models.is_other_branch(node):
+        return False
+    if models.certainty(node) is not None or models.is_guarded(node) or is_part(source, node):
+        return True
+    kinds = {kind for kind in held(models.kinds(node)) if not kind.startswith(".")}
+    return has_model(kinds) or holds_one(source, node)
 
 
 def _is_saved(source: Source, target: cst.BaseExpression) -> bool:

@@ -307,6 +307,16 @@ def test_objects_of_unknown_classes_are_refused_named_and_never_executed(tmp_pat
     assert not os.path.exists("/tmp/fsdp_migrate_was_executed")  # noqa: PTH110
 
 
+def test_a_module_that_was_pickled_whole_is_sent_for_its_state(tmp_path: Path) -> None:
+    """What `trust_pickle` cannot carry over is not offered it."""
+    source = save({"model": torch.nn.Linear(2, 2), "step": 3}, tmp_path / "last.pt")
+    (found,) = [each for each in inspect_checkpoint(source).findings if each.code == "FM230"]
+    assert "state_dict()" in (found.hint or "")
+    assert "trust_pickle" not in (found.hint or "")
+    with pytest.raises(PlanError, match="FM230"):
+        convert_checkpoint(source, tmp_path / "out", options=SourceOptions(trust_pickle=True))
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_files_that_are_cut_off_or_lie(legacy: bool, tmp_path: Path) -> None:
     source = save({"model": {"w": torch.ones(1000)}}, tmp_path / "a.pt", legacy=legacy)

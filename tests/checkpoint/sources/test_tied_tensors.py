@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
+from fsdp_migrate.checkpoint_convert.manifest.options import ModelOutline, SourceOptions
 from tests.checkpoint.samples import DATA, GOLDEN, copy_of, save_with_torch
 
 
@@ -74,3 +75,22 @@ def test_planning_opens_nothing(tmp_path: Path) -> None:
         assert [entry.key for entry in plan.entries] == ["a", "c"]
         assert [found.subject for found in plan.findings if found.code == "FM264"] == ["model.b"]
         (tmp_path / "gone").rename(source)
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_tie_of_the_model_that_the_checkpoint_lacks_is_said(tmp_path: Path, kind: str) -> None:
+    """``--model`` ties both: of other values none is left out, as the second name of a tie is."""
+    outline = ModelOutline({"a": (3, 2)}, aliases={"b": "a"})
+    for is_torn in (True, False):
+        weights = {"a": torch.arange(6.0).reshape(3, 2) + 1, "b": torch.arange(6.0).reshape(3, 2) + 1}
+        weights["b"][2, 1] += is_torn
+        source = tmp_path / f"{kind}-{is_torn}"
+        if kind == "folder":
+            save_with_torch({"model": weights}, source)
+        else:
+            torch.save({"model": weights}, source)
+        manifest = inspect_checkpoint(source, options=SourceOptions(model=outline))
+        said = [found.subject for found in manifest.findings if found.code == "FM273"]
+        assert said == (["model.b"] if is_torn else [])
+        plan = plan_conversion(manifest, to="hf")
+        assert [entry.key for entry in plan.entries] == (["a", "b"] if is_torn else ["a"])

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
+from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate.runtime import summon_full_params
 from fsdp_migrate.source import scan_paths
+from tests.ranks import run_ranks
 from tests.source.samples import IMPORTS, MODEL, codes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -106,3 +116,107 @@ def test_what_a_callback_of_lightnings_puts_into_its_checkpoints(
     )
     (tmp_path / "train.py").write_text(body)
     assert ("FM423" in {use.code for use in scan_paths([tmp_path]).uses}) is said
+
+
+def is_pickle_said(body: str) -> bool:
+    return ("FM323", "commented") in codes(f"import pickle\n{MODEL}{body}", HEADER)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.save(model, path)\n",
+        "torch.save(obj=model, f=path)\n",
+        "torch.save({'model': model, 'step': 1}, path)\n",
+        "torch.save(dict(model=model, step=1), path)\n",
+        "kept = {'inner': [model], 'step': 1}\ntorch.save(kept, path)\n",
+        "pickle.dump((1, model), f)\n",
+        "import joblib\njoblib.dump(model, path)\n",
+        "dist.broadcast_object_list([model], src=0)\n",
+        "torch.save(model.module.head, path)\n",
+        "with FSDP.summon_full_params(model):\n    torch.save(model.module, path)\n",
+        "def keep(it):\n    torch.save({'it': it}, path)\nkeep(model)\n",
+        (
+            "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+            "    def save(self):\n        torch.save(self, path)\n"
+        ),
+        (
+            "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+            "    def on_save_checkpoint(self, checkpoint):\n        checkpoint['net'] = self.net\n"
+        ),
+    ],
+)
+def test_models_that_are_pickled_whole(body: str) -> None:
+    assert is_pickle_said(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.save(model.state_dict(), path)\n",
+        "torch.save({'model': model.state_dict(), 'config': model.config, 'step': 1}, path)\n",
+        "plain = Net()\ntorch.save(plain, path)\n",
+        "torch.save(model.config, path)\npickle.dump(model.history, f)\ntorch.save(model(x), path)\n",
+        "queue.put(model)\n",  # of threads as well, where nothing is pickled
+        "model = torch.load(path)\ntorch.save(model, path)\n",
+        "model = torch.load(path).to(device)\ntorch.save(model, path)\n",
+        "if not isinstance(model, FSDP):\n    torch.save(model, path)\n",
+        (
+            "class T:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+            "    def __getstate__(self):\n        return {}\n"
+            "    def save(self):\n        torch.save(self, path)\n"
+        ),
+    ],
+)
+def test_states_and_plain_models_may_be_pickled(body: str) -> None:
+    assert not is_pickle_said(body)
+
+
+def test_a_model_is_pickled_above_its_sharding_and_beside_it() -> None:
+    above = "net = Net()\ntorch.save(net, path)\nmodel = FSDP(net)\n"
+    assert ("FM323", "commented") not in codes(above, HEADER)
+    assert ("FM323", "commented") in codes(f"{above}torch.save(net, path)\n", HEADER)
+    beside = "net = Net()\nif sharded:\n    net = FSDP(net)\n{}else:\n    torch.save(net, path)\n"
+    assert ("FM323", "commented") not in codes(
+        beside.format("    torch.save(net.state_dict(), path)\n"), HEADER
+    )
+    assert ("FM323", "commented") in codes(beside.format("    torch.save(net, path)\n"), HEADER)
+
+
+def _raises(way: Callable[[], object]) -> bool:
+    try:
+        way()
+    except (AssertionError, AttributeError, RuntimeError, TypeError, pickle.PicklingError):
+        return True
+    return False
+
+
+def _ways(model: nn.Module, inner: nn.Sequential) -> dict[str, Callable[[], object]]:
+    return {
+        "model": lambda: torch.save(model, io.BytesIO()),
+        "in a dict": lambda: pickle.dumps({"model": model}),
+        "copy": lambda: copy.deepcopy(model),
+        "inner": lambda: torch.save(inner, io.BytesIO()),
+        "part": lambda: torch.save(inner[1], io.BytesIO()),
+    }
+
+
+def refused() -> dict[str, set[str]]:
+    """Return what cannot be pickled or copied of a model of each of the two, whole and in parts."""
+    found: dict[str, set[str]] = {}
+    for name in ("fsdp1", "fsdp1 flat", "fsdp2"):
+        inner = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4))
+        if name == "fsdp2":
+            model: nn.Module = prepare_fully_shard(inner, {})
+        else:
+            model = FSDP(inner, use_orig_params=name == "fsdp1", device_id=torch.device("cpu"))
+        model(torch.ones(2, 4)).sum().backward()
+        with summon_full_params(model) if name == "fsdp2" else FSDP.summon_full_params(model):
+            found[name] = {way for way, does in _ways(model, inner).items() if _raises(does)}
+    return found
+
+
+def test_what_fsdp1_and_fsdp2_refuse_to_pickle() -> None:
+    for seen in run_ranks(refused):
+        assert seen["fsdp1"] == seen["fsdp1 flat"] == {"model", "in a dict", "copy"}
+        assert seen["fsdp2"] == {"model", "in a dict", "copy", "inner", "part"}

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.any_torch
 TURNED = [
     ("print(model.module.config)\n", "print(model.config)\n"),
     (
-        "def save():\n    torch.save(model.module, 'a.pt')\n",
-        "def save():\n    torch.save(model, 'a.pt')\n",
+        "def save():\n    keep(model.module, 'a.pt')\n",
+        "def save():\n    keep(model, 'a.pt')\n",
     ),
 ]
 
