@@ -3,10 +3,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import quick, time_limit
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -41,6 +46,13 @@ def pytest_configure() -> None:
     # readline, which pytest imports, sets these for processes that are started from here.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spare the Composer lane the import of files of which the core lane runs all: some 300 of them."""
+    if config.getoption("--require-composer") and quick.is_all(collection_path, "any_torch"):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

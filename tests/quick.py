@@ -63,8 +63,7 @@ class _Quick:
 
     def __init__(self) -> None:
         self.running = ""
-        names = LEFT_OUT if importlib.util.find_spec("composer") else (*LEFT_OUT, "composer")
-        self.marked = re.compile(rf"^pytestmark = .*\bpytest\.mark\.({'|'.join(names)})\b", re.MULTILINE)
+        self.names = LEFT_OUT if importlib.util.find_spec("composer") else (*LEFT_OUT, "composer")
         sys.addaudithook(self._refuse)
 
     def _refuse(self, event: str, _: object) -> None:
@@ -74,8 +73,7 @@ class _Quick:
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         # Each process imports every file: those that bring transformers, or ranks' bodies, cost seconds.
-        is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-        return True if is_test and self.marked.search(collection_path.read_text()) else None
+        return True if is_all(collection_path, *self.names) else None
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         known: dict[CodeType, bool] = {}
@@ -96,6 +94,14 @@ class _Quick:
             return (yield)
         finally:
             self.running = ""
+
+
+def is_all(path: Path, *markers: str) -> bool:
+    """Tell whether a path is a file of tests whose ``pytestmark`` gives all of them one of the markers."""
+    if not (path.name.startswith("test_") and path.suffix == ".py"):
+        return False
+    pattern = rf"^pytestmark = .*\bpytest\.mark\.({'|'.join(markers)})\b"
+    return re.search(pattern, path.read_text(), re.MULTILINE) is not None
 
 
 def starts_processes(item: pytest.Item, known: dict[CodeType, bool]) -> bool:

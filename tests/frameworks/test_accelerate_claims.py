@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 
 from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
@@ -196,6 +199,13 @@ print(json.dumps([groups, plugins, [mesh.dp_replicate_size, mesh.dp_shard_size]]
 """
 
 
+@cache
+def flags_read() -> dict[str, Any]:
+    """Return the launcher's flags, and how often it reads of modules that are ignored."""
+    found: dict[str, Any] = run(FLAGS)
+    return found
+
+
 def test_what_is_claimed_of_accelerate() -> None:
     two = {"FSDP_VERSION": "2"}
     one, alone, sharded, full, local, fifth, unread = run(
@@ -210,7 +220,7 @@ def test_what_is_claimed_of_accelerate() -> None:
             {**two, "FSDP_SHARDING_STRATEGY": "5"},
         ],
     )
-    flags = set(run(FLAGS)["flags"])
+    flags = set(flags_read()["flags"])
     on, offload = {"ACCELERATE_USE_FSDP": "true"}, {"FSDP_OFFLOAD_PARAMS": "true"}
     full_state = {"FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
     groups, switched, mesh = run(
@@ -237,7 +247,7 @@ def test_what_is_claimed_of_accelerate() -> None:
 
 
 def test_the_launcher_has_a_flag_for_every_key_but_those_that_are_unread() -> None:
-    read = run(FLAGS)
+    read = flags_read()
     flags = {name.removeprefix("fsdp_") for name in read["flags"]}
     flags |= {"ignored_modules"} if read["read"] else set()
     spellings = {name for key in ACCELERATE_KEYS for name in (key.name, *key.aliases)}

@@ -47,42 +47,43 @@ for case in json.loads(sys.argv[1]):
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
-SAVES = """
-import json, sys
-from types import SimpleNamespace
-from transformers import Trainer
-saved = []
-plugin = SimpleNamespace(state_dict_type=f"StateDictType.{json.loads(sys.argv[1])}")
-trainer = SimpleNamespace(
-    args=SimpleNamespace(output_dir="x", should_save=True, push_to_hub=False), is_fsdp_enabled=True,
-    model=None, model_wrapped=None,
-    accelerator=SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin), get_state_dict=lambda model, **_: {}
-    ),
-    _save=lambda *_, **__: saved.append(1),
-)
-Trainer.save_model(trainer, "x", _internal_call=True)
-print(json.dumps(bool(saved)))
-"""
-ON_THE_LINE = """
+# Whether `save_model` under FSDP writes anything with each type of state dicts, and what a command line may
+# hold: in one process, because each spends seconds on the Trainer's imports.
+TRAINER = """
 import json
-from transformers import HfArgumentParser, TrainingArguments
+from types import SimpleNamespace
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+def saves(kind):
+    saved = []
+    plugin = SimpleNamespace(state_dict_type=f"StateDictType.{kind}")
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir="x", should_save=True, push_to_hub=False), is_fsdp_enabled=True,
+        model=None, model_wrapped=None,
+        accelerator=SimpleNamespace(
+            state=SimpleNamespace(fsdp_plugin=plugin), get_state_dict=lambda model, **_: {}
+        ),
+        _save=lambda *_, **__: saved.append(1),
+    )
+    Trainer.save_model(trainer, "x", _internal_call=True)
+    return bool(saved)
+found = {"saves": {kind: saves(kind) for kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT")}}
 words = ["--output_dir", "x", "--use_cpu", "--report_to", "none", "--fsdp", "full_shard"]
 try:
     given, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
         [*words, "--fsdp_config", '{"version": 2}']
     )
-    print(json.dumps(given.fsdp_config["version"] == 2))
+    found["json"] = given.fsdp_config["version"] == 2
 except FileNotFoundError:
-    print(json.dumps(False))
+    found["json"] = False
+print(json.dumps(found))
 """
 # The sources are read, and no model is imported.
 LAYERS = """
 import json, re
+from importlib.util import find_spec
 from pathlib import Path
-import transformers
 names = set()
-for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
+for file in (Path(find_spec("transformers").origin).parent / "models").glob("*/modeling_*.py"):
     for held in re.findall(r"_no_split_modules\\s*=\\s*\\[([^]]*)\\]", file.read_text()):
         names.update(re.findall(r"\\w+", held))
 print(json.dumps(sorted(names)))
@@ -111,18 +112,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def saved_for(kind: str) -> bool:
-    """Tell whether ``save_model`` under FSDP writes anything with this type of state dicts."""
-    return bool(run(SAVES, kind))
-
-
 @pytest.fixture(scope="module")
 def did() -> dict[str, dict[str, Any]]:
     return dict(zip(CASES, run(ARGUMENTS, list(CASES.values())), strict=True))
 
 
+@pytest.fixture(scope="module")
 def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
-    """Return what each claim says, as the installed version does it."""
+    """What each claim says, as the installed version does it."""
+    trainer = run(TRAINER)
     is_two = did["two"].get("fsdp_version") == 2
     return {
         "version_read": is_two,
@@ -133,19 +131,19 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "auto_wrap_policy_read": did["policy"]["auto_wrap_policy"] == "SIZE_BASED_WRAP",
         "size_needs_policy": did["size"]["auto_wrap_policy"] != "SIZE_BASED_WRAP",
         "size_beside_layers_stops": "error" in did["size and layers"],
-        "json_on_command_line": run(ON_THE_LINE),
+        "json_on_command_line": trainer["json"],
         "offload_word": str(did["offload word"]["cpu_offload"]).lower() == "true",
         "hybrid_refused": "error" in did["hybrid"],
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
         "words_deprecated": did["plain"]["warned"],
-        "save_model_full_only": saved_for("FULL_STATE_DICT") and not saved_for("SHARDED_STATE_DICT"),
+        "save_model_full_only": trainer["saves"] == {"FULL_STATE_DICT": True, "SHARDED_STATE_DICT": False},
         "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
 
 
-def test_what_is_claimed_of_transformers(did: dict[str, dict[str, Any]]) -> None:
-    assert wrong(TRANSFORMERS, "transformers", facts(did)) == []
+def test_what_is_claimed_of_transformers(facts: dict[str, bool]) -> None:
+    assert wrong(TRANSFORMERS, "transformers", facts) == []
 
 
 def test_layers_of_transformers_are_known_by_their_names() -> None:
@@ -171,9 +169,9 @@ def test_what_is_written_counts_more_than_the_strategy_in_fsdp(did: dict[str, di
     assert did["given"]["reshard_after_forward"] is True
 
 
-def test_a_claim_that_does_not_hold_is_found(did: dict[str, dict[str, Any]]) -> None:
+def test_a_claim_that_does_not_hold_is_found(facts: dict[str, bool]) -> None:
     false = {**TRANSFORMERS, "offload_word": Claim("", before="4.0"), "other": Claim("")}
-    found = wrong(false, "transformers", facts(did))
+    found = wrong(false, "transformers", facts)
     assert [text.partition(":")[0] for text in found][:1] == ["other"]
     assert any("offload_word is True, claimed for before 4.0" in text for text in found)
     assert len(found) == 2
