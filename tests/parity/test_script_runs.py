@@ -24,6 +24,7 @@ SCRIPT = """
 import os, sys
 import torch
 import torch.distributed as dist
+from fsdp_migrate.runtime import end_process_group
 HEAD
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch.manual_seed(0)
@@ -40,6 +41,7 @@ os.makedirs(os.path.join(sys.argv[1], "logs"))
 STATE
 torch.save({"model": state}, os.path.join(sys.argv[1], "last.pt"))
 open(os.path.join(sys.argv[1], "NOTES"), "w").close()
+end_process_group()
 """
 FSDP1 = {
     "HEAD": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType",
