@@ -55,6 +55,7 @@ from fsdp_migrate.sharding.unsettled import refuse_unsettled
 from fsdp_migrate.torch_compat import cpu_mends, device_meshes, devices, fsdp2, module_kinds, param_groups
 from fsdp_migrate.torch_compat.packed_weights import keep_packed, packed_attributes, uncast
 from fsdp_migrate.torch_compat.parameter_hooks import optimizers_in_backward
+from fsdp_migrate.torch_compat.zeroed_gradients import zero_what_is_sharded
 
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ def apply_plan(
     keep_packed(model, packed)
     # Only now that all units are there: when one may be reduced is decided by the forwards of all of them.
     param_groups.reduce_as_fsdp1(model, tell_once_where_only_frozen_is_used())
+    zero_what_is_sharded()
     # After sharding, for it is the units that are told (torch 2.8); and on every rank, for gloo is asked by a
     # collective.
     for each in meshes:

@@ -9,15 +9,20 @@ touches its privates. What is read here was checked on 2.6, 2.7 and 2.13.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from torch import nn
 
-_GATHERED = "_fsdp_migrate_gathered"
+
+_GATHERED: Any = WeakTensorKeyDictionary()
+"""From parameters that FSDP2 has gathered to what it knows of them, which holds them: so both are weak."""
 
 
 def keep_switches(groups: Iterable[Any]) -> None:
@@ -35,8 +40,22 @@ def keep_switches(groups: Iterable[Any]) -> None:
 
 def name_of_gathered(param: torch.Tensor) -> str | None:
     """Return the name of a parameter that FSDP2 has gathered, which optimizers cannot train; or None."""
-    name: str | None = getattr(param, _GATHERED, None)
-    return name
+    known = _of_gathered(param)
+    return None if known is None else str(known._param_fqn or known._module_info.param_name)
+
+
+def shard_of(param: torch.Tensor) -> nn.Parameter | None:
+    """Return the shard of a parameter that FSDP2 has gathered, which holds its gradient; or None."""
+    known = _of_gathered(param)
+    if known is None:
+        return None
+    shard: nn.Parameter = known.sharded_param
+    return shard
+
+
+def _of_gathered(param: torch.Tensor) -> Any:
+    held = _GATHERED.get(param)
+    return None if held is None else held()
 
 
 def undo_casts(params: Iterable[Any]) -> None:
@@ -85,8 +104,9 @@ class _Switches:
         undo_casts(params)
         self._trained = [param.sharded_param.requires_grad for param in params]
         for param in params:
-            # For the check of optimizers at their step: one that holds whole parameters would train nothing.
-            setattr(param._unsharded_param, _GATHERED, param._param_fqn or param._module_info.param_name)
+            # For `zero_grad`, and for the check of optimizers at their step: one that holds whole parameters
+            # would train nothing.
+            _GATHERED[param._unsharded_param] = ref(param)
 
     def to_sharded(self) -> None:
         self._carry()
