@@ -123,6 +123,12 @@ _NOT_LOADED = (
     "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
     "FSDP2 stops at what these models hold"
 )
+_TORN = (
+    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
+    "`cpu_ram_efficient_loading`, which `fsdp-migrate config` does where it sees the ties too, or give these "
+    "models a method `tie_weights()` that ties them: with true, which Accelerate's launcher takes where "
+    "nothing is said, its FSDP2 trains their tied weights apart, without a word"
+)
 _IGNORED = (
     "Write `fsdp_cpu_ram_efficient_loading: false`: with true, which Accelerate's launcher takes where "
     "nothing is said, its FSDP2 shards the modules in `ignored_modules` all the same, and gives every rank "
@@ -215,6 +221,7 @@ def next_steps(
             (_LEFT_OUT, apart.untrained),
             (_EITHER, apart.unclear),
             (_NOT_LOADED, apart.not_loaded),
+            (_TORN, apart.torn),
             (_IGNORED, apart.ignored),
         )
         steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
