@@ -29,17 +29,21 @@ from fsdp_migrate.adapters.engine.base import (
     written_key,
 )
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
-from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading, say_ram_loading
+from fsdp_migrate.adapters.engine.rank0_loading import (
+    broadcasts_from_rank0,
+    keep_ram_loading,
+    lost_default_sync,
+    say_ram_loading,
+    torn_tie,
+)
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
-    broadcasts_from_rank0,
     drop_prefetch,
     ignore_nothing,
     keep_classes,
     keep_state_dict_type,
     keep_wrap_policy,
-    lost_default_sync,
     lost_sync,
     no_forward_prefetch,
     say_mixed_precision,
@@ -76,7 +80,7 @@ MARKERS = frozenset({"distributed_type", "compute_environment", "main_training_f
 
 
 _HERE = "LOCAL_MACHINE"
-_SAME_WEIGHTS = "See that all ranks load the same weights or start from the same seed, or set it to true."
+_SAME_WEIGHTS = "See that all ranks load the same weights or start from the same seed"
 
 
 def drop_sync(value: Any, block: Block) -> Outcome:
@@ -89,7 +93,11 @@ def drop_sync(value: Any, block: Block) -> Outcome:
             else "nothing was asked for"
         )
         return Outcome("FM342", f"{shown(value)}: {said}.", remove=True)
-    return lost_sync(value, _SAME_WEIGHTS)
+    return lost_sync(value, _same_weights(block))
+
+
+def _same_weights(block: Block) -> str:
+    return f"{_SAME_WEIGHTS}." if torn_tie(block) else f"{_SAME_WEIGHTS}, or set it to true."
 
 
 def drop_version(value: Any, block: Block) -> Outcome:
@@ -184,7 +192,11 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
     Key("state_dict_type", "kept; LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", keep_state_dict_type),
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
     ORIG_PARAMS,
-    Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
+    Key(
+        "cpu_ram_efficient_loading",
+        "kept; false where sources tie weights of a model without `tie_weights()`",
+        keep_ram_loading,
+    ),
     Key("activation_checkpointing", "kept", keep_bool),
     Key("activation_checkpointing_offload", "kept: only FSDP2 has it", keep_bool),
     Key(
@@ -255,6 +267,7 @@ class AccelerateAdapter:
                 "that of FSDP1."
             )
             wanted = {"fsdp_version": 2, "fsdp_state_dict_type": "FULL_STATE_DICT"}
+            wanted |= say_ram_loading(block, draft, self.keys, "fsdp_cpu_ram_efficient_loading")
             draft.set(block.owner, "fsdp_config", wanted, block.name, text)
             say_mixed_precision(block, config, draft)
             return
@@ -291,10 +304,11 @@ class AccelerateAdapter:
         if written_key(node, "backward_prefetch_policy") is None:
             say_no_prefetch(block, draft, self.keys, self.title, "fsdp_backward_prefetch")
         say_shared_embeddings(block, draft)
-        say_ram_loading(block, draft, self.keys, "fsdp_cpu_ram_efficient_loading")
+        for name, value in say_ram_loading(block, draft, self.keys, "fsdp_cpu_ram_efficient_loading").items():
+            draft.edits.add(node, name, value)
         text = lost_default_sync(block, self.keys, default=True)
         if text:
-            draft.say("FM343", block.at("fsdp_sync_module_states"), text, _SAME_WEIGHTS)
+            draft.say("FM343", block.at("fsdp_sync_module_states"), text, _same_weights(block))
         say_mixed_precision(block, config, draft)
         _emit_mesh(block, config, draft)
 

@@ -30,11 +30,10 @@ from fsdp_migrate.adapters.engine.base import (
 )
 from fsdp_migrate.adapters.engine.claims import AXOLOTL_REFUSED_OPTIMIZERS, AXOLOTL_REFUSED_RL
 from fsdp_migrate.adapters.engine.optimizer_names import say_optimizer
-from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading
+from fsdp_migrate.adapters.engine.rank0_loading import broadcasts_from_rank0, keep_ram_loading
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
-    broadcasts_from_rank0,
     drop_prefetch,
     frees_after_forward,
     keep_classes,

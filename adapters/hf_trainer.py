@@ -37,11 +37,10 @@ from fsdp_migrate.adapters.engine.base import (
 from fsdp_migrate.adapters.engine.claims import ACCELERATE, TRANSFORMERS
 from fsdp_migrate.adapters.engine.optimizer_names import say_arguments
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, is_prefixed, may_be_fsdp_config
-from fsdp_migrate.adapters.engine.rank0_loading import keep_ram_loading
+from fsdp_migrate.adapters.engine.rank0_loading import broadcasts_from_rank0, keep_ram_loading
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
-    broadcasts_from_rank0,
     drop_prefetch,
     frees_after_forward,
     is_empty,
@@ -229,7 +228,11 @@ HF_KEYS: tuple[Key, ...] = (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
     Key("sync_module_states", "taken out: FSDP2 has none", drop_sync),
-    Key("cpu_ram_efficient_loading", "kept", keep_ram_loading),
+    Key(
+        "cpu_ram_efficient_loading",
+        "kept; false where sources tie weights of a model without `tie_weights()`",
+        keep_ram_loading,
+    ),
     Key("cpu_offload", "kept, as a boolean", keep_cpu_offload),
     Key("offload_params", "taken out: HF Trainer never read it", take_offload, is_read=False),
     Key("activation_checkpointing", "kept", keep_switch),

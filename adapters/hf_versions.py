@@ -21,11 +21,11 @@ from fsdp_migrate.adapters.engine.base import (
     written_key,
 )
 from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
+from fsdp_migrate.adapters.engine.rank0_loading import lost_default_sync
 from fsdp_migrate.adapters.engine.shared_keys import (
     frees_after_forward,
     is_empty,
     keep_state_dict_type,
-    lost_default_sync,
     read_state_dict_type,
     say_no_shard,
     say_units_by_size,

@@ -18,6 +18,7 @@ from fsdp_migrate.arguments import (
 from fsdp_migrate.checkpoint_convert.execution.execute import DEFAULT_BUFFER, ConversionReport, execute_plan
 from fsdp_migrate.checkpoint_convert.execution.model_folder import with_model_folder
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
 from fsdp_migrate.checkpoint_convert.planning.plan import plan_conversion
 from fsdp_migrate.checkpoint_convert.sources.config_beside import asked_forms
@@ -140,10 +141,10 @@ def convert_checkpoint(
             ranks=ranks,
         )
     if plan.action != "none":
-        msg = (
-            f"{manifest.source!r} has to be converted ({plan.action}), and no output was named. The "
-            "source is never changed in place."
-        )
+        as_it_is = advise_loading(manifest).by_framework if to == "auto" else None
+        need = f"has to be converted ({plan.action}), and no"
+        need = f"need not be converted. {as_it_is} No" if as_it_is else need
+        msg = f"{manifest.source!r} {need} output was named. The source is never changed in place."
         raise OutputError(msg, path=manifest.source)
     return ConversionReport(plan, "none", None, 0, 0, plan.findings)
 

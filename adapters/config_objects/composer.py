@@ -181,7 +181,12 @@ def _former_fields(names: Iterable[str]) -> list[Finding]:
     findings = []
     for name in sorted(names):
         if name in _FSDP2_ONLY:
-            msg = f"`{name}` is a field of Composer's FSDP2Config: the config is FSDP2's already."
+            msg = (
+                f"`{name}` is a field of Composer's FSDP2Config: the config is FSDP2's already. Give "
+                "FSDP1's: of a file that `fsdp-migrate config` has converted it is kept as NAME.fsdp1. "
+                "Or leave the callback out: with FSDP_VERSION=2 in the environment Composer takes this "
+                "one itself."
+            )
             raise ConfigError(msg, field=name)
         if name not in _FORMER:
             near = words.closest(name, DEFAULTS)

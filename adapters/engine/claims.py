@@ -117,6 +117,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "BatchNorm's, and in a model that is not of transformers at parameters of the model itself",
             since="1.7",
         ),
+        "tears_ties": Claim(
+            "where a model with tied weights has no method `tie_weights` FSDP2 then trains them apart, "
+            "without a word",
+            since="1.7",
+        ),
         "sends_no_4bit": Claim(
             "where one weight is 4-bit of bitsandbytes (QLoRA) FSDP2 sends none of rank 0's weights",
             since="1.7",

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.document.nodes import Reference
-from fsdp_migrate.adapters.engine.base import Outcome, bare, bare_values, keep_bool, plain_values, shown
+from fsdp_migrate.adapters.engine.base import (
+    Outcome,
+    bare,
+    bare_values,
+    is_known,
+    keep_bool,
+    plain_values,
+    shown,
+)
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.adapters.engine.shared_keys import class_names, names_transformers_layer
+from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
@@ -33,7 +42,10 @@ _CALLED_OTHERWISE = re.compile(
     rf"(?<![a-z])(?:non?|not|wo|without)[-_ ]?(?:{_CALLED_PACKED.pattern})", re.IGNORECASE
 )
 _SENDS = ACCELERATE["sends_no_4bit"].says
-LOADED_BY_RANK_0 = f"But {ACCELERATE['loads_not_all'].says}, and {_SENDS}: write false for such a model"
+_TEARS = ACCELERATE["tears_ties"].says
+LOADED_BY_RANK_0 = (
+    f"But {ACCELERATE['loads_not_all'].says}, {_TEARS}, and {_SENDS}: write false for such a model"
+)
 
 
 def _loads_whole(block: Block) -> bool:
@@ -52,13 +64,26 @@ def _loads_whole(block: Block) -> bool:
     return block.framework != "accelerate" or is_by_class
 
 
+def torn_tie(block: Block) -> str:
+    """Return where a tie of the project's own model is torn if rank 0 loads for all, or nothing."""
+    is_read = block.framework in {"accelerate", "hf"} and not _loads_whole(block)
+    return block.settings.ties() if is_read else ""
+
+
 _STOPS = ACCELERATE["loads_not_all"].says
-_LOADS_NOT_ALL = f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}."
+_LOADS_NOT_ALL = (
+    f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}. {_TEARS[0].upper()}{_TEARS[1:]}."
+)
 SENDS_NONE = (
     f"rank 0 alone loads the weights, but {_SENDS}, which FSDP1 sent: other ranks train on what they have, "
     "or stop at weights that are on the meta device."
 )
 LOAD_ON_ALL = "Write false for such a model."
+_NOT_TORN = (
+    "false, so that each rank shards what it has loaded itself: with true Accelerate's FSDP2 trains tied "
+    "weights apart, without a word, where the model has no method `tie_weights`: {}."
+)
+_OR_A_METHOD = "For true give the model a method `tie_weights()` that ties them."
 
 
 def _sends_none(block: Block) -> str | None:
@@ -87,20 +112,53 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
         return replace(outcome, code="FM343", message=f"{shown(value)}: {said}", hint=LOAD_ON_ALL)
     if block.framework == "axolotl":
         return outcome
+    if tie := torn_tie(block):
+        message = f"{shown(value)}: becomes {_NOT_TORN.format(tie)}"
+        return Outcome("FM343", message, _OR_A_METHOD, value=False, has_value=True)
     if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
         return replace(outcome, code="FM343", message=message, hint=LOAD_ON_ALL)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
-def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> None:
-    """Say the same where nothing stands there, and the launcher takes true."""
+def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str) -> dict[str, bool]:
+    """Say the same where nothing stands there, and the launcher takes true; return what is to be added."""
     if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
-        return
+        return {}
     if said := _sends_none(block):
         draft.say("FM343", block.at(name), f"Without it the launcher takes true: {said}", LOAD_ON_ALL)
+    elif tie := torn_tie(block):
+        text = f"Without it the launcher takes true. It becomes {_NOT_TORN.format(tie)}"
+        draft.say("FM343", block.at(name), text, _OR_A_METHOD)
+        return {name: False}
     elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, LOAD_ON_ALL)
     else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
+    return {}
+
+
+def broadcasts_from_rank0(block: Block, keys: tuple[Key, ...], *, default: bool) -> bool:
+    """Tell whether rank 0 alone loads the weights, and so sends them to all ranks."""
+    if torn_tie(block):
+        return False  # it is written so
+    loads = bare_values(block.node, keys).get("cpu_ram_efficient_loading")
+    return words.read_bool(loads, "cpu_ram_efficient_loading") if is_known(loads) else default
+
+
+def lost_default_sync(block: Block, keys: tuple[Key, ...], *, default: bool) -> str:
+    """Say that FSDP2 does not send the weights that FSDP1 sent without being told; nothing where it does."""
+    values = bare_values(block.node, keys)
+    loads = values.get("cpu_ram_efficient_loading")
+    if "sync_module_states" in values or isinstance(loads, Reference):
+        return ""
+    try:
+        if broadcasts_from_rank0(block, keys, default=default):
+            return ""
+    except ConfigError:  # its own key says so
+        return ""
+    return (
+        "Without it FSDP1 sends rank 0's weights to all ranks. FSDP2 does not, unless "
+        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
+    )

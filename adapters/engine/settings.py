@@ -27,7 +27,8 @@ class Settings:
     what a variable holds that one place alone sets, or None. ``is_own`` tells of the script that a
     command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of the project
     around whether no source of it imports transformers, ``decays_alike`` whether none has a Trainer of
-    Hugging Face's, or chooses by their names which parameters are decayed. ``names_packed`` tells of the
+    Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a model of it
+    ties weights and has no method ``tie_weights``, or nothing. ``names_packed`` tells of the
     name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
     ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
     command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
@@ -46,6 +47,7 @@ class Settings:
     is_own: Callable[[str], bool] = lambda script: False
     lacks_transformers: Callable[[], bool] = lambda: False
     decays_alike: Callable[[], bool] = lambda: False
+    ties: Callable[[], str] = lambda: ""
     names_packed: Callable[[str], bool] = lambda name: False
     is_packed: bool = False
     is_command: bool = False

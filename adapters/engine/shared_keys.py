@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
-from fsdp_migrate.adapters.document.nodes import Reference
 from fsdp_migrate.adapters.engine.base import (
     Block,
     Draft,
@@ -332,29 +331,6 @@ def drop_orig_params(value: Any, block: Block) -> Outcome:
         "Code that counts parameters, or groups them by `ndim`, now sees the original ones." if off else None
     )
     return Outcome("FM342", f"{shown(value)}: FSDP2 always shows the original parameters.", hint, remove=True)
-
-
-def broadcasts_from_rank0(block: Block, keys: tuple[Key, ...], *, default: bool) -> bool:
-    """Tell whether rank 0 alone loads the weights, and so sends them to all ranks."""
-    loads = bare_values(block.node, keys).get("cpu_ram_efficient_loading")
-    return words.read_bool(loads, "cpu_ram_efficient_loading") if is_known(loads) else default
-
-
-def lost_default_sync(block: Block, keys: tuple[Key, ...], *, default: bool) -> str:
-    """Say that FSDP2 does not send the weights that FSDP1 sent without being told; nothing where it does."""
-    values = bare_values(block.node, keys)
-    loads = values.get("cpu_ram_efficient_loading")
-    if "sync_module_states" in values or isinstance(loads, Reference):
-        return ""
-    try:
-        if broadcasts_from_rank0(block, keys, default=default):
-            return ""
-    except ConfigError:  # its own key says so
-        return ""
-    return (
-        "Without it FSDP1 sends rank 0's weights to all ranks. FSDP2 does not, unless "
-        "`cpu_ram_efficient_loading` is true; each rank shards what it has loaded itself."
-    )
 
 
 def lost_sync(value: Any, hint: str) -> Outcome:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.manifest.classify import MODEL_NAMES
 from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
+from fsdp_migrate.checkpoint_convert.sources.lightning import FABRICS
 from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
@@ -160,6 +161,11 @@ def _by_framework(manifest: Manifest) -> str | None:
         )
     if manifest.framework == "lightning" and manifest.layout == "file":
         return f"Lightning's Trainer loads it as it is, {LIGHTNINGS_WAY}."
+    if manifest.layout == "dcp" and FABRICS in manifest.evidence:
+        return (
+            "Fabric loads it as it is, with `ModelParallelStrategy` and `fabric.load`, by the names that the "
+            "script gave to `fabric.save`."
+        )
     read = None if _is_packed(manifest) else _READ_BY.get(manifest.layout)
     if manifest.framework == "torch" and (read is not None or _is_files_of_torch(manifest)):
         what = f"it with {read}" if read is not None else "these files with torch.load"

@@ -31,7 +31,14 @@ from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     overwritten_findings,
 )
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import look_for_equal_moments
-from fsdp_migrate.checkpoint_convert.sources.lightning import file_evidence, folder_evidence
+from fsdp_migrate.checkpoint_convert.sources.lightning import (
+    FABRICS,
+    META_FILE,
+    START,
+    file_evidence,
+    folder_evidence,
+    is_fabrics,
+)
 from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
 from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
 from fsdp_migrate.errors import CheckpointFormatError
@@ -140,7 +147,7 @@ def build_manifest(
         options: How the user wants it read.
     """
     entries = contents.entries
-    framework, evidence = _recognise_framework(contents, files)
+    framework, evidence = _recognise_framework(contents, files, folder)
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
     # Checksums are those of this folder, and no output's.
@@ -181,7 +188,9 @@ def build_manifest(
     )
 
 
-def _recognise_framework(contents: Contents, files: Mapping[str, int]) -> tuple[Framework, str]:
+def _recognise_framework(
+    contents: Contents, files: Mapping[str, int], folder: Folder
+) -> tuple[Framework, str]:
     """Say who wrote a state, and by what it was recognised."""
     if contents.framework is not None:
         return contents.framework, f"the names of {contents.layout}"
@@ -191,7 +200,11 @@ def _recognise_framework(contents: Contents, files: Mapping[str, int]) -> tuple[
         return "composer", evidence
     tops = {path[0] for path in paths}
     evidence = folder_evidence(files, tops) if contents.is_distributed else file_evidence(tops)
-    return ("torch", "no framework of its own") if evidence is None else ("lightning", evidence)
+    if evidence is None:
+        return "torch", "no framework of its own"
+    if contents.is_distributed and is_fabrics(folder.read(META_FILE, 0, min(files[META_FILE], START))):
+        return "torch", FABRICS
+    return "lightning", evidence
 
 
 def _flat_findings(contents: Contents) -> Iterator[Finding]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
+
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set as AbstractSet
@@ -11,6 +13,12 @@ if TYPE_CHECKING:
 
 # What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
 _OWN: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
+
+META_FILE: Final = "meta.pt"
+FABRICS: Final = "there is a `meta.pt` of Lightning's Fabric beside it"
+_VERSION: Final = b"pytorch-lightning_version"
+# In what the Trainer writes it stands before all tensors, and above what the script adds.
+START: Final = 65_536
 
 
 def folder_evidence(files: Mapping[str, int], tops: AbstractSet[object]) -> str | None:
@@ -35,3 +43,17 @@ def file_evidence(tops: AbstractSet[object]) -> str | None:
     """
     own = sorted(map(str, tops & _OWN))
     return f"it holds `state_dict` and `{own[0]}`" if "state_dict" in tops and own else None
+
+
+def is_fabrics(start: bytes) -> bool:
+    r"""Tell by its start whether a ``meta.pt`` is Fabric's: it holds what a script gave, and no version.
+
+    What Fabric saves has the names that the script gave, and it loads it by these.
+
+    Example:
+        >>> is_fabrics(b"PK\x03\x04 step"), is_fabrics(b"PK\x03\x04 pytorch-lightning_version")
+        (True, False)
+        >>> is_fabrics(b"")
+        False
+    """
+    return is_saved_file(start) and _VERSION not in start

@@ -35,6 +35,7 @@ def scan(
     from fsdp_migrate.cli.pages.scan import scan_report
     from fsdp_migrate.cli.render.sources import show_scan, show_surroundings, show_work
     from fsdp_migrate.source import scan_paths
+    from fsdp_migrate.source.composer_project import name_callback
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
@@ -44,16 +45,16 @@ def scan(
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
-    launches, is_prepared = find_launches(paths), call_prepare(paths)
+    launches = find_launches(paths)
+    done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
     configs = find_configs(paths, launches)
-    are_new = are_turned(report, configs, launches, is_prepared=is_prepared)
+    are_new = are_turned(report, configs, launches, **done)
     checkpoints = _checkpoints(paths, are_turned=are_new)
     frameworks = [*_asking(configs), *_asking(launches)]
-    packages = packages_of(report, frameworks)
-    pins = find_pins(paths, packages)
+    pins = find_pins(paths, packages := packages_of(report, frameworks))
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
-        is_prepared=is_prepared,
+        **done,
         is_checked=look_for_comments(paths),
         lacking=without_ours(paths) or (),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,

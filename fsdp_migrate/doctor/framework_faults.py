@@ -338,7 +338,7 @@ FRAMEWORK_FAULTS = (
         _tears_ties,
         "Write `fsdp_cpu_ram_efficient_loading: false`, or give the model a method `tie_weights`; in HF "
         "Trainer's `fsdp_config` it is `cpu_ram_efficient_loading`.",
-        (Affected("accelerate", "1.7"),),
+        (Affected("accelerate", ACCELERATE["tears_ties"].since),),
         reproduced=True,
         looked_up=_TRIED,
         harm="silent",

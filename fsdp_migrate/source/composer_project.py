@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_COMPOSER, asked_around, asks
+from fsdp_migrate.source.files import CONFIGS, SUFFIXES, find_sources
 from fsdp_migrate.source.heirs import classes_above, derives
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.project import Module, Project
 
 
+_CALLBACK = re.compile(rb"^[^#\n]*\b(?:FSDP2Migration|fsdp2_migration)\b", re.MULTILINE)
 _BASES = re.compile(r"^composer\b(?:\.\w+)*\.\w*(?:Callback|Algorithm)$")
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
 _CLASSES = re.compile(
@@ -53,6 +55,23 @@ _BY_NAME = re.compile(r"\bparallelism_config['\"]?\]?\s*[:=]\s*[A-Za-z_]")
 _OF_FSDP1 = re.compile(r"['\"]fsdp['\"]\s*:|\bFSDPConfig\(|\bfsdp\s*=\s*(?!None\b)\w")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _STATE = attribute("state")
+
+
+def name_callback(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether sources or configs at and below paths name ``FSDP2Migration``, Composer's callback.
+
+    Example:
+        >>> name_callback(["examples"]), name_callback(["fsdp_migrate/source/files.py"])
+        (True, False)
+    """
+    return any(map(_names_callback, find_sources(paths, SUFFIXES | CONFIGS)))
+
+
+def _names_callback(path: Path) -> bool:
+    try:
+        return path.suffix in SUFFIXES | CONFIGS and _CALLBACK.search(path.read_bytes()) is not None
+    except OSError:
+        return False
 
 
 def without_state(kinds: Collection[str]) -> set[str]:

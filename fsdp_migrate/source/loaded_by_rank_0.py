@@ -10,6 +10,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from fsdp_migrate.adapters.conversion.project_ties import ties_anew, ties_in
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.newer_syntax import parse_any
@@ -35,7 +36,16 @@ _ANYBODYS: Final = frozenset({"base_model", "model", "module", "net", "network",
 _LARGEST: Final = 1_000_000
 
 
-def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+class NotLoaded(NamedTuple):
+    """Where Accelerate is given models that rank 0 cannot load for all, and what of them."""
+
+    stops: tuple[str, ...] = ()
+    """At what these hold its FSDP2 stops."""
+    torn: tuple[str, ...] = ()
+    """The weights that these tie it trains apart."""
+
+
+def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> NotLoaded:
     """Return where Accelerate is given models that rank 0 cannot load for all, and what of them.
 
     Args:
@@ -46,16 +56,22 @@ def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
 
     Example:
         >>> find_not_loaded(["fsdp_migrate/source"])
-        []
+        NotLoaded(stops=(), torn=())
     """
     found = list(paths)
     sources = dict(read(find_sources(found)))
     preparing = {path: code for path, code in sources.items() if prepares(code)}
-    if not preparing or not loads_so(code for _, code in read(find_sources(found, SETTINGS))):
-        return []
+    if not preparing:
+        return NotLoaded()
+    in_settings = loads_so(code for _, code in read(find_sources(found, SETTINGS)))
+    if not in_settings and not says_so(preparing.values()):
+        return NotLoaded()
     classes = _Classes(sources)
     others = _made_anywhere(sources, classes)
-    return [each for path, code in preparing.items() for each in _of_file(path, code, classes, others)]
+    given = [each for path, code in preparing.items() for each in _of_file(path, code, classes, others)]
+    stops = [f"{place} has {listed(held, _MOST)}" for place, held, _ in given if held]
+    torn = [f"{place} ties {listed(ties, _MOST)}" for place, _, ties in given if ties]
+    return NotLoaded(tuple(dict.fromkeys(stops)), tuple(dict.fromkeys(torn)))
 
 
 def read(files: Iterable[Path]) -> Iterator[tuple[Path, str]]:
@@ -114,6 +130,30 @@ class _Classes:
             if call != name and call in self:
                 found += self.held(call, depth + 1, is_part=True)
         return list(dict.fromkeys(found))
+
+    def ties(self, name: str, depth: int = 0) -> list[str]:
+        """Return the weights that a model of this class ties, and has no method to tie again."""
+        node = self._node(name) if depth < _DEEPEST else None
+        if node is None or (depth == 0 and ties_anew(node, self._around(node))):
+            return []
+        found = [f"`{tie.name}`" for tie in ties_in(node)]
+        chosen = self._chosen(node)
+        bases = (ast.unparse(base).split(".")[-1] for base in node.bases)
+        for each in (*bases, *(chosen.get(call, call) for call in _calls(node))):
+            if each != name and each in self:
+                found += self.ties(each, depth + 1)
+        return list(dict.fromkeys(found))
+
+    def _around(self, node: ast.ClassDef) -> dict[str, ast.ClassDef]:
+        """Return the classes of the project that one is made from."""
+        left, found = [node], {node.name: node}
+        while left:
+            for base in left.pop().bases:
+                above = self._node(ast.unparse(base).split(".")[-1])
+                if above is not None and above.name not in found:
+                    found[above.name] = above
+                    left.append(above)
+        return found
 
     def _chosen(self, node: ast.ClassDef) -> dict[str, str]:
         """Return the names of a class that stand for another class of the project."""
@@ -177,7 +217,10 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
                 yield f"the buffer `{_text(each.args[0])}`"
 
 
-def _of_file(path: Path, code: str, classes: _Classes, others: Mapping[str, str]) -> Iterator[str]:
+def _of_file(
+    path: Path, code: str, classes: _Classes, others: Mapping[str, str]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield the models that are prepared in a file: where, what stops it, and what is tied."""
     tree = parsed(code)
     made, gives = list(_made(tree, classes)), _given_back(tree, classes)
     for call, function in _calls_in(tree):
@@ -188,8 +231,7 @@ def _of_file(path: Path, code: str, classes: _Classes, others: Mapping[str, str]
             called = _class_of(arg)
             its = _classes_of(_word(arg), function, made, others) if called is None else ()
             for name in its if called is None else gives.get(called, [called]):
-                if held := classes.held(name):
-                    yield f"{path}:{call.lineno}: {name} has {listed(held, _MOST)}"
+                yield f"{path}:{call.lineno}: {name}", classes.held(name), classes.ties(name)
 
 
 class _Made(NamedTuple):

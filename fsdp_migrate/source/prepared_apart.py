@@ -45,6 +45,8 @@ class PreparedApart:
     """In files without an optimizer: the model may be trained by another file's, or not at all."""
     not_loaded: tuple[str, ...] = ()
     """Where it is given models that rank 0 cannot load for all, and what of them."""
+    torn: tuple[str, ...] = ()
+    """Where it is given models whose tied weights come apart where rank 0 loads for all."""
     ignored: tuple[str, ...] = ()
     """Where its plugin is told to ignore modules, and rank 0 loads for all."""
 
@@ -84,7 +86,7 @@ def find_prepared_apart(
         found.setdefault(_kind(code), []).extend(place for place in places if place not in told)
     ignored = (place for place in find_ignored(every) if place not in settings)
     trained, untrained, unclear = (tuple(found.get(kind, ())) for kind in _KINDS)
-    return PreparedApart(trained, untrained, unclear, tuple(find_not_loaded(every)), tuple(ignored))
+    return PreparedApart(trained, untrained, unclear, *find_not_loaded(every), tuple(ignored))
 
 
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:

@@ -108,6 +108,7 @@ _TOGETHER = (
     "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
+_COMPOSER, _COMPOSERS = "composer", "FM328"
 _LEFT_OUT = (
     "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
     "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
@@ -123,10 +124,21 @@ _NOT_LOADED = (
     "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
     "FSDP2 stops at what these models hold"
 )
+_TORN = (
+    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
+    "`cpu_ram_efficient_loading`, which `fsdp-migrate config` does where it sees the ties too, or give these "
+    "models a method `tie_weights()` that ties them: with true, which Accelerate's launcher takes where "
+    "nothing is said, its FSDP2 trains their tied weights apart, without a word"
+)
 _IGNORED = (
     "Write `fsdp_cpu_ram_efficient_loading: false`: with true, which Accelerate's launcher takes where "
     "nothing is said, its FSDP2 shards the modules in `ignored_modules` all the same, and gives every rank "
     "the values of rank 0"
+)
+_CALLED_BACK = (
+    "Leave Composer's {} as it is if you add the callback (FM328), which reads FSDP1's settings and stops at "
+    "converted ones. Only if you take Composer's own FSDP2 instead, with FSDP_VERSION=2 in the environment, "
+    "convert it; a backup is kept."
 )
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _COMPARE = (
@@ -167,6 +179,7 @@ def next_steps(
     *,
     is_prepared: bool = False,
     is_checked: bool = True,
+    is_called_back: bool = False,
     apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
 ) -> list[Step]:
@@ -182,6 +195,7 @@ def next_steps(
         models: The folders of models of transformers that were found.
         is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
         is_checked: Whether something in the project stops a run at the comments that are left.
+        is_called_back: Whether Composer has the callback, by which it takes FSDP1's configs as they are.
         lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
     """
@@ -190,7 +204,7 @@ def next_steps(
     left = [use for use in uses if use.is_for_people]
     rewrites = [use for use in uses if use.action == "rewritten"]
     steps = _steps_for_pins(pins)
-    converted = _to_convert(configs, reads=bool(rewrites) or is_prepared)
+    converted = _to_convert(configs, reads=bool(rewrites) or is_prepared, is_called_back=is_called_back)
     states = {*(each.state for each in converted), *(each.state for each in launches)}
     if rewrites or left or "changes" in states:
         steps += _steps_for_proof(where, configs, launches, models, _sharded_by_hand(rewrites))
@@ -211,7 +225,7 @@ def next_steps(
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
-    steps += _steps_for_configs(converted, launches)
+    steps += _steps_for_configs(converted, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
         said = (
@@ -219,6 +233,7 @@ def next_steps(
             (_LEFT_OUT, apart.untrained),
             (_EITHER, apart.unclear),
             (_NOT_LOADED, apart.not_loaded),
+            (_TORN, apart.torn),
             (_IGNORED, apart.ignored),
         )
         steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
@@ -241,10 +256,11 @@ def are_turned(
     launches: Sequence[LaunchFound] = (),
     *,
     is_prepared: bool = False,
+    is_called_back: bool = False,
 ) -> bool:
     """Tell whether ``rewrite`` and ``config`` have nothing left to do."""
     states = {
-        *(each.state for each in _to_convert(configs, reads=is_prepared)),
+        *(each.state for each in _to_convert(configs, reads=is_prepared, is_called_back=is_called_back)),
         *(each.state for each in launches),
     }
     return "changes" not in states and not any(
@@ -252,9 +268,10 @@ def are_turned(
     )
 
 
-def _to_convert(configs: Sequence[ConfigFound], *, reads: bool) -> list[ConfigFound]:
-    """Return the configs that are no arguments which rewritten sources read as they are."""
-    return [each for each in configs if not (reads and each.holds_arguments)]
+def _to_convert(configs: Sequence[ConfigFound], *, reads: bool, is_called_back: bool) -> list[ConfigFound]:
+    """Return the configs that neither rewritten sources nor Composer's callback read as they are."""
+    left = (each for each in configs if not (reads and each.holds_arguments))
+    return [each for each in left if not (is_called_back and each.framework == _COMPOSER)]
 
 
 def not_migrated(
@@ -387,17 +404,20 @@ def _says_more(launch: LaunchFound, configs: set[str]) -> bool:
     )
 
 
-def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:
+def _steps_for_configs(
+    configs: Sequence[ConfigFound], launches: Sequence[LaunchFound], *, asks_back: bool
+) -> list[Step]:
+    """Return what to do with configs; ``asks_back``: a comment asks for Composer's callback or its FSDP2."""
     steps = []
-    changing = tuple(
-        f"fsdp-migrate config {shlex.quote(each.path)}{' --from hf' if each.is_named else ''} --write"
-        for each in configs
-        if each.state == "changes"
-    )
-    if changing:
-        text = f"Convert {counted(len(changing), 'config')}; a backup of each is kept."
-        steps.append(Step(text, changing))
+    changing = [each for each in configs if each.state == "changes"]
+    either = [each for each in changing if asks_back and each.framework == _COMPOSER]
+    if surely := [each for each in changing if each not in either]:
+        text = f"Convert {counted(len(surely), 'config')}; a backup of each is kept."
+        steps.append(Step(text, tuple(map(_converting, surely))))
         steps += _steps_for_wanted(configs, launches)
+    if either:
+        text = _CALLED_BACK.format(listed([each.path for each in either], _PLACES))
+        steps.append(Step(text, tuple(map(_converting, either))))
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
@@ -406,6 +426,10 @@ def _steps_for_configs(configs: Sequence[ConfigFound], launches: Sequence[Launch
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))
     return steps
+
+
+def _converting(config: ConfigFound) -> str:
+    return f"fsdp-migrate config {shlex.quote(config.path)}{' --from hf' if config.is_named else ''} --write"
 
 
 def _steps_for_wanted(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[Step]:

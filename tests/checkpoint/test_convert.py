@@ -73,6 +73,15 @@ def test_a_source_that_must_change_needs_an_output() -> None:
         convert_checkpoint(NEWEST)
 
 
+def test_of_a_file_that_scripts_read_as_it_is_it_says_that(tmp_path: Path) -> None:
+    file = tmp_path / "step-4.pt"
+    torch.save({"model": {"up.weight": torch.zeros(2, 2)}, "step": 4}, file)
+    with pytest.raises(OutputError, match=r"need not be converted\. A script that reads it with torch\.load"):
+        convert_checkpoint(file)
+    with pytest.raises(OutputError, match="has to be converted"):
+        convert_checkpoint(file, to="accelerate")
+
+
 def test_metadata_of_torch_2_15_becomes_readable_for_all(tmp_path: Path) -> None:
     report = convert_checkpoint(NEWEST, tmp_path / "out")
     assert report.action == "relink"

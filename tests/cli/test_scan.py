@@ -851,3 +851,27 @@ def test_a_switch_of_the_project_that_is_off_is_said_to_be_off(
     (tmp_path / "a.yml").write_text("common:\n  use_fsdp: 0\n")
     main(["scan", str(tmp_path)])
     assert "a.yml: stays: FSDP is off here" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_config_that_composers_callback_reads_is_not_to_be_converted(
+    tmp_path: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_given: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = "from fsdp_migrate.adapters.composer_callback import FSDP2Migration\n" if is_given else ""
+    call = 'Trainer(model=m, parallelism_config={"fsdp": cfg["fsdp_config"]})\n'
+    Path("train.py").write_text(f"from composer import Trainer\n{named}{call}")
+    block = "max_duration: 8ba\nfsdp_config:\n  sharding_strategy: FULL_SHARD\n  state_dict_type: sharded\n"
+    Path("run.yaml").write_text(block)
+    command = "fsdp-migrate config run.yaml --write"
+    steps = [each for each in run_json("scan", ".")[1]["steps"] if command in each["commands"]]
+    assert [each["text"].startswith("Leave Composer's run.yaml as it is if") for each in steps] == (
+        [] if is_given else [True]
+    )
+    Path("train.py").unlink()
+    [step] = [each for each in run_json("scan", ".")[1]["steps"] if command in each["commands"]]
+    assert step["text"] == "Convert 1 config; a backup of each is kept."

@@ -126,6 +126,7 @@ found["tied_in_one_unit"] = made[1] == [["embed", "head", "norm"]]
 from torch import distributed as dist
 from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+torch.Tensor.cuda = lambda self: self  # to which 1.7 and older send each weight
 main = SimpleNamespace(is_main_process=True)
 refused = []
 layers = [nn.Linear(2, 2), nn.BatchNorm1d(2)]
@@ -146,6 +147,17 @@ model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 plugin.ignored_modules = [model[0]]
 fsdp2_prepare_model(asked, model)
 found["ignores_nothing"] = hasattr(model[0].weight, "full_tensor")
+plugin.ignored_modules = None
+class Ties(nn.Sequential):
+    def tie_weights(self):
+        self[1].weight = self[0].weight
+stayed = []
+for kind, plugin.cpu_ram_efficient_loading in ((nn.Sequential, True), (Ties, True), (nn.Sequential, False)):
+    model = kind(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    fsdp2_prepare_model(asked, model)
+    stayed.append(model[1].weight is model[0].weight)
+found["tears_ties"] = stayed == [False, True, True]
 from accelerate import Accelerator
 Accelerator.is_fsdp2 = property(lambda self: True)  # which no Accelerator is on a CPU
 try:
@@ -163,7 +175,10 @@ import json, os, sys
 import torch
 import accelerate.accelerator
 from accelerate import Accelerator, PartialState
-from accelerate.parallelism_config import ParallelismConfig
+try:
+    from accelerate.parallelism_config import ParallelismConfig
+except ImportError:  # before 1.10
+    ParallelismConfig = None
 names = ("ACCELERATE_USE_FSDP", "FSDP_OFFLOAD_PARAMS", "FSDP_STATE_DICT_TYPE")
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
 class Asked(Exception):
@@ -194,8 +209,8 @@ for value in ("True", "1"):
     except Asked as what:
         plugins.append(str(what))
 os.environ.update(PARALLELISM_CONFIG_DP_REPLICATE_SIZE="2", PARALLELISM_CONFIG_DP_SHARD_SIZE="4")
-mesh = ParallelismConfig()
-print(json.dumps([groups, plugins, [mesh.dp_replicate_size, mesh.dp_shard_size]]))
+mesh = ParallelismConfig and ParallelismConfig()
+print(json.dumps([groups, plugins, mesh and [mesh.dp_replicate_size, mesh.dp_shard_size]]))
 """
 
 

@@ -51,7 +51,7 @@ def found(folder: Path, body: str, settings: str = ON, name: str = "fsdp.yaml") 
     (folder / "models.py").write_text(MODELS)
     (folder / "train.py").write_text(body)
     (folder / name).write_text(settings)
-    return [each.rpartition("train.py:")[2] for each in find_not_loaded([folder])]
+    return [each.rpartition("train.py:")[2] for each in find_not_loaded([folder]).stops]
 
 
 @pytest.mark.parametrize(
@@ -162,3 +162,48 @@ def test_very_large_files_are_not_read(tmp_path: Path) -> None:
     body = "accelerator.prepare(Critic(), opt)\n"
     assert found(tmp_path, body, f"{ON}#{' ' * 900_000}")
     assert not found(tmp_path, body, f"{ON}#{' ' * 1_000_000}")
+
+
+TIED = """\
+class Net(nn.Module):
+    def __init__(self):
+        self.tok, self.head = nn.Embedding(8, 8), nn.Linear(8, 8)
+        {}
+    {}
+model, opt = accelerator.prepare(Net(), opt)
+"""
+TIE = "self.head.weight = self.tok.weight"
+METHOD = "def tie_weights(self): ..."
+
+
+@pytest.mark.parametrize(
+    ("body", "tied"),
+    [
+        (TIED.format(TIE, ""), ["`self.head.weight`"]),
+        (TIED.format("w = self.tok.weight; self.head.weight = w", ""), ["`self.head.weight`"]),
+        (TIED.format("setattr(self.head, 'weight', self.tok.weight)", ""), ["`self.head.weight`"]),
+        (TIED.format("self.head.weight = self.tok.weight = p", ""), ["`self.tok.weight`"]),
+        (TIED.format(TIE, "") + f"class Own(nn.Module):\n    {METHOD}\n", ["`self.head.weight`"]),
+        (TIED.format("self.part = Tying()", "") + TIED.format(TIE, "").replace("Net", "Tying"), None),
+        (TIED.format(TIE, METHOD), []),
+        (TIED.format(TIE, "").replace("nn.Module", "LlamaPreTrainedModel"), []),
+        (TIED.format(TIE, "").replace("nn.Module", "Own") + f"class Own:\n    {METHOD}\n", []),
+        (TIED.format("self.head.weight = nn.Parameter(self.tok.weight.clone())", ""), []),
+        (TIED.format("self.head.weight = other.weight; self.bias = self.args.bias", ""), []),
+        (TIED.format("self.loss_weight = self.weight", ""), []),
+    ],
+)
+def test_ties_that_a_model_has_no_method_for(tmp_path: Path, body: str, tied: list[str] | None) -> None:
+    (tmp_path / "fsdp.yaml").write_text(ON)
+    (tmp_path / "train.py").write_text(body)
+    torn = [each.rpartition(" ties ")[2] for each in find_not_loaded([tmp_path]).torn]
+    assert torn == (["`self.head.weight`"] * 2 if tied is None else tied)
+    (tmp_path / "fsdp.yaml").write_text(ON.replace("true", "false"))
+    assert not find_not_loaded([tmp_path]).torn
+
+
+def test_the_plugin_in_a_source_decides_too(tmp_path: Path) -> None:
+    plugin = "p = FullyShardedDataParallelPlugin(cpu_ram_efficient_loading={})\n"
+    for value, is_said in (("True", True), ("False", False)):
+        (tmp_path / "train.py").write_text(plugin.format(value) + TIED.format(TIE, ""))
+        assert bool(find_not_loaded([tmp_path]).torn) is is_said

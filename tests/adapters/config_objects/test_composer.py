@@ -184,7 +184,7 @@ def test_a_given_process_group_leaves_the_strategy_alone() -> None:
 
 BAD: list[tuple[dict[str, Any], str | None, str, str]] = [
     ({"sharding_stratgy": 1}, "fp32", "sharding_stratgy", "Did you mean `sharding_strategy`"),
-    ({"reshard_after_forward": True}, "fp32", "reshard_after_forward", "FSDP2's already"),
+    ({"reshard_after_forward": True}, "fp32", "reshard_after_forward", "NAME.fsdp1"),
     ({"device_mesh": object()}, "fp32", "device_mesh", "data_parallel_shard_degree"),
     ({"mixed_precision": "PURE"}, None, "precision", "amp_bf16"),
     ({"mixed_precision": "HALF"}, "fp32", "mixed_precision", "PURE"),

@@ -14,6 +14,7 @@ from fsdp_migrate.checkpoint_convert import (
     inspect_checkpoint,
     verify_checkpoints,
 )
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from fsdp_migrate.checkpoint_convert.sources.framework_folders import FRAMEWORK_FOLDERS
 from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
 from tests.checkpoint.framework_folders import FOLDERS, accelerate_full, hf_trainer, whole_states
@@ -92,6 +93,22 @@ def test_lightning_is_known_by_its_meta_file(rank_sources: RankSources, tmp_path
     torch.save({"epoch": 1, "pytorch-lightning_version": "2.6.0"}, folder / "meta.pt")
     manifest = inspect_checkpoint(folder)
     assert (manifest.framework, "meta.pt" in manifest.evidence) == ("lightning", True)
+
+
+def test_fabrics_folder_keeps_the_names_that_its_script_gave(
+    rank_sources: RankSources, tmp_path: Path
+) -> None:
+    folder = tmp_path / "step-4"
+    shutil.copytree(rank_sources.folder / "plain" / "model_and_optim", folder)
+    torch.save({"step": 4, "sched": {"last_epoch": 4}}, folder / "meta.pt")
+    manifest = inspect_checkpoint(folder)
+    assert (manifest.framework, "Fabric" in manifest.evidence) == ("torch", True)
+    assert "Fabric loads it as it is" in (advise_loading(manifest).by_framework or "")
+    convert_checkpoint(folder, tmp_path / "out")
+    assert set(inspect_checkpoint(tmp_path / "out").entries) == set(manifest.entries)
+    assert (tmp_path / "out" / "meta.pt").read_bytes() == (folder / "meta.pt").read_bytes()
+    (folder / "meta.pt").unlink()
+    assert "Fabric" not in (advise_loading(inspect_checkpoint(folder)).by_framework or "")
 
 
 def test_several_models_and_optimizers(rank_sources: RankSources, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Weights that a project's own models tie: Accelerate's FSDP2 tears them where rank 0 loads for all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from fsdp_migrate.adapters.conversion.project_ties import find_tie
+from fsdp_migrate.config_files import convert_config_file
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.any_torch
+
+HEAD = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+LAYERS = "  fsdp_transformer_layer_cls_to_wrap: {}\n"
+TRUE = "  fsdp_cpu_ram_efficient_loading: true\n"
+SYNC = "  fsdp_sync_module_states: true\n"
+NET = """\
+from accelerate import Accelerator
+class Net(nn.Module):
+    def __init__(self):
+        self.tok, self.head = nn.Embedding(8, 8), nn.Linear(8, 8)
+        self.head.weight = self.tok.weight
+"""
+METHOD = "    def tie_weights(self): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "source", "loads"),
+    [
+        (HEAD + LAYERS.format("Block") + TRUE, NET, False),
+        (HEAD + LAYERS.format("Block"), NET, False),
+        (HEAD + TRUE, NET, False),
+        ("distributed_type: FSDP\n", NET, False),
+        (HEAD + LAYERS.format("Block") + TRUE, NET + METHOD, True),
+        (HEAD + LAYERS.format("Block"), NET + METHOD, None),
+        (HEAD + LAYERS.format("LlamaDecoderLayer") + TRUE, NET, True),
+        (HEAD + LAYERS.format("Block") + TRUE, NET.replace("self.tok.weight", "p"), True),
+        ("distributed_type: FSDP\n", NET + METHOD, None),
+    ],
+)
+def test_false_is_written_where_the_project_ties(
+    config: str, source: str, *, loads: bool | None, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(source)
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "fsdp.yaml").write_text(config)
+    done = convert_config_file(tmp_path / "fsdp.yaml").conversion
+    assert yaml.safe_load(done.text)["fsdp_config"].get("fsdp_cpu_ram_efficient_loading") is loads
+    said = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+    torn = [f for f in said if "`Net` ties `self.head.weight` in net.py:5" in f.message]
+    assert [f.code for f in torn] == ["FM343"] * (loads is False)
+    assert all("`tie_weights`" in f.message for f in said)
+
+
+def test_what_rank_0_sent_is_told_then(tmp_path: Path) -> None:
+    config = tmp_path / "fsdp.yaml"
+    (tmp_path / "net.py").write_text(NET)
+    for more in ("", SYNC):
+        config.write_text(HEAD + LAYERS.format("Block") + TRUE + more)
+        [said] = [
+            f for f in convert_config_file(config).conversion.findings if "sync_module_states" in f.subject
+        ]
+        assert said.code == "FM343"
+        assert "set it to true" not in (said.hint or "")
+
+
+def test_of_a_command_too(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "run.sh").write_text(
+        "accelerate launch --use_fsdp --fsdp_transformer_layer_cls_to_wrap Block net.py\n"
+    )
+    text = convert_config_file(tmp_path / "run.sh").conversion.text
+    assert "--fsdp_cpu_ram_efficient_loading false" in text
+
+
+def test_the_method_may_stand_in_another_file(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "net.py").write_text(NET.replace("nn.Module", "base.Base"))
+    assert find_tie(tmp_path)
+    (tmp_path / "base.py").write_text(f"class Base(nn.Module):\n{METHOD}")
+    assert not find_tie(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "class Net:\n    def __init__(self):\n        self.a.weight = self.b.weight"
+    )
+    assert not find_tie(tmp_path)
