@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.conversion.project_ties import find_tie
 from fsdp_migrate.config_files import convert_config_file
@@ -51,7 +51,7 @@ def test_false_is_written_where_the_project_ties(
     (tmp_path / "setup.py").write_text("")
     (tmp_path / "fsdp.yaml").write_text(config)
     done = convert_config_file(tmp_path / "fsdp.yaml").conversion
-    assert yaml.safe_load(done.text)["fsdp_config"].get("fsdp_cpu_ram_efficient_loading") is loads
+    assert YAML(typ="safe").load(done.text)["fsdp_config"].get("fsdp_cpu_ram_efficient_loading") is loads
     said = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
     torn = [f for f in said if "`Net` ties `self.head.weight` in net.py:5" in f.message]
     assert [f.code for f in torn] == ["FM343"] * (loads is False)
