@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.steps import Done
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
 
 
@@ -46,7 +47,7 @@ def scan(
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
     launches = find_launches(paths)
-    done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
+    done: Done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
     configs = find_configs(paths, launches)
     are_new = are_turned(report, configs, launches, **done)
     checkpoints = _checkpoints(paths, are_turned=are_new)
