@@ -113,8 +113,7 @@ def ties_in(node: ast.AST) -> list[Tie]:
         []
     """
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    within = [each for each in ast.walk(node) if isinstance(each, functions)]
-    bodies: list[ast.AST] = [*within] or [node]
+    bodies: list[ast.AST] = [each for each in ast.walk(node) if isinstance(each, functions)] or [node]
     found = [tie for each in bodies for tie in _in_function(each)]
     return sorted(set(found), key=lambda tie: tie.line)
 

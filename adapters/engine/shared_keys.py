@@ -234,16 +234,19 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
                 f"{unit} a unit of their own, and the first forward stops: `shared with a parameter already "
                 "managed by another FSDP group`."
             )
-            draft.say("FM343", block.at(key), text, _EMBEDDINGS_STAY)
+            draft.say("FM343", block.at(key), text, EMBEDDINGS_STAY)
 
 
 _BIAS_OF_HEAD = (
     "the head of a masked or causal language model holds its decoder's bias too (a model without it goes on)"
 )
 _DECODER = "the decoder and the last norm"
-_EMBEDDINGS_STAY = (
+EMBEDDINGS_STAY = (
     "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
-    "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1."
+    "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1. Once it is "
+    "prepared, in a TrainerCallback's `on_train_begin` of the Trainer's, write `del "
+    "model.get_input_embeddings, model.get_output_embeddings`: what calls these in training or saving gets "
+    "the layers again."
 )
 
 

@@ -57,7 +57,10 @@ class LightningTarget(Target):
             return Arrangement(tuple(entries))
         if self.manifest.framework == "lightning":
             keys = [key for part in self.of_kind("other") for key in part.keys]
-            leaves = [(entry_path(self.manifest.entries[key]), self.manifest.entries[key]) for key in keys]
+            # By the new names: a callback's state may hold weights by the names that FSDP1 showed.
+            named = {entry.source.key: entry.path for entry in entries}
+            found_at = [(key, self.manifest.entries[key]) for key in keys]
+            leaves = [(named.get(key) or entry_path(entry), entry) for key, entry in found_at]
             file = PlannedFile(META_FILE, tuple(leaves))
             found = make_finding(
                 "FM250", META_FILE, f"{counted(len(leaves), 'entry', 'entries')} of Lightning's Trainer."

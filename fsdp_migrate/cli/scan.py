@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.steps import Done
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
 
 
@@ -46,16 +47,15 @@ def scan(
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
     launches = find_launches(paths)
-    is_prepared, is_called_back = call_prepare(paths), name_callback(paths)
+    done: Done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
     configs = find_configs(paths, launches)
-    are_new = are_turned(report, configs, launches, is_prepared=is_prepared, is_called_back=is_called_back)
+    are_new = are_turned(report, configs, launches, **done)
     checkpoints = _checkpoints(paths, are_turned=are_new)
     frameworks = [*_asking(configs), *_asking(launches)]
     pins = find_pins(paths, packages := packages_of(report, frameworks))
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
-        is_prepared=is_prepared,
-        is_called_back=is_called_back,
+        **done,
         is_checked=look_for_comments(paths),
         lacking=without_ours(paths) or (),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,

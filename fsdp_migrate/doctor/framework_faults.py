@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
+from fsdp_migrate.adapters.engine.shared_keys import EMBEDDINGS_STAY
 from fsdp_migrate.doctor.accelerate_units import EMBEDDINGS_AND_HEAD, shared_across_units
 from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
 from fsdp_migrate.errors import ConfigError
@@ -291,9 +292,8 @@ FRAMEWORK_FAULTS = (
         "measured",
         "model",
         lambda sight: _splits(sight, modules=False),
-        "Before `accelerator.prepare`, or before the Trainer trains, write `model.get_input_embeddings = "
-        "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1. A class of "
-        "the policy that splits the parameter must be left out of it. Or keep FSDP1's settings and shard "
+        f"{EMBEDDINGS_STAY} A class of the policy that splits the parameter must be left out of it. Or keep "
+        "FSDP1's settings and shard "
         f"with `prepare_fully_shard`: {FSDP1S_BITS}.",
         (Affected("accelerate", ACCELERATE["embeddings_apart"].since), Affected("torch", "2.13")),
         reproduced=True,

@@ -14,7 +14,7 @@ from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from fsdp_migrate.doctor.sight import Sight
 
@@ -25,6 +25,8 @@ _TRAINS: Final = re.compile(r"backward|evaluat|\bfit|\bstep$|train|valid")
 _PARAMETERS: Final = frozenset({"named_parameters", "parameters"})
 # Hooks that are called once, before any forward.
 _ONCE: Final = frozenset({"on_fit_start", "on_init_end", "on_train_begin", "on_train_start"})
+# What a Trainer calls between steps.
+_EVALUATION: Final = re.compile(r"evaluate|evaluation_loop|predict(?:ion_(?:loop|step))?|training_step")
 _MOST: Final = 3
 _DEEPEST: Final = 3
 _Loop = ast.For | ast.While | ast.AsyncFor
@@ -33,28 +35,59 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def late_settings(sight: Sight, *, is_written: bool) -> str:
     """Return where parameters are made trainable, or not, again and again; or, if asked, written into too."""
+    sources = _Sources(sight.sources)
     found = (
         f"{path}:{line}"
         for path, text in sight.sources.items()
         if "requires_grad" in text or (is_written and "copy_" in text)
         if _FRAMEWORKS.search(text) and _EVALUATES.search(text)
-        for line in _lines(text, is_written=is_written)
+        for line in _lines(text, sources, is_written=is_written)
     )
     return listed(dict.fromkeys(found), _MOST)
 
 
-def _lines(text: str, *, is_written: bool) -> Iterator[int]:
-    try:
-        tree = parse_any(text)
-    except SyntaxError:
-        return
-    above = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
+def _lines(text: str, sources: _Sources, *, is_written: bool) -> Iterator[int]:
+    tree = sources.tree(text)
+    for node in ast.walk(tree.root):
         if not isinstance(node, (ast.Assign, ast.Call)):
             continue
-        is_one = _sets(node) or (is_written and _writes(node, above))
-        if is_one and _comes_again(node, tree, above, 0):
+        is_one = _sets(node) or (is_written and _writes(node, tree.above))
+        if is_one and _comes_again(node, tree, sources, 0):
             yield node.lineno
+
+
+class _Tree:
+    """A source, and what stands around each of its nodes."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self.root = parse_any(text)
+        except SyntaxError:
+            self.root = ast.Module([], [])
+        self.above = {id(child): node for node in ast.walk(self.root) for child in ast.iter_child_nodes(node)}
+
+
+class _Sources:
+    """The sources of a project, each parsed where it is asked for."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._texts = tuple(texts.values())
+        self._trees: dict[str, _Tree] = {}
+
+    def tree(self, text: str) -> _Tree:
+        """Return a source as it is parsed."""
+        if text not in self._trees:
+            self._trees[text] = _Tree(text)
+        return self._trees[text]
+
+    def calls(self, name: str, home: _Tree) -> Iterator[tuple[ast.Call, _Tree]]:
+        """Yield the calls of a function: in its own source, and in others if no other one has its name."""
+        defines = re.compile(rf"\bdef {name}\(")
+        is_alone = sum(len(defines.findall(text)) for text in self._texts) == 1
+        others = (self.tree(text) for text in self._texts if is_alone and f"{name}(" in text)
+        for tree in dict.fromkeys((home, *others)):
+            every = (node for node in ast.walk(tree.root) if isinstance(node, ast.Call))
+            yield from ((call, tree) for call in every if _last(call) == name)
 
 
 def _sets(node: ast.AST) -> bool:
@@ -77,18 +110,30 @@ def _writes(node: ast.AST, above: dict[int, ast.AST]) -> bool:
     )
 
 
-def _comes_again(node: ast.AST, tree: ast.AST, above: dict[int, ast.AST], depth: int) -> bool:
+def _comes_again(node: ast.AST, tree: _Tree, sources: _Sources, depth: int) -> bool:
     """Tell whether a place is come to between forwards: in a loop that trains, or in a hook of one."""
-    for each in _around(node, above):
+    for each in _around(node, tree.above):
         if isinstance(each, _Loop) and any(map(_TRAINS.search, _asked(each))):
             return True
         if isinstance(each, _Function):
             name = each.name
-            if name.startswith("on_") and name not in _ONCE:
+            if _is_hook(name) or (_EVALUATION.fullmatch(name) and _is_trainers(each, tree)):
                 return True
-            calls = (call for call in ast.walk(tree) if isinstance(call, ast.Call) and _last(call) == name)
-            return depth < _DEEPEST and any(_comes_again(call, tree, above, depth + 1) for call in calls)
+            return depth < _DEEPEST and any(
+                _comes_again(call, its, sources, depth + 1) for call, its in sources.calls(name, tree)
+            )
     return False
+
+
+def _is_hook(name: str) -> bool:
+    return name.startswith("on_") and name not in _ONCE
+
+
+def _is_trainers(function: ast.AST, tree: _Tree) -> bool:
+    """Tell whether a function is a method of a class that is made from some Trainer."""
+    around = tree.above.get(id(function))
+    bases = around.bases if isinstance(around, ast.ClassDef) else []
+    return any("Trainer" in ast.unparse(base) for base in bases)
 
 
 def _around(node: ast.AST, above: dict[int, ast.AST]) -> Iterator[ast.AST]:

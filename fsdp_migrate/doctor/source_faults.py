@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
 from fsdp_migrate.doctor.late_settings import late_settings
+from fsdp_migrate.doctor.still_plain import copied_shards, goes_beside
 from fsdp_migrate.source.catalog import MODEL_ALONE
 
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
 _WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
-_SIDE_BY_SIDE = r"\bin\s+zip\([^\n]*\bparameters\(\)[^\n]*\bparameters\(\)"
 _WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\("
 
 
@@ -45,7 +45,6 @@ def _offloads_full_state(sight: Sight) -> str:
 
 
 _UNFREEZES = _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS)
-_GOES_BESIDE = _line(_SIDE_BY_SIDE, beside=rf"{_WRAPS}|\b[Aa]ccelerat|\bFabric\b|\bTrainer\b")
 
 SOURCE_FAULTS = (
     KnownFault(
@@ -108,7 +107,7 @@ SOURCE_FAULTS = (
         "A model that FSDP2 has sharded cannot be copied by `deepcopy`, as averages of weights do.",
         "pytorch/pytorch#149138",
         "sources",
-        _line(r"\bdeepcopy\(\s*(?:self\.)?(?:model|net|module|student|policy)\b"),
+        copied_shards,
         "Use `fsdp_migrate.runtime.clone_parameters` and `ema_update`.",
         reproduced=True,
     ),
@@ -218,7 +217,7 @@ SOURCE_FAULTS = (
         "(`requires_grad`, a hook), is lost silently, or meets DTensors and raises. FSDP1 showed its shards.",
         "measured",
         "sources",
-        lambda sight: _GOES_BESIDE(sight) or late_settings(sight, is_written=True),
+        lambda sight: goes_beside(sight) or late_settings(sight, is_written=True),
         "Call `reshard()` of every `FSDPModule` of both before you go through their parameters, also where "
         "Accelerate or HF Trainer shards. Models of prepare_fully_shard need nothing.",
         reproduced=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
@@ -154,6 +154,13 @@ _FLAT = (
     "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
     "here: the model, and FSDP1's arguments of the run that saved them. `inspect` says whether they are flat."
 )
+
+
+class Done(TypedDict):
+    """What sources say of the work: what :func:`next_steps` and :func:`are_turned` are told of it."""
+
+    is_prepared: bool
+    is_called_back: bool
 
 
 @dataclass(frozen=True)

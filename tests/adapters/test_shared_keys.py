@@ -46,7 +46,7 @@ def test_parameters_that_two_modules_hold_are_told(classes: str, is_told: bool) 
         done = convert_text(json.dumps(document))
         told = [f for f in done.findings if f.code == "FM343" and "another FSDP group" in f.message]
         assert len(told) == is_told
-        assert all("get_input_embeddings" in str(f.hint) for f in told)
+        assert all("write `del model.get_input_embeddings" in str(f.hint) for f in told)
 
 
 @pytest.mark.parametrize(

@@ -41,3 +41,30 @@ def test_what_is_set_between_evaluations(text: str, *, is_set: bool, is_written:
     sight = seeing(sources={"train.py": text})
     assert bool(late_settings(sight, is_written=False)) is is_set
     assert bool(late_settings(sight, is_written=True)) is is_written
+
+
+CALLBACK = "from transformers import TrainerCallback\nclass C(TrainerCallback):\n    @torch.no_grad()\n"
+SWAP = (
+    "    def swap(self, model):\n        for n, p in model.named_parameters():\n            p.copy_(old[n])\n"
+)
+TRAINER = "class T({}):\n    def {}(self, *args):\n        ema.swap(self.model)\n"
+
+
+@pytest.mark.parametrize(
+    ("other", "is_written"),
+    [
+        (TRAINER.format("Trainer", "evaluate"), True),
+        (
+            "def main():\n    for epoch in epochs:\n        train_epoch(model)\n        ema.swap(model)\n",
+            True,
+        ),
+        (TRAINER.format("Trainer", "__init__"), False),
+        (TRAINER.format("object", "evaluate"), False),
+        # Whose `swap` is called is not known.
+        (TRAINER.format("Trainer", "evaluate") + "def swap(model): ...\n", False),
+        ("", False),
+    ],
+)
+def test_a_method_that_another_source_calls(other: str, *, is_written: bool) -> None:
+    sight = seeing(sources={"callbacks.py": CALLBACK + SWAP, "train.py": other})
+    assert bool(late_settings(sight, is_written=True)) is is_written

@@ -49,3 +49,16 @@ def test_lightning_gets_its_own_state_back(kind: str, tmp_path: Path) -> None:
     assert meta == wanted
     assert meta["loops"]["fit_loop"]["state_dict"] == {}
     assert meta["lr_schedulers"][0]["milestones"] == {1: 1, 3: 1}
+
+
+def test_weights_that_a_callback_kept_have_fsdp2s_names(tmp_path: Path) -> None:
+    """An average that a callback keeps under the names that FSDP1 showed is looked up by those of FSDP2."""
+    state = torch.load(LIGHTNING / "full.ckpt", weights_only=True)
+    weights = {"up._fsdp_wrapped_module.weight": torch.ones(2), "down.weight": torch.zeros(1)}
+    state["callbacks"] = {"EMA": {"weights": weights, "by_number": {3: "c"}}}
+    torch.save(state, tmp_path / "last.ckpt")
+    convert_checkpoint(tmp_path / "last.ckpt", tmp_path / "out", to="lightning")
+    kept = torch.load(tmp_path / "out" / "meta.pt", weights_only=True)["callbacks"]["EMA"]
+    assert kept["weights"].keys() == {"up.weight", "down.weight"}
+    assert torch.equal(kept["weights"]["up.weight"], torch.ones(2))
+    assert kept["by_number"] == {3: "c"}
