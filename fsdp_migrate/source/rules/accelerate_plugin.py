@@ -91,7 +91,6 @@ _HIDDEN_CASTS = (
     "reduce_dtype, output_dtype, cast_forward_inputs) of torch.distributed.fsdp; it has no buffer_dtype"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
-_FLOAT32 = frozenset({"fp32", "float32", "torch.float32"})
 _UNSAID = {"cpu_ram_efficient_loading": False, "sync_module_states": False}
 """What a plugin takes where nothing is said; the launcher of a config takes true."""
 _CLIPS = "clip_grad_norm_"
@@ -333,7 +332,7 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
     if given.get("buffer_dtype"):
         text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
         hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
-    if given.get("param_dtype") not in {None, *_FLOAT32}:
+    if given.get("param_dtype"):
         text += (
             " Where the Accelerator has `mixed_precision`, FSDP1's outputs were float32, and these are not."
         )

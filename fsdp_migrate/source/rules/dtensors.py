@@ -212,22 +212,10 @@ _WHOLE = (
     "this was a plain tensor, the same on each rank, and is a DTensor now, which collectives do not take, "
     "and of which this rank may hold a part: take .full_tensor() of it, on every rank, before it is used."
 )
-_BETWEEN = frozenset({"on_before_backward", "on_before_zero_grad"})
-_SOME_WHOLE = (
-    " Lightning calls this hook between forward and backward, where the root's parameters are whole, plain "
-    "tensors without these methods: ask isinstance(p, DTensor) of each, or take on_before_optimizer_step."
-)
 
 
 def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
-    for each in _found(source):
-        hook = source.index.function(each.node)
-        is_between = hook is not None and hook.name.value in _BETWEEN and each.action == "commented"
-        yield replace(each, becomes=f"{each.becomes}{_SOME_WHOLE}") if is_between else each
-
-
-def _found(source: Source) -> Iterator[Found]:
     values = ParameterValues(source)
     waits = waiting(values)
     for each in _find(values):

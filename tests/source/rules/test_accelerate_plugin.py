@@ -416,14 +416,3 @@ def test_what_holds_where_the_accelerators_precision_is_not_known(given: str, sa
     if said is not None:
         assert said in found
         assert ("to that dtype" in found) is said.startswith("where")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "is_said"), [("torch.bfloat16", True), ("torch.float16", True), ("torch.float32", False)]
-)
-def test_outputs_in_float32_stay_so(dtype: str, *, is_said: bool) -> None:
-    casts = f"MixedPrecision(param_dtype={dtype}, reduce_dtype=torch.float32)"
-    header = f"import torch\nfrom torch.distributed.fsdp import MixedPrecision\n{ACCELERATE}"
-    said = comments(f"p = Plugin(sharding_strategy=1, mixed_precision_policy={casts})\n", header)
-    assert "FM354" in said
-    assert ("`.float()` on an output" in said) is is_said

@@ -542,19 +542,3 @@ def test_one_of_two_of_which_a_dtensor_is_taken_apart(given: str) -> None:
     body = f"{MODEL}for p in m.parameters():\n    dist.all_reduce({given})\n"
     assert ("FM423", "commented") not in codes(body, HEADER)
     assert ("FM423", "commented") in codes(body.replace(given, "p if x else b"), HEADER)
-
-
-@pytest.mark.parametrize(
-    ("hook", "is_said"),
-    [
-        ("on_before_zero_grad(self, optimizer)", True),
-        ("on_before_backward(self, loss)", True),
-        ("on_before_optimizer_step(self, optimizer)", False),
-        ("training_step(self, batch)", False),
-    ],
-)
-def test_between_forward_and_backward_some_are_whole(hook: str, *, is_said: bool) -> None:
-    body = "x = torch.cat([p.detach().flatten() for p in m.parameters()]).norm()\n"
-    found = [each for each in uses(f"{HEADER}{MODEL}def {hook}:\n    {body}") if each.code == "FM423"]
-    assert found
-    assert all(("isinstance(p, DTensor)" in each.becomes) is is_said for each in found)
