@@ -214,7 +214,8 @@ EXPLANATIONS = {
         " one rank's part, as before; of what is computed with it first, `p.norm() ** 2`, of several stacked, or of what `clip_grad_norm_` gives,"
         " it is that of the whole on torch 2.13, and on torch 2.7 of one rank's part. Under `no_sync` it shows no gradients at all until they are reduced.",
         "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part, which are rows of it: FSDP1's part was another stretch, so that what one"
-        " rank computes of it is another number, and the sum over the ranks the same. What FSDP ignores is plain, and has neither. Take out what summed over ranks, where it summed"
+        " rank computes of it is another number, and the sum over the ranks the same. What FSDP ignores is plain, and has neither, and so are the root's parameters between a forward and its backward:"
+        " take `p.to_local() if isinstance(p, DTensor) else p`. Take out what summed over ranks, where it summed"
         " what is of the whole now; for norms of"
         " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor.",
     ),

@@ -16,7 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
-from fsdp_migrate.source.dtensor_hints import with_hints
+from fsdp_migrate.source.dtensor_hints import where_whole, with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import (
@@ -218,7 +218,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
     waits = waiting(values)
-    for each in _find(values):
+    for each in where_whole(source, _find(values)):
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
         others = "" if each.action == "kept" else f" In others {each.becomes}"
         said = ALWAYS if is_always else f"{AT_TIMES}{others}"
