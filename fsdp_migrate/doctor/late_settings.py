@@ -6,6 +6,7 @@ A framework's own FSDP2 shows whole parameters after an evaluation, on which suc
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from fsdp_migrate.doctor.sight import Sight
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _FRAMEWORKS: Final = re.compile(r"\b[Aa]ccelerat|\b\w*Trainer(?:Callback)?\b")
 _EVALUATES: Final = re.compile(r"\b(?:inference_mode|no_grad)\b|\.eval\(\)|(?:\b|_)(?:eval_|evaluat|validat)")
 _TRAINS: Final = re.compile(r"backward|evaluat|\bfit|\bstep$|train|valid")
+_RUNS: Final = re.compile(r"^(?:evaluate|evaluation_loop|predict|validate)$")
 _PARAMETERS: Final = frozenset({"named_parameters", "parameters"})
 # Hooks that are called once, before any forward.
 _ONCE: Final = frozenset({"on_fit_start", "on_init_end", "on_train_begin", "on_train_start"})
@@ -31,29 +33,43 @@ _Loop = ast.For | ast.While | ast.AsyncFor
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+class _File:
+    """A source file: its text, and what stands above each node of it."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
+        self.stem = path.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+
+    @functools.cached_property
+    def tree(self) -> ast.AST:
+        try:
+            return parse_any(self.text)
+        except SyntaxError:
+            return ast.Module(body=[], type_ignores=[])
+
+    @functools.cached_property
+    def above(self) -> dict[int, ast.AST]:
+        return {id(child): node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+
 def late_settings(sight: Sight, *, is_written: bool) -> str:
     """Return where parameters are made trainable, or not, again and again; or, if asked, written into too."""
+    files = [_File(path, text) for path, text in sight.sources.items()]
     found = (
-        f"{path}:{line}"
-        for path, text in sight.sources.items()
-        if "requires_grad" in text or (is_written and "copy_" in text)
-        if _FRAMEWORKS.search(text) and _EVALUATES.search(text)
-        for line in _lines(text, is_written=is_written)
+        f"{file.path}:{line}"
+        for file in files
+        if "requires_grad" in file.text or (is_written and "copy_" in file.text)
+        for line in _lines(file, files, is_written=is_written)
     )
     return listed(dict.fromkeys(found), _MOST)
 
 
-def _lines(text: str, *, is_written: bool) -> Iterator[int]:
-    try:
-        tree = parse_any(text)
-    except SyntaxError:
-        return
-    above = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
+def _lines(file: _File, files: Sequence[_File], *, is_written: bool) -> Iterator[int]:
+    for node in ast.walk(file.tree):
         if not isinstance(node, (ast.Assign, ast.Call)):
             continue
-        is_one = _sets(node) or (is_written and _writes(node, above))
-        if is_one and _comes_again(node, tree, above, 0):
+        is_one = _sets(node) or (is_written and _writes(node, file.above))
+        if is_one and _comes_again(node, (file,), files):
             yield node.lineno
 
 
@@ -77,18 +93,46 @@ def _writes(node: ast.AST, above: dict[int, ast.AST]) -> bool:
     )
 
 
-def _comes_again(node: ast.AST, tree: ast.AST, above: dict[int, ast.AST], depth: int) -> bool:
-    """Tell whether a place is come to between forwards: in a loop that trains, or in a hook of one."""
-    for each in _around(node, above):
-        if isinstance(each, _Loop) and any(map(_TRAINS.search, _asked(each))):
+def _comes_again(node: ast.AST, way: tuple[_File, ...], files: Sequence[_File]) -> bool:
+    """Tell whether a place is come to between forwards: in a loop that trains, in a hook, or once evaluated.
+
+    ``way``: the files that lead to it, its own the last: a framework trains in one of them, and evaluates.
+    """
+    is_near = all(any(map(word.search, (each.text for each in way))) for word in (_FRAMEWORKS, _EVALUATES))
+    for each in _around(node, way[-1].above):
+        if is_near and isinstance(each, _Loop) and any(map(_TRAINS.search, _asked(each))):
             return True
         if isinstance(each, _Function):
-            name = each.name
-            if name.startswith("on_") and name not in _ONCE:
+            if is_near and (_is_hook(each.name) or _has_evaluated(each, node)):
                 return True
-            calls = (call for call in ast.walk(tree) if isinstance(call, ast.Call) and _last(call) == name)
-            return depth < _DEEPEST and any(_comes_again(call, tree, above, depth + 1) for call in calls)
+            return len(way) <= _DEEPEST and any(
+                _comes_again(call, (*way, file), files)
+                for file in files
+                if file is way[-1] or _knows(file, each, way[-1])
+                for call in ast.walk(file.tree)
+                if isinstance(call, ast.Call) and _last(call) == each.name
+            )
     return False
+
+
+def _is_hook(name: str) -> bool:
+    return name.startswith("on_") and name not in _ONCE
+
+
+def _has_evaluated(function: _Function, node: ast.AST) -> bool:
+    """Tell whether a function evaluates above a place: ``super().evaluate()``, ``trainer.predict()``."""
+    line = getattr(node, "lineno", 0)
+    calls = (each for each in ast.walk(function) if isinstance(each, ast.Call) and each.lineno < line)
+    return any(_RUNS.search(_last(each)) for each in calls)
+
+
+def _knows(file: _File, function: _Function, home: _File) -> bool:
+    """Tell whether another file may call a function: it names it, and the class or the file that it is of."""
+    owner = home.above.get(id(function))
+    known = {home.stem, owner.name if isinstance(owner, ast.ClassDef) else function.name}
+    return f"{function.name}(" in file.text and any(
+        re.search(rf"\b{re.escape(each)}\b", file.text) for each in known
+    )
 
 
 def _around(node: ast.AST, above: dict[int, ast.AST]) -> Iterator[ast.AST]:

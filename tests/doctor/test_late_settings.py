@@ -41,3 +41,41 @@ def test_what_is_set_between_evaluations(text: str, *, is_set: bool, is_written:
     sight = seeing(sources={"train.py": text})
     assert bool(late_settings(sight, is_written=False)) is is_set
     assert bool(late_settings(sight, is_written=True)) is is_written
+
+
+SWAPS = (
+    "class Average{}:\n    def swap(self, model):\n        for n, p in model.named_parameters():\n"
+    "            p.data.copy_(self.old[n])\n"
+)
+OF_CALLBACK = "from transformers import TrainerCallback\n" + SWAPS.format("(TrainerCallback)")
+TRAINER = (
+    "from transformers import Trainer\nfrom {} import {}\nclass Own(Trainer):\n"
+    "    def evaluate(self, *args):\n        {}\n        {}\n"
+)
+BEFORE, AFTER = (
+    ("self.average.swap(self.model)", "super().evaluate(*args)"),
+    (
+        "super().evaluate(*args)",
+        "self.average.swap(self.model)",
+    ),
+)
+LOOPS = f"from averages import Average\n{MAIN}    average = Average()\n" + EPOCHS.format("")
+
+
+@pytest.mark.parametrize(
+    ("own", "train", "is_seen"),
+    [
+        (OF_CALLBACK, TRAINER.format("averages", "Average", *AFTER), True),
+        (SWAPS.format(""), TRAINER.format("averages", "Average", *AFTER), True),
+        (SWAPS.format(""), f"{LOOPS}        average.swap(model)\n", True),
+        (OF_CALLBACK, TRAINER.format("averages", "Average", *BEFORE), False),
+        (SWAPS.format(""), TRAINER.format("others", "Other", *AFTER), False),
+        (SWAPS.format(""), TRAINER.format("averages", "Average", *AFTER).replace("Trainer", "Base"), False),
+        (SWAPS.format(""), f"{LOOPS}    average.swap(model)\n", True),
+        (SWAPS.format(""), LOOPS.replace("    for", "    average.swap(model)\n    for"), False),
+        (SWAPS.format(""), LOOPS, False),
+    ],
+)
+def test_what_is_written_is_followed_over_files(own: str, train: str, *, is_seen: bool) -> None:
+    sight = seeing(sources={"lib/averages.py": own, "train.py": train})
+    assert bool(late_settings(sight, is_written=True)) is is_seen
