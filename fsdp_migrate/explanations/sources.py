@@ -256,7 +256,8 @@ EXPLANATIONS = {
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
         ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
         "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. A model that"
-        " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, give `prepare` an optimizer of it that never steps.",
+        " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, or mixed precision casts it, which else changes its outputs,"
+        " give `prepare` an optimizer of it that never steps.",
     ),
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"
