@@ -218,7 +218,8 @@ EXPLANATIONS = {
         " one rank's part, as before; of what is computed with it first, `p.norm() ** 2`, of several stacked, or of what `clip_grad_norm_` gives,"
         " it is that of the whole on torch 2.13, and on torch 2.7 of one rank's part. Under `no_sync` it shows no gradients at all until they are reduced.",
         "Take `x.full_tensor()` for the whole or `x.to_local()` for this rank's part, which are rows of it: FSDP1's part was another stretch, so that what one"
-        " rank computes of it is another number, and the sum over the ranks the same. What FSDP ignores is plain, and has neither. Take out what summed over ranks, where it summed"
+        " rank computes of it is another number, and the sum over the ranks the same. What FSDP ignores is plain, and has neither, and so are the root's parameters between a forward and its backward:"
+        " take `p.to_local() if isinstance(p, DTensor) else p`. Take out what summed over ranks, where it summed"
         " what is of the whole now; for norms of"
         " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor.",
     ),
@@ -259,7 +260,8 @@ EXPLANATIONS = {
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
         ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
         "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. A model that"
-        " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, give `prepare` an optimizer of it that never steps.",
+        " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, or mixed precision casts it, which else changes its outputs,"
+        " give `prepare` an optimizer of it that never steps.",
     ),
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"

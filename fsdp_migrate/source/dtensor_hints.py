@@ -1,18 +1,30 @@
-"""What is added to a comment on a DTensor: who has to call, and which others are plain."""
+"""What is added to a comment on a DTensor: who has to call, and which others are plain.
+
+Between a forward and its backward the root, and each unit that is not sharded again, has whole parameters,
+plain tensors, under FSDP1 and FSDP2: they have no ``.to_local()``. Measured with Lightning 2.6, two ranks.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.fails_at_once import is_backward
+from fsdp_migrate.source.python.lightning_models import UNITS, is_run_sharded, run_in
+from fsdp_migrate.source.python.nodes import walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.read_states import is_summed_state
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.parameter_values import ParameterValues
+    from fsdp_migrate.source.python.text import Source
+    from fsdp_migrate.source.uses import Found
 
 
 _GATHERS: Final = (
@@ -25,6 +37,17 @@ _IGNORED: Final = (
 _STEPS: Final = "The state's `step` is plain: ask isinstance(v, DTensor) first."
 _IGNORES: Final = re.compile(r"\bignored_(?:modules|parameters|states)\s*=(?!=)")
 _TAKES: Final = re.compile(r"\.(?:full_tensor|to_local)\(\)")
+_MAY_BE_WHOLE: Final = (
+    "Between a forward and its backward the root's parameters are whole, plain tensors, which have neither, "
+    "as under FSDP1: take p.to_local() if isinstance(p, DTensor) else p."
+)
+# Lightning runs these after the step's forward, Composer the others; no backward has been.
+_LIGHTNINGS: Final = re.compile(r"^(?:on_before_(?:backward|zero_grad)|optimizer_zero_grad)$")
+_BETWEEN: Final = re.compile(
+    rf"{_LIGHTNINGS.pattern}|^(?:after_forward|(?:after|before)_loss|before_backward)$"
+)
+_STEPS_OF_ONE: Final = re.compile(r"^(?:compute_loss|training_step)$")
+_OTHER_TENSORS: Final = frozenset({"grad", "param_groups"})
 
 
 def with_hints(values: ParameterValues, node: cst.CSTNode, said: str) -> str:
@@ -39,3 +62,55 @@ def with_hints(values: ParameterValues, node: cst.CSTNode, said: str) -> str:
         elif _IGNORES.search(source.code) is not None:
             found.append(_IGNORED)
     return " ".join(found)
+
+
+def where_whole(source: Source, uses: Iterator[Found]) -> Iterator[Found]:
+    """Yield what is found, with what holds between a forward and its backward; or not, where all is whole."""
+    for each in uses:
+        is_asked = _TAKES.search(each.becomes) is not None and "isinstance(" not in each.becomes
+        if each.action != "commented" or not is_asked or not _is_between(source, each.node):
+            yield each
+        elif not _is_of_the_root(source, each.node):
+            yield replace(each, becomes=f"{each.becomes} {_MAY_BE_WHOLE}")
+
+
+def _is_between(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether parameters, not their gradients, are gone through between a forward and its backward."""
+    function, order = source.index.function(node), source.index.order
+    home = function or source.module
+    # What an optimizer holds are the sharded ones, at all times.
+    statement = source.index.statement(node) if function is None else home
+    if any(each.attr.value in _OTHER_TENSORS for each in walk_for(statement, cst.Attribute)):
+        return False
+    owner = source.index.class_of(home) if function is not None else None
+    name = function.name.value if function is not None else ""
+    if _BETWEEN.search(name) or (owner is not None and run_in(owner, _BETWEEN).search(name)):
+        return True
+    calls = [each for each in walk_for(home, cst.Call) if source.index.function(each) is function]
+    runs = {each: is_backward(each) for each in calls if _is_run(source, each)}
+    above = [each for each in runs if order[each] < order[node]]
+    is_step = owner is not None and run_in(owner, _STEPS_OF_ONE).search(name) is not None
+    if not above:
+        return is_step
+    last = max(above, key=order.__getitem__)
+    return not runs[last] and (is_step or any(runs[each] for each in runs if order[each] > order[node]))
+
+
+def _is_run(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call is a backward, or a forward of a sharded model."""
+    return is_backward(call) or source.models.certainty(call.func) is not None
+
+
+def _is_of_the_root(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether Lightning runs it where all parameters are whole, because no units were asked for."""
+    function = source.index.function(node)
+    owner = source.index.class_of(node)
+    if function is None or owner is None or source.models.links.has_units or UNITS.search(source.code):
+        return False
+    name = function.name.value
+    if _LIGHTNINGS.search(name):
+        return True
+    hooks = (each.name.value for each in walk_for(owner, cst.FunctionDef))
+    others = [re.escape(each) for each in hooks if is_run_sharded(each) and not _LIGHTNINGS.search(each)]
+    is_run = run_in(owner, _LIGHTNINGS).search(name) is not None
+    return is_run and not (others and run_in(owner, re.compile(f"^(?:{'|'.join(others)})$")).search(name))

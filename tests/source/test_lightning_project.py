@@ -442,3 +442,48 @@ def test_a_module_that_its_own_file_trains_without_a_strategy(tmp_path: Path) ->
     assert said(tmp_path, OF_MODULE + fits, other) == {}
     (tmp_path / "main.py").write_text("from own import Own\nbuild().fit(Own())\n")
     assert "own.py" in said(tmp_path, OF_MODULE + fits, other)
+
+
+def _comments(folder: Path, own: str, train: str) -> list[str]:
+    said(folder, own, train)
+    return [use.becomes for use in scan_paths([folder]).uses if use.action == "commented"]
+
+
+FLAT = "x = torch.cat([p.detach().flatten() for p in {}.parameters()]).norm()"
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "of", "is_whole"),
+    [
+        ("L.LightningModule", "on_before_zero_grad(self, optimizer)", "self", True),
+        ("L.LightningModule", "on_before_backward(self, loss)", "self", True),
+        ("L.LightningModule", "optimizer_zero_grad(self, epoch, i, optimizer)", "self", True),
+        ("L.Callback", "on_before_zero_grad(self, trainer, m, optimizer)", "m", True),
+        ("L.LightningModule", "on_after_backward(self)", "self", False),
+        ("L.LightningModule", "on_before_optimizer_step(self, optimizer)", "self", False),
+        ("L.Callback", "on_train_batch_end(self, trainer, m, outputs, batch, i)", "m", False),
+    ],
+)
+def test_hooks_between_forward_and_backward(
+    tmp_path: Path, base: str, method: str, of: str, *, is_whole: bool
+) -> None:
+    own = OWN.format(base, method, FLAT.format(of))
+    found = _comments(tmp_path, own, WITH_POLICY.format("{Block}"))
+    assert found
+    assert all(("isinstance(p, DTensor) else p" in each) is is_whole for each in found)
+    # Without units all is in the root, which is whole there.
+    assert bool(_comments(tmp_path, own, WITH_POLICY.format("None"))) is not is_whole
+
+
+def test_what_other_hooks_run_too_is_said_of(tmp_path: Path) -> None:
+    own = OWN.format("L.LightningModule", "on_before_zero_grad(self, optimizer)", "self._log()")
+    own += f"\n    def _log(self):\n        {FLAT.format('self')}\n"
+    train = WITH_POLICY.format("None")
+    assert _comments(tmp_path, own, train) == []
+    [one] = _comments(tmp_path, f"{own}\n    def on_train_start(self):\n        self._log()\n", train)
+    assert "isinstance(p, DTensor) else p" in one
+
+
+def test_a_penalty_of_units_and_of_the_root(tmp_path: Path) -> None:
+    [one] = _comments(tmp_path, PENALTY.format("self"), WITH_POLICY.format("policy"))
+    assert "isinstance(p, DTensor) else p" in one

@@ -327,12 +327,14 @@ def _casts(value: Any, values: Values) -> list[str]:
 def _said_of_casts(value: Any) -> Iterator[Finding]:
     given = value if isinstance(value, dict) else {}
     text, hint = "", "Parameters and gradients are cast alike."
-    if given.get("cast_forward_inputs") is not True:
+    # Where nothing is cast, outputs and inputs stay what they are.
+    is_cast = str(given.get("param_dtype") or "").rpartition(".")[2] not in {"float", "float32"}
+    if is_cast and given.get("cast_forward_inputs") is not True:
         text = "FSDP2 casts the inputs of every unit where FSDP1 casts the root's."
     if given.get("buffer_dtype"):
         text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
         hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
-    if given.get("param_dtype"):
+    if is_cast and given.get("param_dtype"):
         text += (
             " Where the Accelerator has `mixed_precision`, FSDP1's outputs were float32, and these are not."
         )

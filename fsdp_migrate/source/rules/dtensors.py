@@ -14,9 +14,10 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
+from fsdp_migrate.source.counts_of_gradients import UNCOUNTED, counts_of_gradients
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
-from fsdp_migrate.source.dtensor_hints import with_hints
+from fsdp_migrate.source.dtensor_hints import where_whole, with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import (
@@ -218,7 +219,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
     waits = waiting(values)
-    for each in _find(values):
+    for each in where_whole(source, _find(values)):
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
         others = "" if each.action == "kept" else f" In others {each.becomes}"
         said = ALWAYS if is_always else f"{AT_TIMES}{others}"
@@ -245,6 +246,8 @@ def _find(values: ParameterValues) -> Iterator[Found]:
             )
     for count in counts_about_ranks(values):
         yield Found("FM423", count, _COUNTED, "commented")
+    for node in counts_of_gradients(values):
+        yield Found("FM334" if _is_shown(source, node) else "FM423", node, UNCOUNTED, "commented")
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
@@ -281,6 +284,11 @@ def _code_of(source: Source, call: cst.Call, said: str) -> str:
     # A norm's `.item()` is a collective, for which one rank alone waits for ever.
     waits = said != _COUNT and runs_on_one_rank(source.index, source.models.guards, call)
     return "FM423" if waits else "FM334"
+
+
+def _is_shown(source: Source, node: cst.BaseExpression | cst.AugAssign) -> bool:
+    """Tell whether nothing is computed by a count: ``unused += 1``, which is printed."""
+    return is_shown_alone(source, node.value if isinstance(node, cst.AugAssign) else node)
 
 
 def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]:

@@ -48,10 +48,15 @@ _MEANT = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together. Make the optimizer "
     "first, and write `model, optimizer = accelerator.prepare(model, optimizer)`; other objects may go along."
 )
+_LEFT_OUT = (
+    " Left out it computes in its own dtype: where mixed precision casts what is prepared, its outputs "
+    "differ from FSDP1's, and with the optimizer they do not."
+)
 _UNTRAINED = (
     "Accelerate's FSDP2 refuses a model without an optimizer, and there is none here. Leave out a model that "
     "is not trained, `model.to(accelerator.device)`, or have it sharded with an optimizer that never steps: "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
+    f"{_LEFT_OUT}"
 )
 _EITHER = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together, and no optimizer is "
@@ -59,6 +64,7 @@ _EITHER = (
     "where both are. Where it is not, leave it out, `model.to(accelerator.device)`, or have it sharded with "
     "an optimizer that never steps: "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
+    f"{_LEFT_OUT}"
 )
 _BY_TRAINER = (
     "Accelerate's FSDP2 refuses a model without its optimizer, which the Trainer makes: give the Trainer the "

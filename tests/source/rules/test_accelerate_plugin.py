@@ -416,3 +416,19 @@ def test_what_holds_where_the_accelerators_precision_is_not_known(given: str, sa
     if said is not None:
         assert said in found
         assert ("to that dtype" in found) is said.startswith("where")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "is_said"),
+    [
+        ("param_dtype=torch.float32, reduce_dtype=torch.float32", False),
+        ("param_dtype=torch.float, reduce_dtype=torch.bfloat16", False),
+        ("param_dtype=torch.bfloat16, reduce_dtype=torch.float32", True),
+        ("param_dtype=torch.float32, buffer_dtype=torch.bfloat16", True),
+    ],
+)
+def test_a_policy_that_casts_nothing(dtypes: str, *, is_said: bool) -> None:
+    header = "import torch\nfrom torch.distributed.fsdp import MixedPrecision\n" + ACCELERATE
+    found = comments(f"p = Plugin(mixed_precision_policy=MixedPrecision({dtypes}))\n", header)
+    assert ("FM354" in found) is is_said
+    assert (".float()" in found) is ("param_dtype=torch.bfloat16" in dtypes)

@@ -542,3 +542,50 @@ def test_one_of_two_of_which_a_dtensor_is_taken_apart(given: str) -> None:
     body = f"{MODEL}for p in m.parameters():\n    dist.all_reduce({given})\n"
     assert ("FM423", "commented") not in codes(body, HEADER)
     assert ("FM423", "commented") in codes(body.replace(given, "p if x else b"), HEADER)
+
+
+PENALTY = "sum(p.norm() ** 2 for p in m.parameters())"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_between"),
+    [
+        (f"out = m(x)\nloss = out.mean() + {PENALTY}\nloss.backward()\n", True),
+        (f"for x in xs:\n    loss = m(x).mean()\n    loss += {PENALTY}\n    loss.backward()\n", True),
+        (f"def f():\n    out = m(x)\n    z = {PENALTY}\n    (out.mean() + z).backward()\n", True),
+        (f"z = {PENALTY}\n(m(x).mean() + z).backward()\n", False),
+        (f"m(x).mean().backward()\nz = {PENALTY}\n", False),
+        (f"for x in xs:\n    m(x).mean().backward()\n    z = {PENALTY}\n", False),
+        (f"m.eval()\nm(x)\nz = {PENALTY}\n", False),
+        ("out = m(x)\ng = sum(p.grad.norm() ** 2 for p in m.parameters())\nout.mean().backward()\n", False),
+    ],
+)
+def test_between_forward_and_backward_some_are_whole(body: str, *, is_between: bool) -> None:
+    said = [each.becomes for each in uses(MODEL + body, HEADER) if each.code in {"FM334", "FM423"}]
+    assert said
+    assert all(("isinstance(p, DTensor) else p" in each) is is_between for each in said)
+
+
+UNUSED = "sum(p.grad is None for p in m.parameters())"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (f"print({UNUSED})\n", "FM334"),
+        ("n = sum(p.grad is None for p in m.parameters() if p.requires_grad)\nprint('unused', n)\n", "FM334"),
+        ("print(len([n for n, p in m.named_parameters() if p.grad is None]))\n", "FM334"),
+        ("print(sum(1 for p in m.parameters() if p.requires_grad and p.grad is not None))\n", "FM334"),
+        ("print(sum(int(p.grad is not None) for p in m.parameters()))\n", "FM334"),
+        ("k = 0\nfor p in m.parameters():\n    if p.grad is None:\n        k += 1\nprint(k)\n", "FM334"),
+        (f"share = {UNUSED} / total\n", "FM423"),
+        ("gs = [p for p in m.parameters() if p.grad is None]\n", ""),
+        ("for p in m.parameters():\n    if p.grad is None:\n        continue\n", ""),
+        ("print(sum(p.requires_grad is None for p in m.parameters()))\n", ""),
+        (UNUSED.replace("m.", "other."), ""),
+        (f"with FSDP.summon_full_params(m, with_grads=True):\n    print({UNUSED})\n", ""),
+    ],
+)
+def test_counts_of_gradients_that_are_none(body: str, code: str) -> None:
+    found = [each.code for each in uses(MODEL + body, HEADER) if each.code in {"FM334", "FM423"}]
+    assert found == ([code] if code else [])

@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 
+from fsdp_migrate.explanations import explain_code
 from fsdp_migrate.source import scan_source
 from tests.source.samples import IMPORTS, codes, comments, turned, uses
 
@@ -468,3 +469,14 @@ def test_a_source_that_asks_how_it_was_launched(asks: str, *, is_said: bool) -> 
         "optimizer = accelerator.prepare(optimizer)\n"
     )
     assert ("FM449" in dict(codes(body, header))) is is_said
+
+
+@pytest.mark.parametrize("after", ["model.generate(tokens)\n", "loss.backward()\n"])
+def test_a_model_that_is_left_out_is_cast_no_more(after: str) -> None:
+    """Measured: a frozen teacher computes in float32 then, where mixed precision had it in bfloat16."""
+    assert "Left out it computes in its own dtype" in comments(
+        f"model = accelerator.prepare(model)\n{after}", PLUGIN
+    )
+    trained = f"model = accelerator.prepare(model)\noptimizer = AdamW(model.parameters())\n{after}"
+    assert "Left out" not in comments(trained, PLUGIN)
+    assert "mixed precision casts it" in explain_code("FM449").action

@@ -1,0 +1,73 @@
+"""Counts of parameters with or without a gradient: ``sum(p.grad is None for p in model.parameters())``.
+
+FSDP1 gave no gradient to a parameter of which a rank had no part in its flat one. Measured, two ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.parameter_values import ParameterValues
+    from fsdp_migrate.source.python.text import Source
+
+
+UNCOUNTED: Final = (
+    "under FSDP1 a parameter of which this rank had no part had no gradient: it counted as one that was not "
+    "used. Now a parameter has none only where nothing used it: this number is another one. Leave it, and do "
+    "not compare it with FSDP1's."
+)
+_COMPREHENSIONS: Final = (cst.GeneratorExp, cst.ListComp, cst.SetComp)
+_COUNTS: Final = frozenset({"len", "sum"})
+_HANDED_ON: Final = (cst.Arg, cst.BooleanOperation, cst.CompFor, cst.CompIf, cst.UnaryOperation)
+
+
+def counts_of_gradients(values: ParameterValues) -> Iterator[cst.BaseExpression | cst.AugAssign]:
+    """Yield what counts a sharded model's parameters by whether they have a gradient."""
+    source = values.source
+    for node in source.index.by_kind.get(cst.Comparison, ()):
+        test = cst.ensure_type(node, cst.Comparison)
+        if _asks_for_gradient(test) and values.is_one(test.left) and not source.contexts.is_summoned(test):
+            yield from _counted(source, test)
+
+
+def _asks_for_gradient(test: cst.Comparison) -> bool:
+    """Tell whether it is ``p.grad is None``, or ``is not None``."""
+    if (
+        not isinstance(test.left, cst.Attribute)
+        or test.left.attr.value != "grad"
+        or len(test.comparisons) > 1
+    ):
+        return False
+    [other] = test.comparisons
+    return isinstance(other.operator, (cst.Is, cst.IsNot)) and dotted(other.comparator) == "None"
+
+
+def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.AugAssign]:
+    """Yield the count that a test decides on: of a comprehension, or of ``if p.grad is None: count += 1``."""
+    for above in source.index.ancestors(test):
+        if isinstance(above, cst.If):
+            inner = [each for line in above.body.body for each in getattr(line, "body", ())]
+            yield from (each for each in inner if _adds_one(each))
+            return
+        if isinstance(above, _COMPREHENSIONS):
+            call = source.index.parents[above]
+            call = source.index.parents[call] if isinstance(call, cst.Arg) else call
+            if isinstance(call, cst.Call) and dotted(call.func) in _COUNTS:
+                yield call
+            return
+        is_number = isinstance(above, cst.Call) and dotted(above.func) in {"bool", "int"}
+        if not is_number and not isinstance(above, _HANDED_ON):
+            return
+
+
+def _adds_one(node: cst.CSTNode) -> bool:
+    is_added = isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign)
+    return is_added and isinstance(cst.ensure_type(node, cst.AugAssign).value, cst.Integer)
