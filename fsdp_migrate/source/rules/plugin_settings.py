@@ -51,6 +51,18 @@ _MISSING = {
     ("mixed_precision_policy", "cast_root_forward_inputs"): _NO_DTYPE,
     ("mixed_precision_policy", "keep_low_precision_grads"): _NO_DTYPE,
 }
+_GIVEN_ON = {
+    "cpu_offload": (
+        "Accelerate's FSDP2 has a policy of torch's FSDP2 here, which FSDP1's argument does not take: give "
+        "CPUOffload(offload_params=isinstance({0}, CPUOffloadPolicy)), both of torch.distributed.fsdp."
+    ),
+    "mixed_precision_policy": (
+        "Accelerate's FSDP2 has torch's MixedPrecisionPolicy here, which FSDP1's argument does not take: "
+        "give MixedPrecision(param_dtype={0}.param_dtype, reduce_dtype={0}.reduce_dtype) of "
+        "torch.distributed.fsdp, or None where it is None."
+    ),
+}
+_ARGUMENTS = frozenset({"cpu_offload", "mixed_precision"})
 _LOCAL = "Accelerate's FSDP2 has no LOCAL_STATE_DICT, and raises: take SHARDED_STATE_DICT."
 _PLUGIN = re.compile(r"(?:^|\.)fsdp_plugin$|^getattr\(.*,['\"]fsdp_plugin['\"](?:,None)?\)$")
 _MADE = re.compile(r"^accelerate\b.*\bFullyShardedDataParallelPlugin$")
@@ -103,8 +115,19 @@ def _said_of(source: Source, read: cst.Attribute) -> str | None:
     name, owner = read.attr.value, read.value
     if name in _SETTINGS:
         return _NONE.format(_SETTINGS[name]) if _is_plugin(source, owner) else None
+    if name in _GIVEN_ON and _is_fsdp1s_argument(source, read):
+        return _GIVEN_ON[name].format(text_of(read)) if _is_plugin(source, owner) else None
     said = _MISSING.get((owner.attr.value, name)) if isinstance(owner, cst.Attribute) else None
     return said if isinstance(owner, cst.Attribute) and _is_plugin(source, owner.value) else None
+
+
+def _is_fsdp1s_argument(source: Source, value: cst.Attribute) -> bool:
+    """Tell whether a value is given on by the name of FSDP1's argument, in a call or in a dict."""
+    above = source.index.parents[value]
+    if isinstance(above, cst.Arg):
+        return above.keyword is not None and above.keyword.value in _ARGUMENTS
+    key = above.key if isinstance(above, cst.DictElement) and above.value is value else None
+    return isinstance(key, cst.SimpleString) and key.evaluated_value in _ARGUMENTS
 
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:

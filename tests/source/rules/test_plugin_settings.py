@@ -30,6 +30,11 @@ def said(body: str) -> list[str]:
         (f"{NAMED}x = plugin.cpu_offload.offload_params\n", "CPUOffloadPolicy"),
         (f"{NAMED}x = plugin.mixed_precision_policy.buffer_dtype\n", "MixedPrecisionPolicy"),
         (f"{NAMED}plugin.set_state_dict_type('LOCAL_STATE_DICT')\n", "SHARDED_STATE_DICT"),
+        (f"{NAMED}k = {{'cpu_offload': plugin.cpu_offload}}\n", "isinstance(plugin.cpu_offload, CPUOff"),
+        (
+            f"{NAMED}k = dict(mixed_precision=plugin.mixed_precision_policy)\n",
+            "plugin.mixed_precision_policy.par",
+        ),
         (f"{MADE.format('sharding_strategy=1')}x = plugin.sharding_strategy\n", "reshard_after_forward"),
     ],
 )
@@ -45,6 +50,8 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
         f"{NAMED}x = plugin.mixed_precision_policy.param_dtype\n",
         f"{NAMED}x = plugin.cpu_offload\n",
         f"{NAMED}plugin.use_orig_params = True\n",
+        f"{NAMED}k = {{'offload_policy': plugin.cpu_offload, 'mp_policy': plugin.mixed_precision_policy}}\n",
+        f"{NAMED}k = {{'cpu_offload': args.cpu_offload}}\n",
         f"{NAMED}x = args.cpu_offload.offload_params\n",
         f"{NAMED}plugin.set_state_dict_type('FULL_STATE_DICT')\n",
         "x = config.sharding_strategy\ny = args.use_orig_params\n",
