@@ -95,7 +95,11 @@ def test_every_other_character_stays() -> None:
 
 def test_places_count_the_lines_above_a_magic() -> None:
     text = notebook("\n\n%%bash\necho\naccelerate launch --use_fsdp t.py")
-    assert [each.subject for each in convert_notebook(text).findings] == ["cell 2, line 5: fsdp_config"]
+    place = "cell 2, line 5: fsdp_config"
+    assert [each.subject for each in convert_notebook(text).findings] == [
+        f"{place}.fsdp_cpu_ram_efficient_loading",
+        place,
+    ]
 
 
 def test_variables_count_wherever_they_are_set() -> None:
