@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.text import Source
 
 
 _SAVES: Final = frozenset({"_save_checkpoint", "save_model", "save_state"})
@@ -38,6 +39,37 @@ def is_saved_by_trainer(index: Index, call: cst.Call, model: cst.BaseExpression)
         return _is_class(owner, own) and _derives(index, owner)
     classes = list(_classes(index, func.value))
     return bool(classes) and all(_is_trainers(index, each) for each in classes)
+
+
+def is_read_once_saved(source: Source, state: cst.CSTNode) -> bool:
+    """Tell whether a state is given to the Trainer's ``_save`` and read below it, in the same function.
+
+    Under FSDP2 it goes to ``save_pretrained``, which takes each entry out of it. Under FSDP1 the model was no
+    ``PreTrainedModel``, and the state stayed whole. Measured with transformers 5.23.
+    """
+    index = source.index
+    above = index.parents[state]
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    if not isinstance(target, cst.Name) or target not in index.scopes:
+        return False
+    readers = [each for each in source.readers(target) if each is not target]
+    given = {each: index.parents[index.parents[each]] for each in readers}
+    saved = [call for call in given.values() if isinstance(call, cst.Call) and _is_given_to_it(index, call)]
+    return any(
+        index.order[call] < index.order[each] and given[each] is not call and not index.excludes(call, each)
+        for call in saved
+        for each in readers
+    )
+
+
+def _is_given_to_it(index: Index, call: cst.Call) -> bool:
+    """Tell whether a call is the Trainer's own ``self._save(folder, state_dict=state)``."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value != "_save":
+        return False
+    owner = index.class_of(func) if text_of(func.value) in {"self", "super()"} else None
+    own = frozenset() if text_of(func.value) == "super()" else frozenset({"_save"})
+    return owner is not None and _is_class(owner, own) and _derives(index, owner)
 
 
 def _classes(index: Index, node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

@@ -39,6 +39,7 @@ from fsdp_migrate.source.python.nodes import (
 from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_on_each_node
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.state_hooks import adds_keys
+from fsdp_migrate.source.python.trainer_saves import is_read_once_saved
 from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
 from fsdp_migrate.source.states_by_name import states_by_name
 from fsdp_migrate.source.uses import Edit, Found, Need, Remove, Replace, Unwrap
@@ -95,6 +96,10 @@ _OF_NODES = (
     "under HYBRID_SHARD FSDP1 gave this to rank 0 of each node, under NO_SHARD to all, and each node's saves "
     "here; now rank 0 of all alone has it, and the others would save nothing: let that one save, or leave "
     "cpu_offload out."
+)
+_EMPTIED = (
+    "the Trainer's _save takes each entry out of this state now, which is read below: give it a copy, "
+    "`self._save(folder, state_dict=dict(state))`."
 )
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
@@ -329,7 +334,8 @@ def _asking(source: Source, call: cst.Call, settings: Settings) -> Found:
         default = make_call("x.get", cst.SimpleString('"model"'), cst.Dict([]))
         return default.with_changes(func=cst.Attribute(whole, cst.Name("get")))
 
-    return Found("FM308", call, f"{name}(...)", "rewritten", (Replace(call, build),), needs)
+    note = _EMPTIED if is_read_once_saved(source, call) else ""
+    return Found("FM308", call, f"{name}(...)", "rewritten", (Replace(call, build),), needs, note=note)
 
 
 def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
@@ -350,6 +356,7 @@ def _getting(source: Source, call: cst.Call, settings: Settings) -> Found:
     may_replicate = any(strategy in source.code for strategy in ("HYBRID_SHARD", "NO_SHARD"))
     is_one_ranks = settings.kind == "full" and settings.rank0 is not False and may_replicate
     note = _OF_NODES if is_one_ranks and saves_on_each_node(source.index) else ""
+    note = _EMPTIED if not note and is_read_once_saved(source, call) else note
     return Found("FM308", call, becomes, "rewritten", (Replace(call, build),), needs, note=note)
 
 

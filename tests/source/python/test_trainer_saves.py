@@ -82,3 +82,36 @@ def test_of_sharded_states_the_comment_says_what_is_to_be_set() -> None:
     sharded = IN_CONTEXT.replace("FULL", "SHARDED")
     found = after(f"trainer = Trainer(net, args)\n{sharded}trainer.save_model()\n")
     assert "own `state_dict_type` says" in " ".join(found.replace("#", " ").split())
+
+
+OF_STATE = """\
+class Own({base}):
+    def save_model(self, out, _internal_call=False):
+        policy = FullStateDictConfig(offload_to_cpu={offload}, rank0_only=True)
+        with FSDP.state_dict_type(self.model, StateDictType.FULL_STATE_DICT, policy):
+            state = self.model.state_dict()
+        {first}
+        {then}
+"""
+GIVES = "self._save(out, state_dict=state)"
+
+
+@pytest.mark.parametrize("offload", ["True", "False"])
+@pytest.mark.parametrize(
+    ("base", "first", "then", "is_said"),
+    [
+        ("Trainer", GIVES, "print(len(state))", True),
+        ("Trainer", f"if self.args.should_save:\n            {GIVES}", "report(state)", True),
+        ("Trainer", "super()._save(out, state)", "report(state)", True),
+        ("Trainer", "print(len(state))", GIVES, False),
+        ("Trainer", "self._save(out, state_dict=dict(state))", "print(len(state))", False),
+        ("Trainer", f"if full:\n            {GIVES}", "else:\n            report(state)", False),
+        ("Trainer", "torch.save(state, out)", "print(len(state))", False),
+        ("Saver", GIVES, "print(len(state))", False),
+    ],
+)
+def test_a_state_that_the_trainer_takes_apart(
+    offload: str, base: str, first: str, then: str, *, is_said: bool
+) -> None:
+    result = after(OF_STATE.format(base=base, offload=offload, first=first, then=then))
+    assert ("takes each entry out of this state now" in result) is is_said
