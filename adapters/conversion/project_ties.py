@@ -40,6 +40,7 @@ def find_tie(folder: Path) -> str:
     """Return where the project around a folder ties weights of a model without ``tie_weights``, or nothing.
 
     Example:
+        >>> from pathlib import Path
         >>> find_tie(Path("/absent"))
         ''
     """

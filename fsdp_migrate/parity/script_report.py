@@ -91,6 +91,7 @@ def is_rounding(gap: Gap) -> bool:
     """Tell whether two tensors differ by no more than sums in another order make them differ.
 
     Example:
+        >>> from fsdp_migrate.parity.tensors import Gap
         >>> is_rounding(Gap(epsilons=2.0)), is_rounding(Gap(epsilons=1e5)), is_rounding(Gap())
         (True, False, False)
     """
