@@ -61,7 +61,7 @@ def name_callback(paths: Iterable[str | os.PathLike[str]]) -> bool:
     """Tell whether sources or configs at and below paths name ``FSDP2Migration``, Composer's callback.
 
     Example:
-        >>> name_callback(["examples"]), name_callback(["fsdp_migrate/source/files.py"])
+        >>> name_callback(["adapters/composer_callback.py"]), name_callback(["fsdp_migrate/source/files.py"])
         (True, False)
     """
     return any(map(_names_callback, find_sources(paths, SUFFIXES | CONFIGS)))
