@@ -78,16 +78,20 @@ class SourceOptions:
             numbers.
         trust_pickle: Carry objects over whose classes are on no list. Nothing of them is executed here, but
             whoever loads the output without ``weights_only`` does.
+        part: What the model is called where the source holds several, each of flat parameters; those of the
+            others are left out then. "": the one whose units fit. None: all are to be of the model.
     """
 
     model: ModelOutline | None = None
     parameter_names: tuple[str, ...] | None = None
     trust_pickle: bool = False
+    part: str | None = None
 
     def __post_init__(self) -> None:
         check_arguments(instance_of(ModelOutline) | NOTHING, model=self.model)
         check_arguments(TEXTS | NOTHING, parameter_names=self.parameter_names)
         check_arguments(FLAG, trust_pickle=self.trust_pickle)
+        check_arguments(TEXT | NOTHING, part=self.part)
 
 
 @dataclass(frozen=True, slots=True)

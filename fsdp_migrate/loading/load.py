@@ -168,6 +168,7 @@ def load_checkpoint(
         renames=rename,
         map=map,
         options=options,
+        part=part,
     )
     try:
         offer = run.take_offer(opened, part)

@@ -60,6 +60,7 @@ def open_checkpoint(
     renames: Sequence[str],
     map: str | ParameterMap | None,
     options: SourceOptions | None,
+    part: str | None,
 ) -> Opened:
     """Open a checkpoint on the ranks that are to read it; a collective call.
 
@@ -82,7 +83,7 @@ def open_checkpoint(
                 without_optimizer=left_out == "optimizers",
                 renames=renames,
                 map=map,
-                options=options or SourceOptions(model=own),
+                options=replace(options or SourceOptions(model=own), part=part or ""),
                 holds_to_model=False,
             )
             found.append(opened)

@@ -98,3 +98,34 @@ def save_grouped(folder: str, kind: str) -> dict[str, Any]:
     optimizer = getattr(torch.optim, kind)(groups_of(model), lr=0.1)
     _train(model, optimizer)
     return _save(model, optimizer, folder)[1]
+
+
+class Critic(nn.Module):
+    """A model that has no unit in common with the other, but for the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return a loss."""
+        loss: torch.Tensor = self.net(self.embed(tokens).mean(1)).square().mean()
+        return loss
+
+
+def save_several(folder: str, names: dict[str, str], use_orig_params: bool) -> dict[str, Any]:
+    """Train models, by name and class, each with an optimizer, and save all in one file a rank."""
+    found: dict[str, Any] = {}
+    state: dict[str, Any] = {"iter": 4}
+    for seed, (name, kind) in enumerate(names.items()):
+        torch.manual_seed(seed)
+        net = TiedApart(tied=False) if kind == "TiedApart" else Critic()
+        model = _wrap(net, use_orig_params=use_orig_params)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        _train(model, optimizer)
+        found[name] = _save(model, optimizer, folder)
+        with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+            state |= {name: model.state_dict(), f"{name}_optim": optimizer.state_dict()}
+    torch.save(state, Path(folder) / f"state_rank{dist.get_rank()}.pt")
+    return found

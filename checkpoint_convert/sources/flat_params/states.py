@@ -25,6 +25,8 @@ from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import (
     find_flat,
     flat_model,
     mismatch,
+    path_below,
+    unit_name,
 )
 from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState, check_complete
 from fsdp_migrate.errors import CheckpointMismatchError
@@ -121,10 +123,108 @@ def take_flat(
     outline = options.model
     if outline is None or not outline.units:
         return _refused(states, parts, numbered)
+    states, parts, numbered = _of_one_model((states, parts, numbered), outline, options.part, folder)
+    if not parts.units and not numbered:
+        return FlatStates(states)
     # Before sizes are compared: those of fewer ranks are other ones, and the model would be blamed.
     for key, holders in parts.units.items():
         check_complete(folder, key, holders, len(states))
     return _by_model(states, parts, numbered, outline, folder)
+
+
+_Found = tuple["Sequence[RankState]", FlatParts, "Sequence[NumberedOptimizer]"]
+
+
+def _of_one_model(found: _Found, outline: ModelOutline, part: str | None, folder: Folder) -> _Found:
+    """Leave out what is flat of other models, and the optimizers that cannot be of this one.
+
+    Raises:
+        CheckpointMismatchError: Several models fit as well, and none was named; or there are several, and
+            none may be left out.
+    """
+    states, parts, numbered = found
+    by_model: dict[Path, set[str]] = {}
+    for key, ((state, _), *_) in parts.units.items():
+        by_model.setdefault(state.leaves[key][0][:-1], set()).add(key)
+    if part is None:
+        if len(by_model) > 1:
+            raise _several_models(by_model, folder)
+        return found
+    wanted = {unit.name for unit in outline.units}
+    if part:
+        own = [path for path in by_model if not path or _is_called(path, part)]
+    elif len(by_model) > 1:
+        own = [
+            path
+            for path in by_model
+            if {unit_name(*path_below(key, path)) for key in by_model[path]} == wanted
+        ]
+    else:
+        own = list(by_model)
+    if len(own) > 1 and not part:
+        names = " and ".join(f"`{join_path(path)}`" for path in own[:4])
+        what = f"{names} fit this model equally well. Say which it is: part={join_path(own[0])!r}"
+        raise mismatch(folder, what)
+    others = [path for path in by_model if path not in own]
+    if not others or (not own and not part):
+        return found
+    left = FlatParts({key: held for key, held in parts.units.items() if any(key in by_model[p] for p in own)})
+    kept = [each for each in numbered if _fits(each, outline, len(states), folder)]
+    # Of several that fit, or if none does, those that are called as the model is: an error then says why.
+    if len(kept) != 1 and own:
+        named = [each for each in kept or numbered if str(own[0][-1]) in join_path(each.prefix)]
+        kept = named or kept
+    gone = [*others, *(each.prefix for each in numbered if each not in kept)]
+    return _outside(states, gone), left, kept
+
+
+def _fits(optimizer: NumberedOptimizer, outline: ModelOutline, ranks: int, folder: Folder) -> bool:
+    for count in _candidates(outline, ranks):
+        geometry = divide_units(outline.units, ranks, count)
+        try:
+            name_pieces(
+                optimizer, geometry, outline.numbered, outline.parameters, folder, outline.groups or ()
+            )
+        except CheckpointMismatchError:
+            continue
+        return True
+    return False
+
+
+def _candidates(outline: ModelOutline, ranks: int) -> list[int]:
+    """Return over how many ranks a unit may be divided.
+
+    No file has the size of HYBRID_SHARD's groups: each divisor of the ranks is tried, and one may fit.
+    """
+    ways = {"all": [ranks], "one": [1]}.get(outline.sharding)
+    return ways or [n for n in range(1, ranks + 1) if ranks % n == 0]
+
+
+def _several_models(paths: Collection[Path], folder: Folder) -> CheckpointMismatchError:
+    names = " and ".join(f"`{join_path(path)}`" for path in list(paths)[:4])
+    msg = (
+        f"{folder.url!r} holds the flat parameters of {counted(len(paths), 'model')}, {names}. One model and "
+        "its FSDP1 arguments say where its own parameters are, and nothing of the others, so this cannot be "
+        "converted. `load_checkpoint(..., part=...)` loads each into its own model; `inspect` prints the "
+        "lines."
+    )
+    return CheckpointMismatchError(msg, path=folder.url)
+
+
+def _is_called(path: Path, name: str) -> bool:
+    called = join_path(path)
+    return name == called or name.endswith(f".{called}") or name == str(path[-1])
+
+
+def _outside(states: Sequence[RankState], above: Sequence[Path]) -> list[RankState]:
+    """Return ranks' states without what stands under some paths."""
+    gone = {
+        key
+        for state in states
+        for key, (path, _) in state.leaves.items()
+        if any(path[: len(each)] == each for each in above)
+    }
+    return _without(states, gone)
 
 
 def _by_model(
@@ -135,9 +235,7 @@ def _by_model(
     folder: Folder,
 ) -> FlatStates:
     ranks = len(states)
-    # No file has the size of HYBRID_SHARD's groups: each divisor of the ranks is tried, and one may fit.
-    ways = {"all": [ranks], "one": [1]}.get(outline.sharding)
-    candidates = ways or [n for n in range(1, ranks + 1) if ranks % n == 0]
+    candidates = _candidates(outline, ranks)
     found: list[FlatStates] = []
     problem: CheckpointMismatchError | None = None
     for count in candidates:
@@ -150,7 +248,7 @@ def _by_model(
         # Not before: what are replicas in a division that does not fit are other elements in truth.
         found[0].replicas.check(folder)
         return found[0]
-    if problem is not None and (ways or not found):
+    if problem is not None and (outline.sharding != "some" or not found):
         raise problem
     what = f"the sizes fit groups of {len(found)} different sizes, and nothing tells which it was"
     raise mismatch(folder, what)

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
 
 from fsdp_migrate import load_checkpoint
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, PlanError
 from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.rank_sources import ARGUMENTS, POLICY, RankSources, assert_loads, flat_options
 from tests.checkpoint.samples import load_with_torch
-from tests.rank_bodies.flat_sources import TiedApart, save_tied_apart
+from tests.rank_bodies.flat_sources import Critic, TiedApart, save_several, save_tied_apart
 from tests.rank_bodies.sources import RankNet
 from tests.ranks import run_ranks
 
@@ -174,3 +176,56 @@ def test_a_tie_between_units_was_trained_apart(tmp_path: Path) -> None:
     assert state["optim"]["state"].keys() == wanted["momentum"].keys()
     for name, tensor in wanted["momentum"].items():
         assert torch.equal(state["optim"]["state"][name]["momentum_buffer"], tensor), name
+
+
+def _loaded(source: Path, kind: type[nn.Module], arguments: dict[str, Any], part: str | None) -> Any:
+    net = TiedApart(tied=False) if kind is TiedApart else kind()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1.0)
+    options = SourceOptions(model=outline_model(net, arguments))
+    report = load_checkpoint(source, net, optimizer, part=part, extra={"iter": 0}, options=options)
+    assert report.values == {"iter": 4}
+    return net, optimizer
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_of_several_models_in_a_file_the_one_that_is_asked_for_is_taken(
+    use_orig_params: bool, tmp_path: Path
+) -> None:
+    arguments = {"auto_wrap_policy": "Linear", "use_orig_params": use_orig_params}
+    names = {"g": "TiedApart", "d": "Critic"}
+    wanted = run_ranks(save_several, str(tmp_path), names, use_orig_params)[0]
+    assert "part='g'" in advise_loading(inspect_checkpoint(tmp_path)).call
+    kinds: list[tuple[str, type[nn.Module]]] = [("g", TiedApart), ("d", Critic)]
+    for name, kind in kinds:
+        values, state = wanted[name]
+        for part in (name, None):  # without it, the one whose units fit
+            net, optimizer = _loaded(tmp_path, kind, arguments, part)
+            assert net.state_dict().keys() == values.keys()
+            for key, param in net.named_parameters():
+                assert torch.equal(param, values[key]), (name, part, key)
+                assert torch.equal(optimizer.state[param]["exp_avg"], state[key]["exp_avg"]), (name, key)
+        other = kinds[name == "g"][0]
+        with pytest.raises(
+            CheckpointMismatchError, match=r"and no unit of the model|no flat parameter of the unit"
+        ):
+            _loaded(tmp_path, kind, arguments, other)
+
+
+def test_of_two_models_that_fit_equally_well_one_must_be_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    wanted = run_ranks(save_several, str(source), {"a": "Critic", "b": "Critic"}, False)[0]
+    arguments = {"auto_wrap_policy": "Linear"}
+    with pytest.raises(
+        CheckpointMismatchError, match=r"`a` and `b` fit .* equally well. Say which .*part='a'"
+    ):
+        _loaded(source, Critic, arguments, None)
+    for name in ("a", "b"):
+        values, state = wanted[name]
+        net, optimizer = _loaded(source, Critic, arguments, name)
+        for key, param in net.named_parameters():
+            assert torch.equal(param, values[key])
+            assert torch.equal(optimizer.state[param]["exp_avg"], state[key]["exp_avg"])
+    # Converting takes one model, and leaves nothing out.
+    outline = outline_model(Critic(), arguments)
+    with pytest.raises(CheckpointMismatchError, match=r"of 2 models, `a` and `b`\. .*part="):
+        convert_checkpoint(source, tmp_path / "out", options=SourceOptions(model=outline))
