@@ -47,6 +47,9 @@ _REMEDY: Final = (
 )
 
 
+_Found = tuple["Sequence[RankState]", FlatParts, "Sequence[NumberedOptimizer]"]
+
+
 @dataclass
 class FlatStates:
     """Ranks' states without what is flat, and what became of that.
@@ -123,16 +126,18 @@ def take_flat(
     outline = options.model
     if outline is None or not outline.units:
         return _refused(states, parts, numbered)
-    states, parts, numbered = _of_one_model((states, parts, numbered), outline, options.part, folder)
-    if not parts.units and not numbered:
-        return FlatStates(states)
+    found = _of_one_model((states, parts, numbered), outline, options.part, folder)
+    if not found[1].units and not found[2]:
+        return FlatStates(found[0])
+    return _complete(found, outline, folder)
+
+
+def _complete(found: _Found, outline: ModelOutline, folder: Folder) -> FlatStates:
+    states, parts, numbered = found
     # Before sizes are compared: those of fewer ranks are other ones, and the model would be blamed.
     for key, holders in parts.units.items():
         check_complete(folder, key, holders, len(states))
     return _by_model(states, parts, numbered, outline, folder)
-
-
-_Found = tuple["Sequence[RankState]", FlatParts, "Sequence[NumberedOptimizer]"]
 
 
 def _of_one_model(found: _Found, outline: ModelOutline, part: str | None, folder: Folder) -> _Found:
@@ -157,7 +162,7 @@ def _of_one_model(found: _Found, outline: ModelOutline, part: str | None, folder
         own = [
             path
             for path in by_model
-            if {unit_name(*path_below(key, path)) for key in by_model[path]} == wanted
+            if {unit_name(join_path(path_below(key, path))) for key in by_model[path]} == wanted
         ]
     else:
         own = list(by_model)
