@@ -92,9 +92,8 @@ def open_checkpoint(
                 raise
             absent.append(error)
 
-    where = "cannot load the checkpoint, so no rank does"
     try:
-        peers.together(work, where)
+        peers.together(work, "cannot load the checkpoint, so no rank does")
         seen = peers.exchange(None if absent else found[0].seen)
         if broadcast is not True:
             # Also where some see nothing, such as all but one rank of each node: whose files are read must
