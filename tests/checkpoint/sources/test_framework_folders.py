@@ -90,6 +90,11 @@ def test_lightning_is_known_by_its_meta_file(rank_sources: RankSources, tmp_path
     folder = tmp_path / "last.ckpt"
     shutil.copytree(rank_sources.folder / "plain" / "model_and_optim", folder)
     assert inspect_checkpoint(folder).framework == "torch"
+    # A script's own file of that name, and a name that it has for its optimizer.
+    torch.save({"step": 4}, folder / "meta.pt")
+    assert inspect_checkpoint(folder).framework == "torch"
+    convert_checkpoint(folder, tmp_path / "out")
+    assert load_with_torch(tmp_path / "out").keys() == {"model", "optim"}
     torch.save({"epoch": 1, "pytorch-lightning_version": "2.6.0"}, folder / "meta.pt")
     manifest = inspect_checkpoint(folder)
     assert (manifest.framework, "meta.pt" in manifest.evidence) == ("lightning", True)
