@@ -64,6 +64,16 @@ trainer = SimpleNamespace(
 Trainer.save_model(trainer, "x", _internal_call=True)
 print(json.dumps(bool(saved)))
 """
+EMPTIES = """
+import json, tempfile
+from transformers import BertConfig, BertModel
+size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
+model = BertModel(BertConfig(**size))
+state = model.state_dict()
+with tempfile.TemporaryDirectory() as folder:
+    model.save_pretrained(folder, state_dict=state)
+print(json.dumps(not state))
+"""
 ON_THE_LINE = """
 import json
 from transformers import HfArgumentParser, TrainingArguments
@@ -139,6 +149,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
         "words_deprecated": did["plain"]["warned"],
         "save_model_full_only": saved_for("FULL_STATE_DICT") and not saved_for("SHARDED_STATE_DICT"),
+        "saving_empties_state": run(EMPTIES),
         "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
