@@ -246,8 +246,8 @@ def _find(values: ParameterValues) -> Iterator[Found]:
             )
     for count in counts_about_ranks(values):
         yield Found("FM423", count, _COUNTED, "commented")
-    for node in counts_of_gradients(values):
-        yield Found("FM334" if _is_shown(source, node) else "FM423", node, UNCOUNTED, "commented")
+    for each in counts_of_gradients(values):
+        yield Found("FM334" if _is_shown(source, each) else "FM423", each, UNCOUNTED, "commented")
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
