@@ -104,6 +104,7 @@ HOUSE: House = (
                 "source.as_before",
                 "source.copied_parameters",
                 "source.copies_of_ranks",
+                "source.counts_of_gradients",
                 "source.counts_of_models",
                 "source.cut_by_sizes",
                 "source.dtensor_hints",

@@ -57,6 +57,9 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
         ),
         "state_dict_type_read": Claim("`state_dict_type` in `fsdp_config` is read", since="5.10"),
         "save_model_full_only": Claim("`save_model` under FSDP writes weights for FULL_STATE_DICT alone"),
+        "saving_empties_state": Claim(
+            "`save_pretrained` takes each entry out of the state that it is given", since="5.0"
+        ),
         "cpu_offload_read": Claim("`cpu_offload` in `fsdp_config` is read", since="5.10"),
         "auto_wrap_policy_read": Claim("`auto_wrap_policy` in `fsdp_config` is read", since="5.10"),
         "size_needs_policy": Claim(

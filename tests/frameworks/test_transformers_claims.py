@@ -47,12 +47,12 @@ for case in json.loads(sys.argv[1]):
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
-# Whether `save_model` under FSDP writes anything with each type of state dicts, and what a command line may
-# hold: in one process, because each spends seconds on the Trainer's imports.
+# Whether `save_model` under FSDP writes anything with each type of state dicts, whether `save_pretrained` leaves
+# the state that it is given whole, and what a command line may hold: in one process, because each spends seconds on the Trainer's imports.
 TRAINER = """
-import json
+import json, tempfile
 from types import SimpleNamespace
-from transformers import HfArgumentParser, Trainer, TrainingArguments
+from transformers import BertConfig, BertModel, HfArgumentParser, Trainer, TrainingArguments
 def saves(kind):
     saved = []
     plugin = SimpleNamespace(state_dict_type=f"StateDictType.{kind}")
@@ -67,6 +67,12 @@ def saves(kind):
     Trainer.save_model(trainer, "x", _internal_call=True)
     return bool(saved)
 found = {"saves": {kind: saves(kind) for kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT")}}
+size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
+model = BertModel(BertConfig(**size))
+state = model.state_dict()
+with tempfile.TemporaryDirectory() as folder:
+    model.save_pretrained(folder, state_dict=state)
+found["empties"] = not state
 words = ["--output_dir", "x", "--use_cpu", "--report_to", "none", "--fsdp", "full_shard"]
 try:
     given, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
@@ -137,6 +143,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "wrap_arguments": did["class"].get("transformer_cls_names_to_wrap") == "Block",
         "words_deprecated": did["plain"]["warned"],
         "save_model_full_only": trainer["saves"] == {"FULL_STATE_DICT": True, "SHARDED_STATE_DICT": False},
+        "saving_empties_state": trainer["empties"],
         "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }

@@ -98,8 +98,8 @@ _OF_NODES = (
     "cpu_offload out."
 )
 _EMPTIED = (
-    "the Trainer's _save takes each entry out of this state now, which is read below: give it a copy, "
-    "`self._save(folder, state_dict=dict(state))`."
+    "the Trainer's _save takes each entry out of this state now, where the model is transformers' own, and "
+    "it is read below: give it a copy, `self._save(folder, state_dict=dict(state))`."
 )
 _ASKED = (
     "this class asks elsewhere whether what it is bound to is FSDP1's: where it is sharded, take torch's "
