@@ -48,7 +48,8 @@ for case in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 # Whether `save_model` under FSDP writes anything with each type of state dicts, whether `save_pretrained` leaves
-# the state that it is given whole, and what a command line may hold: in one process, because each spends seconds on the Trainer's imports.
+# the state that it is given whole, and what a command line may hold: in one process, because each spends
+# seconds on the Trainer's imports.
 TRAINER = """
 import json, tempfile
 from types import SimpleNamespace
