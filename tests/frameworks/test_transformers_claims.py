@@ -47,9 +47,9 @@ for case in json.loads(sys.argv[1]):
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
-# Whether `save_model` under FSDP writes with each type of state dicts, whether `save_pretrained` leaves the state
-# that it is given whole, and what a command line may hold: in one process, because each spends
-# seconds on the Trainer's imports.
+# Whether `save_model` under FSDP writes with each type of state dicts, whether `save_pretrained` leaves the
+# state that it is given whole, and what a command line may hold: in one process, because each spends seconds
+# on the Trainer's imports.
 TRAINER = """
 import json, tempfile
 from types import SimpleNamespace
