@@ -55,6 +55,7 @@ from fsdp_migrate.source.python.own_parts import of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of
 from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters
 from fsdp_migrate.source.python.run_order import places_run
+from fsdp_migrate.source.python.strategy_classes import StrategyClasses
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
 from fsdp_migrate.source.python.written_names import written_names
 
@@ -234,6 +235,11 @@ class ModelKinds:
         return ShardedByFSDP2(self.index)
 
     @functools.cached_property
+    def strategies(self) -> StrategyClasses:
+        """The classes each of which wraps models in its own way."""
+        return StrategyClasses(self.index)
+
+    @functools.cached_property
     def optimizers(self) -> Made:
         """The names that are bound to optimizers, by their texts."""
         return optimizers_made(self.index)
@@ -273,7 +279,7 @@ class ModelKinds:
             and self.is_other_branch(node.value)
         ):
             return True  # what another wrapper holds
-        if self.guards.is_no_module(node) or is_given_plain(self, node):
+        if self.guards.is_no_module(node) or is_given_plain(self, node) or self.strategies.is_plain(node):
             return True
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):
             return True
@@ -332,6 +338,8 @@ class ModelKinds:
         if not found:
             is_class = node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP
             return {MAKES} if is_class else made_before(self, self.optimizers, node)
+        if {"fsdp", "other"} & found and self.strategies.is_sharded(node):
+            found = found - {"ddp", "other"} | {"fsdp"}  # by its own class, whatever others are given
         found = of_its_model(self, self.optimizers, node, found)
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, of_its_wrapper(self, node, found))
