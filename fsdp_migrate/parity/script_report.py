@@ -38,7 +38,9 @@ class ScriptReport:
     ``differences`` are in the order of the training, those by more than rounding before the others, which
     ``num_rounded`` counts. ``printed`` pairs lines that say the same with other
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
-    ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
+    ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair.
+    ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first. ``notes``
+    say what was not compared.
     """
 
     before: str
@@ -51,10 +53,13 @@ class ScriptReport:
     num_differences: int
     num_rounded: int = 0
     printed: tuple[tuple[str, str], ...] = ()
+    printed_before: tuple[str, ...] = ()
+    printed_after: tuple[str, ...] = ()
     only_before: tuple[str, ...] = ()
     only_after: tuple[str, ...] = ()
     checkpoints: tuple[Checkpoints, ...] = ()
     differs_from_itself: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def first(self) -> Difference | None:

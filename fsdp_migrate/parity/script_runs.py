@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,16 @@ _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of 
 
 _MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
 _LAST_LINES = 15
+_NO_FILES = "Files were not compared: the command has no `OUT`."
+_NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
 _ROUNDED = 1e-4
 _AT_START = Path(__file__).parent / "at_start"
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
+# What follows a message: the next traceback, the launcher's log, or what another rank says.
+_LAUNCHERS = re.compile(rf"[WE]\d{{4}} |{_TRACEBACK.pattern}|{_RANK.pattern}|\[default\d+\]:")
+_WARNS = re.compile(r"[Ww]arn(?:ing)?\b|\bW\d{4} |\*{9}")
 # What torchrun and logging write before a line, and what differs whenever something runs.
 _OF_THIS_RUN = re.compile(
     r"\b(?:\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|\d{4}-\d\d-\d\d)\b|\bpid[ =:]*\d+|0x[0-9a-f]+"
@@ -105,9 +110,12 @@ def compare_scripts(
         if report.first is not None:
             say("the two part: the script under FSDP1 runs again, and is compared with itself")
             again = _new(work / "found again")
-            _run(folders[0], command, work / "again", kept, again, steps)
+            try:
+                _run(folders[0], command, work / "again", kept, again, steps)
+            except RankError as error:
+                return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
             if any(each["differences"] for each in _documents(again)):
-                report = report_of(first, second, command, kept, found, differs_from_itself=True)
+                report = replace(report, differs_from_itself=True)
         return report
 
 
@@ -167,7 +175,10 @@ def _what_failed(lines: Sequence[str]) -> Iterator[str]:
     prefix = rank[0] if rank else ""
     own = [line.removeprefix(prefix) for line in lines[begins:] if line.startswith(prefix)]
     ends = next((place for place, line in enumerate(own[1:], 1) if line and not line[0].isspace()), len(own))
-    yield from own[max(0, ends - _LAST_LINES) : ends + 1]
+    message = own[ends : ends + _LAST_LINES]
+    stops = next((place for place, line in enumerate(message) if _LAUNCHERS.match(line)), len(message))
+    yield from own[max(0, ends - _LAST_LINES) : ends]
+    yield from message[:stops]
 
 
 def _documents(found: Path) -> list[dict[str, Any]]:
@@ -181,13 +192,12 @@ def report_of(
     command: Sequence[str],
     kept: Path,
     found: Path,
-    *,
-    differs_from_itself: bool = False,
 ) -> ScriptReport:
     """Put together what was found: ``kept`` has the steps of the first run, ``found`` what differs."""
     documents = _documents(found)
     found_in_order = [read_difference(each) for document in documents for each in document["differences"]]
     differences = sorted(found_in_order, key=lambda each: is_rounding(each.gap))
+    pairs, alone = _printed(first, second)
     files = [_files(each.out) for each in (first, second)]
     saved = list(_checkpoints(first.out, second.out))
     inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
@@ -201,11 +211,13 @@ def report_of(
         differences=tuple(differences[:_MOST_DIFFERENCES]),
         num_differences=len(differences),
         num_rounded=sum(is_rounding(each.gap) for each in differences),
-        printed=tuple(_printed(first, second))[:_MOST_LINES],
+        printed=pairs[:_MOST_LINES],
+        printed_before=tuple(alone[0])[:_MOST_LINES],
+        printed_after=tuple(alone[1])[:_MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
-        differs_from_itself=differs_from_itself,
+        notes=() if any(map(_OUT.search, command)) else (_NO_FILES,),
     )
 
 
@@ -239,23 +251,46 @@ def _checkpoints(before: Path, after: Path) -> Iterator[Checkpoints]:
         yield Checkpoints(path=name, is_same=report.is_same, words=words, is_rounded=is_rounded)
 
 
-def _printed(first: Run, second: Run) -> Iterator[tuple[str, str]]:
-    """Yield lines that say the same with other numbers; which of several, goes by their order."""
-    mine, other = ([_shown(line, each) for line in each.printed] for each in (first, second))
-    common = Counter(mine) & Counter(other)
+def _printed(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tuple[list[str], list[str]]]:
+    """Return lines that say the same with other numbers, and those of each run without such a line.
+
+    Which of several belong together goes by their order.
+    """
+    mine, other = ([_shown(line, each) for line in _said(each.printed)] for each in (first, second))
+    left = _without(mine, other), _without(other, mine)
     waiting: dict[str, list[str]] = {}
-    left = Counter(common)
-    for line in other:
-        if left[line]:
-            left[line] -= 1
+    for line in left[1]:
+        waiting.setdefault(_NUMBER.sub("#", line), []).append(line)
+    pairs, alone = [], []
+    for line in left[0]:
+        same = waiting.get(_NUMBER.sub("#", line))
+        if same:
+            pairs.append((line, same.pop(0)))
         else:
-            waiting.setdefault(_NUMBER.sub("#", line), []).append(line)
-    left = Counter(common)
-    for line in mine:
-        if left[line]:
-            left[line] -= 1
-        elif _NUMBER.search(line) and (same := waiting.get(_NUMBER.sub("#", line))):
-            yield line, same.pop(0)
+            alone.append(line)
+    others = Counter(line for lines in waiting.values() for line in lines)
+    return tuple(pairs), (alone, [line for line in left[1] if others[line] > 0])
+
+
+def _without(lines: list[str], others: list[str]) -> list[str]:
+    """Return the lines that the others have not, or not as often."""
+    common, found = Counter(others), []
+    for line in lines:
+        if common[line]:
+            common[line] -= 1
+        else:
+            found.append(line)
+    return found
+
+
+def _said(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that are no warnings, nor the line of code below one; no blank ones."""
+    is_below = False
+    for line in lines:
+        warns = _WARNS.search(line) is not None
+        if not warns and line.strip() and not (is_below and line[0].isspace()):
+            yield line
+        is_below = warns
 
 
 def _shown(line: str, run: Run) -> str:

@@ -83,7 +83,7 @@ def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     watch = _watch()
     watch.depth += 1
     # An optimizer's step may call another's: that of its base class, or that of one that it wraps.
-    if watch.depth > 1 or watch.steps >= int(os.environ.get(STEPS, "0")):
+    if watch.depth > 1 or watch.steps >= int(os.environ.get(STEPS, "0")) or _changes_nothing(optimizer):
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
@@ -99,6 +99,11 @@ def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     if len(args) > 1:
         return (args[0], seen_closure, *args[2:]), kwargs
     return args, {**kwargs, "closure": seen_closure}
+
+
+def _changes_nothing(optimizer: Optimizer) -> bool:
+    """Tell whether nothing is learned: so torch steps where it makes a state, to load or save it."""
+    return all(_plain(group.get("lr")) == 0 for group in optimizer.param_groups)
 
 
 def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:

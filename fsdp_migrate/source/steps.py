@@ -143,7 +143,7 @@ _CALLED_BACK = (
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _COMPARE = (
     "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
-    "without an error is named. BEFORE is a copy of the project from before the rewrite."
+    "without an error is named. BEFORE is a copy of the project as it is now: make it first."
 )
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
@@ -244,7 +244,7 @@ def next_steps(
             (_IGNORED, apart.ignored),
         )
         steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
-    if rewrites or left:
+    if rewrites or left or "changes" in states:
         steps.append(
             Step(_COMPARE, (f"fsdp-migrate compare BEFORE {shlex.quote(_folder(paths))} -- COMMAND",))
         )

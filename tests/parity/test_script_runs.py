@@ -36,6 +36,7 @@ for step in range(2):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    print("WORD")
     print(f"step {step}: loss {loss.item():.9f} in pid {os.getpid()}")
 os.makedirs(os.path.join(sys.argv[1], "logs"))
 STATE
@@ -49,6 +50,7 @@ FSDP1 = {
     "STATE": "with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT): state = model.state_dict()",
     "FACTOR": "1",
     "NOTES": "fsdp1.txt",
+    "WORD": "a batch in float32",
 }
 FSDP2 = {
     "HEAD": "from fsdp_migrate import prepare_fully_shard\nfrom fsdp_migrate.runtime import full_state_dict",
@@ -56,6 +58,7 @@ FSDP2 = {
     "STATE": "state = full_state_dict(model)['model']",
     "FACTOR": "1",
     "NOTES": "fsdp1.txt",
+    "WORD": "a batch in float32",
 }
 
 
@@ -80,6 +83,8 @@ def test_a_script_that_trains_alike_is_identical(tmp_path: Path, capsys: pytest.
     assert "Printed with other numbers" not in shown.out
     assert f"the script under FSDP2 runs in {after}" in shown.err
     assert [each.name for each in before.iterdir()] == ["train.py"]
+    assert "were not compared" not in shown.out
+    assert "only (" not in shown.out
 
 
 @pytest.mark.slow
@@ -87,13 +92,15 @@ def test_what_trains_prints_and_leaves_otherwise_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = script(tmp_path / "before", FSDP1)
-    after = script(tmp_path / "after", FSDP2, FACTOR="3", NOTES="fsdp2.txt")
+    after = script(tmp_path / "after", FSDP2, FACTOR="3", NOTES="fsdp2.txt", WORD="a batch in bfloat16")
     given = ["--", "python", "train.py", "OUT"]
     assert main(["compare", str(before), str(after), *given]) == 1
     said = capsys.readouterr().out
     assert said.startswith("The runs part in step 1, at gradient ")
     assert "every number is 3 times FSDP1's" in said
     assert "  FSDP1: step 0: loss 0." in said
+    assert "Printed under FSDP1 only (2 of 2):\n  a batch in float32\n  a batch in float32\n" in said
+    assert "Printed under FSDP2 only (2 of 2):\n  a batch in bfloat16\n" in said
     assert "Written under FSDP1 only: fsdp1.txt" in said
     assert "Written under FSDP2 only: fsdp2.txt" in said
     assert "last.pt: differs: model." in said
@@ -112,18 +119,21 @@ def test_a_script_that_differs_from_itself_is_not_comparable(
 
 
 def test_a_script_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("def go():\n    raise ValueError('no such batch')\ngo()\nprint()\n")
+    (tmp_path / "train.py").write_text(
+        "def go():\n    raise ValueError('no such batch\\n  look here\\n  and there')\ngo()\nprint()\n"
+    )
     with pytest.raises(RankError) as raised:
         compare_scripts(tmp_path, tmp_path, ["python", "train.py"])
     said = str(raised.value)
     assert said.startswith(f"`python train.py` failed in {tmp_path} (exit code 1). It printed:\nTraceback")
-    assert said.endswith("ValueError: no such batch")
+    assert said.endswith("ValueError: no such batch\n  look here\n  and there")
 
 
 def test_a_script_without_a_step_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("print('done')\n")
     assert main(["compare", str(tmp_path), str(tmp_path), "--", "python", "train.py"]) == 1
     said = capsys.readouterr().out
+    assert "Files were not compared: the command has no `OUT`." in said
     assert "Nothing was seen: no optimizer of torch made a step in the run under FSDP1." in said
 
 

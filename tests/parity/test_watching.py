@@ -90,5 +90,10 @@ def test_a_step_that_fsdp1_had_not_is_said(kept: dict[str, Path], tmp_path: Path
     assert [each["is_in_both"] for each in found] == [True, True, False]
 
 
+def test_a_step_that_changes_nothing_is_none(kept: dict[str, Path], tmp_path: Path) -> None:
+    found = compared(kept["originals"], tmp_path, fault="state made")
+    assert [(each["is_in_both"], each["differences"]) for each in found] == [(True, [])] * 2
+
+
 def test_no_more_steps_are_seen_than_were_asked_for(kept: dict[str, Path], tmp_path: Path) -> None:
     assert len(compared(kept["flat"], tmp_path, fault="a step more", steps=1)) == 1

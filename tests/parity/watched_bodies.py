@@ -30,6 +30,13 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
     torch.manual_seed(0)
     model = _sharded(how, fault)
     optimizer = _optimizer(model, fault)
+    if fault == "state made":  # as torch does where it loads or saves an optimizer
+        settings = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+        for group, lr in zip(optimizer.param_groups, settings, strict=True):
+            group["lr"] = lr
     for step in range(3 if fault == "a step more" else 2):
 
         def backward(step: int = step) -> torch.Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.parity.script_report import ScriptReport
 
 
-_MOST_SHOWN = 10
+_MOST_SHOWN = 3
 
 
 def show_comparison(report: ScriptReport, *, everything: bool = False) -> None:
@@ -36,6 +36,11 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
     for one, other in report.printed[:most]:
         yield f"  FSDP1: {one}"
         yield f"  FSDP2: {other}"
+    for lines, which in ((report.printed_before, "FSDP1"), (report.printed_after, "FSDP2")):
+        shown = lines[:most]
+        if shown:
+            yield f"Printed under {which} only ({len(shown)} of {len(lines)}):"
+            yield from (f"  {line}" for line in shown)
     for files, which in ((report.only_before, "FSDP1"), (report.only_after, "FSDP2")):
         if files:
             yield f"Written under {which} only: {', '.join(files)}"
@@ -44,6 +49,7 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
             yield f"{saved.path} was not compared: {saved.words}"
         else:
             yield f"{saved.path}: {'the same' if saved.is_same else f'differs: {saved.words}'}"
+    yield from report.notes
 
 
 def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:
