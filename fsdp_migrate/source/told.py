@@ -73,9 +73,7 @@ class Told:
         )
         parts = sharding_parts(self.known, self.known.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
-        wrappers = {
-            module.path: wrapper_classes(self.known.project, module) for module in self.known.looked_at
-        }
+        wrappers = {each.path: wrapper_classes(project, each) for each in self.known.looked_at}
         subclasses_of = subclasses(project, self.known.looked_at)
         checks = class_checks(project, self.known.looked_at)
         return {
@@ -111,6 +109,7 @@ class Told:
                 asked_for_parts=parts.asked.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
                 not_run=self._not_run(p),
+                derived_elsewhere=self._derived_elsewhere(p),
             )
             for p in paths
         }
@@ -133,6 +132,13 @@ class Told:
     def _not_run(self, path: Path) -> frozenset[str]:
         every = self.known.not_run.items()
         return frozenset(name for key, names in every if key.startswith(f"{path}:") for name in names)
+
+    def _derived_elsewhere(self, path: Path) -> frozenset[str]:
+        """Return the classes of a file that other files derive theirs from."""
+        every = ((*self.known.project.split(key), below) for key, below in self.known.derived.items())
+        return frozenset(
+            name for where, name, below in every if where == path if any(e.module.path != path for e in below)
+        )
 
     def _named(
         self,

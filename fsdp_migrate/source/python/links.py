@@ -187,6 +187,9 @@ class Links:
     not_run: frozenset[str] = frozenset()
     """Methods of this file's classes that those which shard what they are about have their own of."""
 
+    derived_elsewhere: frozenset[str] = frozenset()
+    """The classes of this file that classes of other files derive from."""
+
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 

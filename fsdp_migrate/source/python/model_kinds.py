@@ -237,7 +237,7 @@ class ModelKinds:
     @functools.cached_property
     def strategies(self) -> StrategyClasses:
         """The classes each of which wraps models in its own way."""
-        return StrategyClasses(self.index)
+        return StrategyClasses(self.index, self.links.derived_elsewhere)
 
     @functools.cached_property
     def optimizers(self) -> Made:

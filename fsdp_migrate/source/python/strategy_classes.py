@@ -35,15 +35,17 @@ class StrategyClasses:
     """Answers what the methods of such classes are given, by the methods that wrap. Reads only."""
 
     index: Index
+    derived_elsewhere: frozenset[str]
+    """The classes that other files derive from: what those make of a model is not seen here."""
 
     def is_plain(self, node: cst.CSTNode) -> bool:
         """Tell whether it is a parameter of a method that no class runs which wraps models by FSDP1."""
         ways = self._ways_of(node)
-        return bool(ways) and ways <= {"ddp", "itself"}
+        return bool(ways) and ways <= {"ddp", "itself", "nothing"}
 
     def is_sharded(self, node: cst.CSTNode) -> bool:
         """Tell whether it is the model's parameter in a method that such classes alone run."""
-        return self._ways_of(node) == {"fsdp"}
+        return self._ways_of(node) - {"nothing"} == {"fsdp"}
 
     def _ways_of(self, node: cst.CSTNode) -> frozenset[Way]:
         if not self._wrapping or not isinstance(node, cst.Name) or node not in self.index.scopes:
@@ -65,7 +67,7 @@ class StrategyClasses:
 
     @functools.cached_property
     def _wrapping(self) -> dict[str, set[str]]:
-        """The names of methods by which one class shards a model and another does not, with its parameter."""
+        """The names of methods by which a class shards a model, where others have them too; the parameter."""
         if len(self._classes) < 2 or not self._makes_any():
             return {}
         found: dict[str, set[str]] = {}
@@ -92,12 +94,15 @@ class StrategyClasses:
                 for method in _methods(owner):
                     if method.name.value in {wraps, "__init__"}:
                         continue
-                    ways = frozenset(self._way_of(each, wraps) for each in self._runners(owner, method))
+                    runners = list(self._runners(owner, method))
+                    ways = frozenset(self._way_of(each, wraps) for each in runners)
+                    if not self.derived_elsewhere.isdisjoint(each.name.value for each in runners):
+                        ways |= {"unknown"}
                     for param in (*method.params.params, *method.params.kwonly_params):
-                        is_models = ways != {"fsdp"} or param.name.value in names
+                        is_models = "fsdp" not in ways or param.name.value in names
                         if is_models and param.name.value != "self":
                             key = method, param.name.value
-                            found[key] = found.get(key, frozenset()) | (ways - {"nothing"})
+                            found[key] = found.get(key, frozenset()) | ways
         return found
 
     def _runners(self, owner: cst.ClassDef, method: cst.FunctionDef) -> Iterator[cst.ClassDef]:
