@@ -123,12 +123,18 @@ def verdict(report: ScriptReport) -> str:
         )
     seen = f"{counted(report.compared, 'tensor')} of {counted(min(before, after), 'step')}"
     if report.alike and report.num_rounded:
-        return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone."
+        return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_unread(report)}"
     if report.first is not None and report.num_differences > report.num_rounded:
         first = f"{place(report.first)}, step {report.first.step}"
         return f"Different: {report.num_differences - report.num_rounded:,} of {seen}; the first is {first}."
     if before != after:
         return f"Different: FSDP1 made {counted(before, 'step')}, FSDP2 {counted(after, 'step')}."
     if report.identical:
-        return f"Identical: {seen} are the same, bit for bit."
+        return f"Identical: {seen} are the same, bit for bit.{_unread(report)}"
     return f"Different: {seen} are alike, but not what the runs left in the output folder."
+
+
+def _unread(report: ScriptReport) -> str:
+    """Say that nothing is known of checkpoints that could not be compared, so that no verdict is for them."""
+    number = sum(each.is_same is None for each in report.checkpoints)
+    return f" Not compared: {counted(number, 'checkpoint')}." if number else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -179,6 +180,8 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     )
     assert (alike.alike, alike.identical) == (True, False)
     assert verdict(alike) == "Alike: of 4 tensors of 2 steps 1 differ, by rounding alone."
+    unread = replace(alike, checkpoints=(Checkpoints(path="last", is_same=None, words="odd"),))
+    assert verdict(unread).endswith("differ, by rounding alone. Not compared: 1 checkpoint.")
     kept = tmp_path / "kept"
     (tmp_path / "found").mkdir()
     kept.mkdir()
