@@ -28,6 +28,14 @@ def compare(
             show_default=False,
         ),
     ],
+    checkpoint: Annotated[
+        tuple[str, str] | None,
+        option(
+            "OLD NEW",
+            "Go on from checkpoints: `CKPT` in COMMAND becomes OLD in BEFORE, and NEW, what it was "
+            "converted to, in AFTER.",
+        ),
+    ] = None,
     steps: Annotated[int, option("N", "How many steps of optimizers are compared.", min=1)] = 20,
     everything: All = False,
     json: Json = False,
@@ -36,14 +44,15 @@ def compare(
 
     The script needs no change, and must set its seeds. Each step of its
     optimizers is compared: gradients, groups, parameters and buffers, whole
-    and by their names. Exits with 1 if anything differs by more than
-    rounding.
+    and by their names. Where the two part, it runs again under FSDP1 with
+    whole parameters, to tell which of them is off. Exits with 1 if anything
+    differs by more than rounding.
     """
     from fsdp_migrate.cli.render.compare import show_comparison
     from fsdp_migrate.cli.render.progress import say
     from fsdp_migrate.parity.script_runs import compare_scripts
 
-    report = compare_scripts(before, after, command, steps=steps, on_phase=say)
+    report = compare_scripts(before, after, command, steps=steps, checkpoints=checkpoint, on_phase=say)
     if json:
         write_document("compare", report.as_dict())
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.findings import counted
 from fsdp_migrate.parity.report import place
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.parity.report import Difference
     from fsdp_migrate.parity.tensors import Gap
 
+
+Unsharded = Literal["", "alike", "differs", "unknown"]
+"""How FSDP1 that shards nothing trains, seen from FSDP2: empty where it did not run."""
 
 _MOST_EPSILONS = 64.0
 
@@ -38,9 +41,11 @@ class ScriptReport:
     ``differences`` are in the order of the training, those by more than rounding before the others, which
     ``num_rounded`` counts. ``printed`` pairs lines that say the same with other
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
+    ``num_printed`` counts these pairs and the lines without one, also those that are not listed.
     ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair.
-    ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first. ``notes``
-    say what was not compared.
+    ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
+    ``unsharded`` tells whether the script under FSDP1 with ``NO_SHARD`` trains as under FSDP2. ``notes`` say
+    what was not compared.
     """
 
     before: str
@@ -52,6 +57,7 @@ class ScriptReport:
     differences: tuple[Difference, ...]
     num_differences: int
     num_rounded: int = 0
+    num_printed: int = 0
     printed: tuple[tuple[str, str], ...] = ()
     printed_before: tuple[str, ...] = ()
     printed_after: tuple[str, ...] = ()
@@ -59,6 +65,7 @@ class ScriptReport:
     only_after: tuple[str, ...] = ()
     checkpoints: tuple[Checkpoints, ...] = ()
     differs_from_itself: bool = False
+    unsharded: Unsharded = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -123,18 +130,37 @@ def verdict(report: ScriptReport) -> str:
         )
     seen = f"{counted(report.compared, 'tensor')} of {counted(min(before, after), 'step')}"
     if report.alike and report.num_rounded:
-        return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_unread(report)}"
+        return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_besides(report)}"
     if report.first is not None and report.num_differences > report.num_rounded:
         first = f"{place(report.first)}, step {report.first.step}"
-        return f"Different: {report.num_differences - report.num_rounded:,} of {seen}; the first is {first}."
+        whose = " FSDP1's own run was off." if report.unsharded == "alike" else ""
+        number = report.num_differences - report.num_rounded
+        return f"Different: {number:,} of {seen}; the first is {first}.{whose}"
     if before != after:
         return f"Different: FSDP1 made {counted(before, 'step')}, FSDP2 {counted(after, 'step')}."
     if report.identical:
-        return f"Identical: {seen} are the same, bit for bit.{_unread(report)}"
+        return f"Identical: {seen} are the same, bit for bit.{_besides(report)}"
     return f"Different: {seen} are alike, but not what the runs left in the output folder."
 
 
-def _unread(report: ScriptReport) -> str:
-    """Say that nothing is known of checkpoints that could not be compared, so that no verdict is for them."""
+def _besides(report: ScriptReport) -> str:
+    """Say what the verdict is not for: lines that differ, and checkpoints that could not be read."""
     number = sum(each.is_same is None for each in report.checkpoints)
-    return f" Not compared: {counted(number, 'checkpoint')}." if number else ""
+    printed = f" Printed otherwise: {counted(report.num_printed, 'line')}." if report.num_printed else ""
+    return printed + (f" Not compared: {counted(number, 'checkpoint')}." if number else "")
+
+
+_CAUSES: dict[Unsharded, str] = {
+    "": "",
+    "alike": "FSDP1's shards. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, the "
+    "script trains as under FSDP2: FSDP1's own run was off",
+    "differs": "not FSDP1's shards alone: with sharding_strategy=NO_SHARD, where it keeps parameters whole, "
+    "the script differs from FSDP2 too. Look at what was rewritten and at what got a comment",
+    "unknown": "not known: with sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, the script "
+    "did not come so far",
+}
+
+
+def cause(report: ScriptReport) -> str:
+    """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
+    return _CAUSES[report.unsharded]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.checkpoint_convert import verify_checkpoints
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, is_rounding
-from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_rounding
+from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
 from fsdp_migrate.source.surroundings import find_checkpoints
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
+_CKPT = re.compile(r"\bCKPT\b")  # and for the checkpoint that it goes on from
+_WHOLE = "FSDP_MIGRATE_WHOLE"  # asks the module in `at_start` to have FSDP1 shard nothing
 
+_FIRST, _SECOND, _AGAIN, _UNSHARDED = "first", "second", "again", "unsharded"
 _MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
 _LAST_LINES = 15
 _NO_FILES = "Files were not compared: the command has no `OUT`."
@@ -55,12 +59,57 @@ class Run:
     out: Path
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What runs, and where: each run has a folder of its own below ``work``."""
+
+    command: tuple[str, ...]
+    steps: int
+    work: Path
+
+    def run(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        against: str | None = None,
+        keeps: bool = False,
+        is_whole: bool = False,
+        checkpoint: str | None = None,
+    ) -> Run:
+        """Run the command, keep its steps for others, and compare them with those that another one kept."""
+        own = _new(self.work / name)
+        out, kept, found = (_new(own / each) for each in ("out", "kept", "found"))
+        given = {STEPS: str(self.steps)}
+        if keeps:
+            given[KEPT] = str(kept)
+        if against is not None:
+            given |= {WITH: str(self.work / against / "kept"), FOUND: str(found)}
+        if is_whole:
+            given[_WHOLE] = "1"
+        words = [_OUT.sub(lambda _: str(out), each) for each in self.command]
+        if checkpoint is not None:
+            words = [_CKPT.sub(lambda _: checkpoint, each) for each in words]
+        return Run(folder, _run(folder, words, given), out)
+
+    def documents(self, name: str) -> list[dict[str, Any]]:
+        """Return what was found in the steps of a run."""
+        paths = (self.work / name / "found").glob("step-*.json")
+        ordered = sorted(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
+        return [json.loads(path.read_text()) for path in ordered]
+
+    def num_steps(self, name: str) -> int:
+        """Return how many steps a run has kept."""
+        return len(list((self.work / name / "kept").glob("step-*.pt")))
+
+
 def compare_scripts(
     before: str | os.PathLike[str],
     after: str | os.PathLike[str],
     command: Sequence[str],
     *,
     steps: int = 20,
+    checkpoints: tuple[str, str] | None = None,
     on_phase: Callable[[str], None] | None = None,
 ) -> ScriptReport:
     """Run a command in two folders, and compare what the two trained, printed and left.
@@ -68,8 +117,11 @@ def compare_scripts(
     ``before`` holds the script under FSDP1, ``after`` the same script rewritten. Both run on this machine,
     one after the other, with the Python environment that this has. Whenever an optimizer of torch steps, the
     gradients, its groups, and then the parameters and buffers are gathered on all ranks, and compared by
-    their names. So the script needs no change; but every seed in it must be set. Where the two part, the
-    first one runs again, and the report says if it differs from itself.
+    their names. So the script needs no change; but every seed in it must be set.
+
+    Where the two part, the first one runs again, and the report says if it differs from itself. If it does
+    not, it runs a last time, with FSDP1 that shards nothing (``NO_SHARD``), and the report says which of the
+    two trains as that does.
 
     Changes: only what the script itself does in the two folders. Where ``OUT`` stands in the command, each
     run has a new folder there, which is compared and deleted.
@@ -78,12 +130,15 @@ def compare_scripts(
         before: The folder of the script under FSDP1, such as a copy from before ``rewrite --write``.
         after: The folder of the script under FSDP2.
         command: The words of the command, such as ``torchrun --nproc-per-node 2 train.py``.
-        steps: How many steps of optimizers are compared; each is kept on the disk, as large as gradients,
-            parameters and buffers.
+        steps: How many steps of optimizers are compared; each is kept on the disk for both runs, as large as
+            gradients, parameters and buffers.
+        checkpoints: What stands for ``CKPT`` in the command: the checkpoint that FSDP1 saved, and the one
+            that the script under FSDP2 goes on from, which may be the same.
         on_phase: Is told, in a few words, what begins.
 
     Raises:
-        ConfigError: A folder is not there, or the command is empty.
+        ConfigError: A folder or checkpoint is not there, the command is empty, or it has no ``CKPT`` for the
+            checkpoints.
         RankError: One of the two runs failed. The error has the last lines that it printed.
 
     Example:
@@ -92,31 +147,67 @@ def compare_scripts(
         (0, False)
     """
     folders = [_folder(each) for each in (before, after)]
+    starts = _starts(command, checkpoints)
+    say = on_phase or (lambda words: None)
+    with tempfile.TemporaryDirectory(prefix="fsdp-migrate-compare-") as temporary:
+        runs = Comparison(tuple(command), steps, Path(temporary))
+        say(f"the script under FSDP1 runs in {folders[0]}")
+        first = runs.run(folders[0], _FIRST, keeps=True, checkpoint=starts[0])
+        say(f"the script under FSDP2 runs in {folders[1]}")
+        second = runs.run(folders[1], _SECOND, keeps=True, against=_FIRST, checkpoint=starts[1])
+        report = report_of(first, second, runs)
+        if report.first is None:
+            return report
+        say("the two part: the script under FSDP1 runs again, and is compared with itself")
+        try:
+            runs.run(folders[0], _AGAIN, against=_FIRST, checkpoint=starts[0])
+        except RankError as error:
+            return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
+        if any(each["differences"] for each in runs.documents(_AGAIN)):
+            return replace(report, differs_from_itself=True)
+        if report.num_differences == report.num_rounded:
+            return report
+        say(
+            "once more under FSDP1, which keeps all parameters whole (NO_SHARD): which of the two is like it?"
+        )
+        with suppress(RankError):  # what it did until then tells as much
+            runs.run(folders[0], _UNSHARDED, against=_SECOND, is_whole=True, checkpoint=starts[0])
+        return replace(report, unsharded=_unsharded(report, runs.documents(_UNSHARDED)))
+
+
+def _starts(
+    command: Sequence[str], checkpoints: tuple[str, str] | None
+) -> tuple[str, str] | tuple[None, None]:
+    """Return the checkpoints that the two runs go on from, as paths that hold in every folder."""
     if not command:
         raise ConfigError(
             "There is no command to run. Give it after `--`, such as `-- python train.py`.",
             field="command",
         )
-    say = on_phase or (lambda words: None)
-    with tempfile.TemporaryDirectory(prefix="fsdp-migrate-compare-") as temporary:
-        work = Path(temporary)
-        kept = _new(work / "kept")
-        say(f"the script under FSDP1 runs in {folders[0]}")
-        first = _run(folders[0], command, work / "before", kept, None, steps)
-        say(f"the script under FSDP2 runs in {folders[1]}")
-        found = _new(work / "found")
-        second = _run(folders[1], command, work / "after", kept, found, steps)
-        report = report_of(first, second, command, kept, found)
-        if report.first is not None:
-            say("the two part: the script under FSDP1 runs again, and is compared with itself")
-            again = _new(work / "found again")
-            try:
-                _run(folders[0], command, work / "again", kept, again, steps)
-            except RankError as error:
-                return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
-            if any(each["differences"] for each in _documents(again)):
-                report = replace(report, differs_from_itself=True)
-        return report
+    if checkpoints is None:
+        return None, None
+    if not any(map(_CKPT.search, command)):
+        raise ConfigError(
+            "The command has no `CKPT`. Write `CKPT` where the script is given the checkpoint to go on from.",
+            field="command",
+        )
+    for each in checkpoints:
+        if not Path(each).exists():
+            raise ConfigError(
+                f"There is no checkpoint {each}. Give the one that FSDP1 saved, and the one for FSDP2.",
+                field="checkpoints",
+            )
+    return str(Path(checkpoints[0]).resolve()), str(Path(checkpoints[1]).resolve())
+
+
+def _unsharded(report: ScriptReport, documents: Sequence[dict[str, Any]]) -> Unsharded:
+    """Tell how FSDP1 that shards nothing differs from FSDP2, up to where FSDP1's own run parted from it."""
+    assert report.first is not None
+    in_both = [each for each in documents if each["is_in_both"]]
+    if len(in_both) < max(1, report.first.step):
+        return "unknown"
+    found = (read_difference(each) for document in in_both for each in document["differences"])
+    return "differs" if any(not is_rounding(each.gap) for each in found) else "alike"
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
@@ -131,17 +222,14 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def _run(folder: Path, command: Sequence[str], out: Path, kept: Path, found: Path | None, steps: int) -> Run:
-    _new(out)
-    words = [_OUT.sub(lambda _: str(out), each) for each in command]
+def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[str, ...]:
+    """Run a command, watched, and return the lines that it printed."""
+    of_runs_before = {KEPT, WITH, FOUND, _WHOLE}
     above = os.environ.get("PYTHONPATH")
-    given = {**os.environ, KEPT: str(kept), STEPS: str(steps)}
+    given = {**{key: each for key, each in os.environ.items() if key not in of_runs_before}, **given}
     given["PYTHONPATH"] = os.pathsep.join([str(_AT_START), *([above] if above else [])])
     # `python` and `torchrun` of the environment in which this command is installed, activated or not.
     given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    given.pop(FOUND, None)
-    if found is not None:
-        given[FOUND] = str(found)
     program = shutil.which(words[0], path=given["PATH"])
     if program is None:
         raise ConfigError(f"`{words[0]}` is no program that can be found in PATH.", field="command")
@@ -162,7 +250,7 @@ def _run(folder: Path, command: Sequence[str], out: Path, kept: Path, found: Pat
         raise RankError(
             f"`{' '.join(words)}` failed in {folder} (exit code {done.returncode}). It printed:\n{said}"
         )
-    return Run(folder, lines, out)
+    return lines
 
 
 def _what_failed(lines: Sequence[str]) -> Iterator[str]:
@@ -181,20 +269,9 @@ def _what_failed(lines: Sequence[str]) -> Iterator[str]:
     yield from message[:stops]
 
 
-def _documents(found: Path) -> list[dict[str, Any]]:
-    paths = sorted(found.glob("step-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def report_of(
-    first: Run,
-    second: Run,
-    command: Sequence[str],
-    kept: Path,
-    found: Path,
-) -> ScriptReport:
-    """Put together what was found: ``kept`` has the steps of the first run, ``found`` what differs."""
-    documents = _documents(found)
+def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
+    """Put together what was found in the two runs."""
+    documents = runs.documents(_SECOND)
     found_in_order = [read_difference(each) for document in documents for each in document["differences"]]
     differences = sorted(found_in_order, key=lambda each: is_rounding(each.gap))
     pairs, alone = _printed(first, second)
@@ -204,20 +281,21 @@ def report_of(
     return ScriptReport(
         before=str(first.folder),
         after=str(second.folder),
-        command=tuple(command),
-        steps_before=len(list(kept.glob("step-*.pt"))),
+        command=runs.command,
+        steps_before=runs.num_steps(_FIRST),
         steps_after=len(documents),
         compared=sum(document["compared"] for document in documents if document["is_in_both"]),
         differences=tuple(differences[:_MOST_DIFFERENCES]),
         num_differences=len(differences),
         num_rounded=sum(is_rounding(each.gap) for each in differences),
+        num_printed=len(pairs) + len(alone[0]) + len(alone[1]),
         printed=pairs[:_MOST_LINES],
         printed_before=tuple(alone[0])[:_MOST_LINES],
         printed_after=tuple(alone[1])[:_MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
-        notes=() if any(map(_OUT.search, command)) else (_NO_FILES,),
+        notes=() if any(map(_OUT.search, runs.command)) else (_NO_FILES,),
     )
 
 

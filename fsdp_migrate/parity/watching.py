@@ -1,7 +1,7 @@
 """In each rank of a script that trains: what its optimizers step, whole and by names.
 
-The first run keeps in a folder what it had at each step. The second is compared with that as it goes, so that
-neither has more than one model in memory.
+A run keeps in a folder what it had at each step. Another is compared with that as it goes, so that neither
+has more than one model in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FlatParameter
+from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.parity.comparing import group_gap, groups_of
 from fsdp_migrate.parity.explaining import clue_of
@@ -37,13 +38,23 @@ if TYPE_CHECKING:
     from fsdp_migrate.parity.trainees import Tensors
 
 
-KEPT, FOUND, STEPS = "FSDP_MIGRATE_KEPT", "FSDP_MIGRATE_FOUND", "FSDP_MIGRATE_STEPS"
-"""Environment variables: the folder of the first run, that of what is found, and how many steps are seen."""
+KEPT, WITH, FOUND = "FSDP_MIGRATE_KEPT", "FSDP_MIGRATE_WITH", "FSDP_MIGRATE_FOUND"
+"""Environment variables: the folder where this run keeps its steps, that of the run to compare with, and that
+of what is found. Each may be missing."""
+
+STEPS = "FSDP_MIGRATE_STEPS"
+"""Environment variable: how many steps are seen."""
+
+
+_OF_NO_MODULE = "(of no module)"
 
 
 @dataclass
 class Seen:
-    """What one step shows. ``start`` has the parameters before the first step of a model."""
+    """What one step shows. ``start`` has the parameters before the first step of a model.
+
+    ``model`` is -1 where the optimizer steps no parameter of a module.
+    """
 
     number: int
     optimizer: int
@@ -62,7 +73,7 @@ class Watch:
     optimizers: list[Optimizer] = field(default_factory=list)
     steps: int = 0
     depth: int = 0
-    open: tuple[Seen, UnderFSDP1 | Prepared] | None = None
+    open: tuple[Seen, UnderFSDP1 | Prepared | None, Tensors] | None = None
 
 
 @cache
@@ -109,25 +120,27 @@ def _changes_nothing(optimizer: Optimizer) -> bool:
 def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
     with quiet_fsdp1():
         model = _model_of(optimizer, watch.models)
-        if model is None:
+        loose = _loose(optimizer, model)
+        if model is None and not loose:
             return
-        is_new = model not in watch.models
-        if is_new:
+        is_new = model is not None and model not in watch.models
+        if model is not None and is_new:
             watch.models.append(model)
         if optimizer not in watch.optimizers:
             watch.optimizers.append(optimizer)
         watch.steps += 1
-        shown = _shown(model, optimizer)
+        shown = None if model is None else _shown(model, optimizer)
+        gradients = {name: each.grad for name, each in loose.items() if each.grad is not None}
         seen = Seen(
             number=watch.steps,
             optimizer=watch.optimizers.index(optimizer),
-            model=watch.models.index(model),
+            model=-1 if model is None else watch.models.index(model),
             kind=type(optimizer).__name__,
-            groups=_groups(shown),
-            tensors={"gradient": shown.gradients()},
-            start=shown.parameters() if is_new else {},
+            groups=_groups(optimizer, shown, loose),
+            tensors={"gradient": {**(shown.gradients() if shown else {}), **_whole(gradients)}},
+            start=shown.parameters() if shown is not None and is_new else {},
         )
-        watch.open = seen, shown
+        watch.open = seen, shown, loose
 
 
 def after_step(optimizer: Optimizer) -> None:
@@ -137,10 +150,10 @@ def after_step(optimizer: Optimizer) -> None:
     watch.depth -= 1
     if watch.depth or watch.open is None:
         return
-    (seen, shown), watch.open = watch.open, None
+    (seen, shown, loose), watch.open = watch.open, None
     with quiet_fsdp1():
-        seen.tensors["parameter"] = shown.parameters()
-        seen.tensors["buffer"] = shown.buffers()
+        seen.tensors["parameter"] = {**(shown.parameters() if shown else {}), **_whole(loose)}
+        seen.tensors["buffer"] = shown.buffers() if shown else {}
     if is_alone() or dist.get_rank() == 0:
         _keep_or_compare(seen)
 
@@ -162,6 +175,22 @@ def _model_of(optimizer: Optimizer, known: list[nn.Module]) -> nn.Module | None:
     return min(outermost, key=lambda each: (len(list(each.modules())), type(each).__name__), default=None)
 
 
+def _loose(optimizer: Optimizer, model: nn.Module | None) -> Tensors:
+    """Return what an optimizer steps besides a model's parameters, such as a temperature, by its place."""
+    held = set() if model is None else {id(param) for param in model.parameters()}
+    stepped = [param for group in optimizer.param_groups for param in group["params"]]
+    loose = [param for param in stepped if id(param) not in held]
+    return {f"{_OF_NO_MODULE} {place}": param for place, param in enumerate(loose)}
+
+
+def _whole(tensors: Tensors) -> Tensors:
+    own = {name: each.detach() for name, each in tensors.items()}
+    return {
+        name: (each.full_tensor() if isinstance(each, DTensor) else each).cpu().clone()
+        for name, each in own.items()
+    }
+
+
 def _shown(model: nn.Module, optimizer: Optimizer) -> UnderFSDP1 | Prepared:
     device = next(model.parameters()).device
     if holds_fsdp1(model):
@@ -177,19 +206,22 @@ def _has_flat(model: nn.Module) -> bool:
     return any(isinstance(param, FlatParameter) for param in model.parameters())
 
 
-def _groups(shown: UnderFSDP1 | Prepared) -> dict[str, dict[str, Any]]:
+def _groups(
+    optimizer: Optimizer, shown: UnderFSDP1 | Prepared | None, loose: Tensors
+) -> dict[str, dict[str, Any]]:
     """Return the settings of each parameter that the optimizer has, as plain values."""
+    names = {id(param): name for name, param in loose.items()}
+    found: dict[str, dict[str, Any]] = {}
     if isinstance(shown, UnderFSDP1) and not shown.uses_originals:
         found = groups_of(shown.optimizer_state())
-    else:
-        names = {id(param): clean_name(name) for name, param in shown.model.named_parameters()}
-        found = {
-            names.get(id(param), "(of no model)"): {
-                key: value for key, value in group.items() if key != "params"
-            }
-            for group in shown.optimizer.param_groups
-            for param in group["params"]
-        }
+    elif shown is not None:
+        names |= {id(param): clean_name(name) for name, param in shown.model.named_parameters()}
+    found |= {
+        names[id(param)]: {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if id(param) in names
+    }
     return {name: {key: _plain(each) for key, each in group.items()} for name, group in found.items()}
 
 
@@ -202,12 +234,14 @@ def _plain(value: Any) -> Any:
 
 
 def _keep_or_compare(seen: Seen) -> None:
-    kept = Path(os.environ[KEPT]) / f"step-{seen.number}.pt"
-    found = os.environ.get(FOUND)
-    if found is None:
-        torch.save(asdict(seen), kept)
+    name = f"step-{seen.number}.pt"
+    if (kept := os.environ.get(KEPT)) is not None:
+        torch.save(asdict(seen), Path(kept) / name)
+    other = os.environ.get(WITH)
+    if other is None:
         return
-    before = Seen(**torch.load(kept, weights_only=True)) if kept.exists() else None
+    path = Path(other) / name
+    before = Seen(**torch.load(path, weights_only=True)) if path.exists() else None
     differences = [] if before is None else list(_differences(before, seen))
     compared = sum(len(each) for each in seen.tensors.values()) + len(seen.start)
     document = {
@@ -215,7 +249,7 @@ def _keep_or_compare(seen: Seen) -> None:
         "compared": compared,
         "differences": [each.as_dict() for each in differences],
     }
-    (Path(found) / f"step-{seen.number}.json").write_text(json.dumps(document))
+    (Path(os.environ[FOUND]) / f"step-{seen.number}.json").write_text(json.dumps(document))
 
 
 def _differences(before: Seen, after: Seen) -> Iterator[Difference]:

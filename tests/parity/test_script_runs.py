@@ -12,8 +12,8 @@ import torch
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.parity.report import Difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, verdict
-from fsdp_migrate.parity.script_runs import Run, compare_scripts, report_of
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, verdict
+from fsdp_migrate.parity.script_runs import Comparison, Run, compare_scripts, report_of
 from fsdp_migrate.parity.tensors import find_gap
 
 
@@ -106,6 +106,73 @@ def test_what_trains_prints_and_leaves_otherwise_is_named(
     assert "Written under FSDP2 only: fsdp2.txt" in said
     assert "last.pt: differs: model." in said
     assert said.splitlines()[-1].startswith("Different: 16 of 20 tensors of 2 steps; the first is gradient ")
+    # Without shards FSDP1 trains as with them: the factor stands in the script.
+    assert " cause:     not FSDP1's shards alone: with sharding_strategy=NO_SHARD" in said
+
+
+# FSDP1 keeps a root whole after a forward without a backward: what is then written to its shards, the next
+# forward does not see. One process has no shards, so two are needed.
+STALE = """
+import sys
+import torch
+import torch.distributed as dist
+from fsdp_migrate.runtime import end_process_group
+HEAD
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model, slow = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).requires_grad_(False)
+SHARD
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    with torch.no_grad():
+        for one, other in zip(slow.parameters(), model.parameters()):
+            one.data.mul_(0.5).add_(other.data, alpha=0.5)
+        target = slow(torch.ones(1, 2))
+    (model(torch.ones(1, 2)) - target).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+end_process_group()
+"""
+STALE_FSDP1 = {
+    "HEAD": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy",
+    "SHARD": "given = {'sharding_strategy': ShardingStrategy.SHARD_GRAD_OP, 'use_orig_params': True, "
+    "'device_id': torch.device('cpu')}\nmodel, slow = FSDP(model, **given), FSDP(slow, **given)",
+}
+STALE_FSDP2 = {
+    "HEAD": "from fsdp_migrate import prepare_fully_shard",
+    "SHARD": "given = {'sharding_strategy': 'SHARD_GRAD_OP', 'use_orig_params': True}\n"
+    "model, slow = prepare_fully_shard(model, given), prepare_fully_shard(slow, given)",
+}
+
+
+@pytest.mark.slow
+def test_a_fault_of_fsdp1_itself_is_told_from_one_of_the_migration(tmp_path: Path) -> None:
+    for name, parts in (("before", STALE_FSDP1), ("after", STALE_FSDP2)):
+        text = STALE
+        for word, code in parts.items():
+            text = text.replace(word, code)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(text)
+    command = ["torchrun", "--nproc-per-node", "2", "train.py"]
+    report = compare_scripts(tmp_path / "before", tmp_path / "after", command)
+    assert report.first is not None
+    assert (report.first.step, report.unsharded, report.alike) == (2, "alike", False)
+    assert "FSDP1's own run was off" in cause(report)
+    assert verdict(report).endswith("FSDP1's own run was off.")
+
+
+@pytest.mark.slow
+def test_each_run_goes_on_from_its_own_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("import sys\nprint(open(sys.argv[1]).read())\n")
+    for name in ("old", "new"):
+        (tmp_path / name).write_text(f"from the {name} one")
+    given = ["--checkpoint", str(tmp_path / "old"), str(tmp_path / "new"), "--", "python", "train.py", "CKPT"]
+    assert main(["compare", str(folder), str(folder), *given]) == 1
+    said = capsys.readouterr().out
+    assert "Printed under FSDP1 only (1 of 1):\n  from the old one\n" in said
+    assert "Printed under FSDP2 only (1 of 1):\n  from the new one\n" in said
 
 
 @pytest.mark.slow
@@ -151,6 +218,14 @@ def test_what_cannot_run_is_said(folder: str, command: list[str], said: str, tmp
         compare_scripts(tmp_path, tmp_path / folder, command)
 
 
+def test_checkpoints_need_a_place_in_the_command(tmp_path: Path) -> None:
+    given = str(tmp_path), str(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="The command has no `CKPT`"):
+        compare_scripts(tmp_path, tmp_path, ["python"], checkpoints=given)
+    with pytest.raises(ConfigError, match=r"There is no checkpoint .*nowhere"):
+        compare_scripts(tmp_path, tmp_path, ["python", "CKPT"], checkpoints=given)
+
+
 def test_a_sitecustomize_of_ones_own_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
@@ -182,14 +257,16 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     assert verdict(alike) == "Alike: of 4 tensors of 2 steps 1 differ, by rounding alone."
     unread = replace(alike, checkpoints=(Checkpoints(path="last", is_same=None, words="odd"),))
     assert verdict(unread).endswith("differ, by rounding alone. Not compared: 1 checkpoint.")
-    kept = tmp_path / "kept"
-    (tmp_path / "found").mkdir()
-    kept.mkdir()
+    printed = replace(alike, num_printed=2)
+    assert verdict(printed).endswith("differ, by rounding alone. Printed otherwise: 2 lines.")
+    kept, seen = tmp_path / "first" / "kept", tmp_path / "second" / "found"
+    kept.mkdir(parents=True)
+    seen.mkdir(parents=True)
     for each in found:
         document = {"is_in_both": True, "compared": 2, "differences": [each.as_dict()]}
-        (tmp_path / "found" / f"step-{each.step}.json").write_text(json.dumps(document))
+        (seen / f"step-{each.step}.json").write_text(json.dumps(document))
         (kept / f"step-{each.step}.pt").touch()
     run = Run(tmp_path, (), tmp_path / "out")
-    report = report_of(run, run, ["python"], kept, tmp_path / "found")
+    report = report_of(run, run, Comparison(("python",), 2, tmp_path))
     assert [each.name for each in report.differences] == ["other", "rounded"]
     assert verdict(report) == "Different: 1 of 4 tensors of 2 steps; the first is gradient other, step 2."

@@ -22,10 +22,15 @@ HOWS = ["flat", "originals", "children"]
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Train under FSDP1 in each way, and keep what was seen."""
-    folders = {how: tmp_path_factory.mktemp(how) for how in HOWS}
-    folders["closure"] = tmp_path_factory.mktemp("closure")
-    for how, folder in folders.items():
-        given = ("originals", how) if how == "closure" else (how, "")
+    ways = {how: (how, "") for how in HOWS}
+    ways |= {
+        "closure": ("originals", "closure"),
+        "flat and a temperature": ("flat", "temperature"),
+        "a temperature": ("originals", "temperature"),
+    }
+    folders = {name: tmp_path_factory.mktemp(name.replace(" ", "-")) for name in ways}
+    for name, folder in folders.items():
+        given = ways[name]
         run_ranks(watched_bodies.train, *given, str(folder), None)
     return folders
 
@@ -97,3 +102,16 @@ def test_a_step_that_changes_nothing_is_none(kept: dict[str, Path], tmp_path: Pa
 
 def test_no_more_steps_are_seen_than_were_asked_for(kept: dict[str, Path], tmp_path: Path) -> None:
     assert len(compared(kept["flat"], tmp_path, fault="a step more", steps=1)) == 1
+
+
+@pytest.mark.parametrize("how", ["flat and a temperature", "a temperature"])
+def test_what_belongs_to_no_module_is_compared_too(how: str, kept: dict[str, Path], tmp_path: Path) -> None:
+    alike = compared(kept[how], tmp_path / "alike", fault="temperature")
+    plain = compared(kept["originals"], tmp_path / "plain")
+    assert [each["differences"] for each in alike] == [[], []]
+    # Its gradient, and its value after the step.
+    assert [each["compared"] for each in alike] == [each["compared"] + 2 for each in plain]
+    other = compared(kept[how], tmp_path / "other", fault="temperature lr")
+    found = [each for document in other for each in document["differences"]]
+    assert {each["name"] for each in found} == {"(of no module) 0"}
+    assert [each["stage"] for each in found if each["step"] == 1] == ["optimizer group", "parameter"]

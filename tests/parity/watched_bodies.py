@@ -22,14 +22,16 @@ CPU = torch.device("cpu")
 
 def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) -> None:
     """Train two steps under FSDP1 (``flat``, ``originals`` or ``children``) or ``prepared``."""
-    os.environ.update({watching.KEPT: kept, watching.STEPS: str(steps)})
-    if found is not None:
-        os.environ[watching.FOUND] = found
+    given = {watching.KEPT: kept} if found is None else {watching.WITH: kept, watching.FOUND: found}
+    os.environ.update({**given, watching.STEPS: str(steps)})
     register_optimizer_step_pre_hook(watching.before_step)
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watching.after_step(optimizer))
     torch.manual_seed(0)
     model = _sharded(how, fault)
     optimizer = _optimizer(model, fault)
+    temperature = torch.ones(3, requires_grad=True) if "temperature" in fault else None
+    if temperature is not None:
+        optimizer.add_param_group({"params": [temperature], "lr": 0.2 if "lr" in fault else 0.1})
     if fault == "state made":  # as torch does where it loads or saves an optimizer
         settings = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -48,6 +50,8 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
             optimizer.step(lambda: float(backward()))
         else:
             backward()
+            if temperature is not None:
+                temperature.grad = torch.full_like(temperature, step + 1.0)
             if fault == "buffer" and step == 1:
                 model.get_buffer("offset").add_(1)
             optimizer.step()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.render.screen import console
 from fsdp_migrate.parity.report import lines_of, place, what_differs
-from fsdp_migrate.parity.script_report import verdict
+from fsdp_migrate.parity.script_report import cause, verdict
 
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
 
 def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:
     yield from (line for line in lines_of(first) if not line.startswith("  explained:"))
+    if said := cause(report):
+        yield f"  cause:     {said}"
     others = report.differences[1:][:most]
     if others:
         yield "And then:"
