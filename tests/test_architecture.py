@@ -148,8 +148,8 @@ HOUSE: House = (
     [
         "sharding",
         (
-            "source.checkpoint_readers source.checkpoint_runs source.own_configs source.sarif source.steps "
-            "source.surroundings"
+            "source.checkpoint_readers source.checkpoint_runs source.own_configs source.proof_steps "
+            "source.sarif source.steps source.surroundings"
         ),
     ],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
+from fsdp_migrate.source.next_step import Step
+from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
 
 
 if TYPE_CHECKING:
@@ -69,27 +70,6 @@ _WANTED = (
     "and transformers 5.10 and later read it from that file, whatever `fsdp` says."
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
-_INSPECT = (
-    "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
-    "that loads it."
-)
-_OTHERS = "If another run has still to go on under FSDP2:"
-_CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
-_FULL = (
-    "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
-    "before."
-)
-_START = (
-    "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
-    "gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed in another "
-    "order."
-)
-_ANEW = (
-    "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
-    "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
-    "under FSDP1 too."
-)
-_PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _IN_CELLS = "the launch lines, and the configs in cells of notebooks"
 _WRITTEN = "the flags and here-documents of the scripts"
 _LINES_BY_HAND = (
@@ -141,19 +121,7 @@ _CALLED_BACK = (
     "convert it; a backup is kept."
 )
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
-_COMPARE = (
-    "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
-    "without an error is named. BEFORE is a copy of the project as it is now: make it first."
-)
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
-_LIGHTNINGS = (
-    "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
-    "Trainer.fit(model, ckpt_path=FILE)."
-)
-_FLAT = (
-    "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
-    "here: the model, and FSDP1's arguments of the run that saved them. `inspect` says whether they are flat."
-)
 
 
 class Done(TypedDict):
@@ -161,18 +129,6 @@ class Done(TypedDict):
 
     is_prepared: bool
     is_called_back: bool
-
-
-@dataclass(frozen=True)
-class Step:
-    """One thing to do, and the commands that do it."""
-
-    text: str
-    commands: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as it stands in JSON documents."""
-        return {"text": self.text, "commands": list(self.commands)}
 
 
 def next_steps(
@@ -213,8 +169,12 @@ def next_steps(
     steps = _steps_for_pins(pins)
     converted = _to_convert(configs, reads=bool(rewrites) or is_prepared, is_called_back=is_called_back)
     states = {*(each.state for each in converted), *(each.state for each in launches)}
-    if rewrites or left or "changes" in states:
+    is_to_turn, folder = bool(rewrites) or "changes" in states, folder_of(paths)
+    is_turned = is_prepared or any(each.fsdp1_copy for each in configs)
+    if is_to_turn or left:
         steps += _steps_for_proof(where, configs, launches, models, _sharded_by_hand(rewrites))
+    if is_to_turn and not is_turned:
+        steps.append(step_to_keep(folder))
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
@@ -234,27 +194,13 @@ def next_steps(
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
     steps += _steps_for_configs(converted, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
-    if apart is not None:
-        said = (
-            (_TOGETHER, apart.trained),
-            (_LEFT_OUT, apart.untrained),
-            (_EITHER, apart.unclear),
-            (_NOT_LOADED, apart.not_loaded),
-            (_TORN, apart.torn),
-            (_IGNORED, apart.ignored),
-        )
-        steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
-    if rewrites or left or "changes" in states:
-        steps.append(
-            Step(_COMPARE, (f"fsdp-migrate compare BEFORE {shlex.quote(_folder(paths))} -- COMMAND",))
-        )
+    steps += _steps_for_apart(apart)
+    # A new run that has saved something has shown what it does.
+    if is_to_turn or left or (is_turned and not any(each.is_fsdp2s for each in checkpoints)):
+        steps.append(step_to_compare(folder, is_kept=is_to_turn and not is_turned))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
-    return steps + _steps_for_checkpoints(old, models, is_run=bool(report.num_files or configs or launches))
-
-
-def _folder(paths: Sequence[str]) -> str:
-    """Return the folder in which the project's command runs, as far as the paths tell."""
-    return paths[0] if len(paths) == 1 and not paths[0].endswith((".py", ".ipynb")) else "."
+    is_run = bool(report.num_files or configs or launches)
+    return steps + steps_for_checkpoints(old, models, folder if is_run else None)
 
 
 def are_turned(
@@ -295,6 +241,21 @@ def not_migrated(
     ]
     said += [f"{each.path}: {each.message}" for each in configs if each.state == "refused"]
     return said + [f"{each.place}: {each.message}" for each in launches if each.state == "refused"]
+
+
+def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
+    """Return what Accelerate asks of models that it gets without their optimizers."""
+    if apart is None:
+        return []
+    said = (
+        (_TOGETHER, apart.trained),
+        (_LEFT_OUT, apart.untrained),
+        (_EITHER, apart.unclear),
+        (_NOT_LOADED, apart.not_loaded),
+        (_TORN, apart.torn),
+        (_IGNORED, apart.ignored),
+    )
+    return [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
 
 
 def _amount(uses: Sequence[Use], word: str) -> str:
@@ -455,42 +416,3 @@ def _is_of_model(checkpoint: CheckpointFound, models: Sequence[str]) -> bool:
     """Tell whether it is weights alone in the folder of a model, which ``from_pretrained`` reads."""
     places = {checkpoint.path, str(Path(checkpoint.path).parent)}
     return checkpoint.is_full and not places.isdisjoint(models)
-
-
-def _steps_for_checkpoints(
-    checkpoints: Sequence[CheckpointFound], models: Sequence[str], *, is_run: bool
-) -> list[Step]:
-    """Return what to do with the latest of each run that FSDP1 saved: look, convert, start."""
-    latest = sorted((each for each in checkpoints if each.is_latest), key=lambda each: -each.saved)
-    # What cannot be read is listed with the reason, and no command can be followed with it.
-    waiting = [e for e in latest if not (e.is_converted or e.is_fsdp2s or e.is_incomplete)]
-    goes_on = any(each.is_fsdp2s for each in latest)
-    steps = []
-    if waiting:
-        inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
-        steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
-        said = [
-            *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
-            *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in waiting) else []),
-            *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
-        ]
-        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
-        steps.append(
-            Step(
-                " ".join([_CONVERT, *said]),
-                tuple(
-                    f"fsdp-migrate {command} {source} {out}"
-                    for source, out in pairs
-                    for command in ("convert", "verify")
-                ),
-            )
-        )
-    if waiting and is_run and not goes_on:
-        anew = any(each.is_lightnings for each in waiting)
-        steps.append(Step(f"{_START} {_ANEW}" if anew else _START, ()))
-        inner = [each for each in waiting if not each.is_published]
-        if models and inner:
-            source, base = shlex.quote(inner[0].path), shlex.quote(models[0])
-            command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
-            steps.append(Step(_PUBLISH, (command,)))
-    return steps

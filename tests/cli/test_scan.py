@@ -79,6 +79,7 @@ def test_the_steps_stand_in_order_with_commands_that_run(
         # By the config, and by the arguments of the sources.
         *[["fsdp-migrate", "plan"]] * 2,
         *[["fsdp-migrate", "parity"]] * 2,
+        ["cp", "-r"],
         ["fsdp-migrate", "rewrite"],
         ["fsdp-migrate", "rewrite"],
         ["grep", "-rn"],
@@ -87,6 +88,7 @@ def test_the_steps_stand_in_order_with_commands_that_run(
         ["fsdp-migrate", "inspect"],
         ["fsdp-migrate", "convert"],
         ["fsdp-migrate", "verify"],
+        ["fsdp-migrate", "compare"],
     ]
     for command in commands:
         if command[0] == "fsdp-migrate" and not {"PKG.MOD:FACTORY", "COMMAND"} & {*command}:
@@ -110,7 +112,8 @@ def test_what_is_written_is_not_to_be_written_again(
     Path("train.py").write_text(code)
     _, document = run_json("scan", ".")
     first = [step["text"] for step in document["steps"]]
-    assert first[3] == "Look at the changes to the sources, and write them: 1 use in 1 file."
+    assert first[3].startswith("Keep a copy of the project as it is now")
+    assert first[4] == "Look at the changes to the sources, and write them: 1 use in 1 file."
     assert "Do it before" not in first[2]
     assert not any("fsdp.yaml" in text for text in first)  # to leave a file is no step
     assert main(["scan", "."]) == 0
@@ -137,10 +140,13 @@ def test_a_project_that_was_migrated_has_no_config_to_convert(
     assert "fsdp-migrate config own.yaml" in commands
     Path("train.py").write_text("model = prepare_fully_shard(net, read('own.yaml')['fsdp'])\n")
     _, document = run_json("scan", ".")
-    assert document["steps"] == []
+    # That the new run was ever compared with the old one, nothing shows.
+    [step] = document["steps"]
+    assert step["text"].endswith("../before is the project as it was before it was rewritten.")
+    assert step["commands"] == ["fsdp-migrate compare ../before . -- COMMAND"]
     torch.save({"model": {"a": torch.ones(1)}}, "step-1.pt")
     _, document = run_json("scan", ".")
-    assert document["steps"][0]["commands"] == ["fsdp-migrate inspect step-1.pt"]
+    assert document["steps"][1]["commands"] == ["fsdp-migrate inspect step-1.pt"]
     # A framework's config is to be converted all the same.
     Path("accelerate.yaml").write_text(ACCELERATE)
     _, document = run_json("scan", ".")
@@ -159,7 +165,7 @@ def test_a_change_with_a_comment_is_counted_by_scan_as_by_rewrite(
     )
     Path("train.py").write_text(code)
     _, document = run_json("scan", ".")
-    assert document["steps"][4]["text"].startswith(
+    assert document["steps"][5]["text"].startswith(
         "Settle by hand what got a comment, and delete it: 1 place"
     )
     assert document["totals"]["rewritten"] == 2
@@ -235,11 +241,13 @@ def test_what_proves_the_run_comes_before_its_config_is_converted(
     Path("own.yaml").write_text("sharding_strategy: FULL_SHARD\nuse_orig_params: true\n")
     assert "fsdp.yaml is a file" not in str(run_json("scan", ".")[1]["steps"])
     Path("own.yaml").unlink()
-    # Nothing is to be proved where nothing is left.
+    # Where nothing is left, the run alone shows whether it is the same.
     assert main(["rewrite", ".", "--write"]) == 0
     Path("train.py").write_text("x = 1\n")
     _, document = run_json("scan", ".")
-    assert document["steps"] == []
+    assert [step["commands"] for step in document["steps"]] == [
+        ["fsdp-migrate compare ../before . -- COMMAND"]
+    ]
 
 
 def test_a_code_host_is_told_where_what_is(
@@ -303,7 +311,7 @@ def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str
         "is FSDP2 already",
         "Checkpoints",
         "1. See which known faults",
-        "4. Look at",
+        "5. Look at",
         "grep -rn",
     ):
         assert text in shown
@@ -674,7 +682,7 @@ def test_the_order_of_work_comes_first_and_says_how_much_and_what_cannot_be(
     assert main(["scan", "."]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("What to do\n1. See which known faults")
-    assert "\n4. Look at the changes" in shown
+    assert "\n5. Look at the changes" in shown
     assert "write them: 6 uses in 2 files." in shown
     assert "Nothing was found that cannot be migrated." in shown
     assert shown.index("What to do") < shown.index("Done by `fsdp-migrate rewrite`")

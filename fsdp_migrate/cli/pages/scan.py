@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fsdp_migrate.report.model import Cell, Report, Tone
     from fsdp_migrate.source import ScanReport, Use
     from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.next_step import Step as NextStep
     from fsdp_migrate.source.pins import PinFound
-    from fsdp_migrate.source.steps import Step as NextStep
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
 
 

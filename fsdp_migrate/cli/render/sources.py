@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source import RewriteReport, ScanReport, Use
     from fsdp_migrate.source.launchers import LaunchFound
-    from fsdp_migrate.source.steps import Step
+    from fsdp_migrate.source.next_step import Step
     from fsdp_migrate.source.surroundings import CheckpointFound
 
 

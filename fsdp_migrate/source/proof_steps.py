@@ -1,0 +1,141 @@
+"""The end of the work: the two runs compared, the checkpoints converted, the new run started."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.next_step import Step
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fsdp_migrate.source.surroundings import CheckpointFound
+
+
+_INSPECT = (
+    "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
+    "that loads it."
+)
+_OTHERS = "If another run has still to go on under FSDP2:"
+_CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
+_FULL = (
+    "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
+    "before."
+)
+_START = (
+    "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
+    "gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed in another "
+    "order."
+)
+_ANEW = (
+    "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
+    "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
+    "under FSDP1 too."
+)
+_PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
+_LIGHTNINGS = (
+    "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
+    "Trainer.fit(model, ckpt_path=FILE)."
+)
+_FLAT = (
+    "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
+    "here: the model, and FSDP1's arguments of the run that saved them. `inspect` says whether they are flat."
+)
+_KEEP = (
+    "Keep a copy of the project as it is now, without its checkpoints where they are large: `compare` runs "
+    "it, and then the new one."
+)
+_COMPARE = (
+    "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
+    "without an error is named."
+)
+_FROM_BEFORE = "{} is the project as it was before it was rewritten."
+_GO_ON = (
+    "To see before that it goes on alike, give `compare` both, and write `CKPT` into COMMAND where the "
+    "script is given its checkpoint."
+)
+
+
+def folder_of(paths: Sequence[str]) -> str:
+    """Return the folder in which the project's command runs, as far as the paths tell.
+
+    Example:
+        >>> folder_of(["project"]), folder_of(["train.py"])
+        ('project', '.')
+    """
+    return paths[0] if len(paths) == 1 and not paths[0].endswith((".py", ".ipynb")) else "."
+
+
+def _copy_of(folder: str) -> str:
+    """Return where a copy of a folder lies: beside it."""
+    return "../before" if Path(folder) == Path() else f"{folder.rstrip('/')}-fsdp1"
+
+
+def step_to_keep(folder: str) -> Step:
+    """Return the step that keeps the project as it is, for :func:`step_to_compare`.
+
+    Example:
+        >>> step_to_keep(".").commands
+        ('cp -r . ../before',)
+    """
+    return Step(_KEEP, (f"cp -r {shlex.quote(folder)} {shlex.quote(_copy_of(folder))}",))
+
+
+def step_to_compare(folder: str, *, is_kept: bool) -> Step:
+    """Return the step that compares the two runs; ``is_kept``: a step before has kept the old project."""
+    before = _copy_of(folder)
+    text = _COMPARE if is_kept else f"{_COMPARE} {_FROM_BEFORE.format(before)}"
+    return Step(text, (_compare(folder),))
+
+
+def _compare(folder: str, *options: str) -> str:
+    given = map(shlex.quote, (_copy_of(folder), folder, *options))
+    return f"fsdp-migrate compare {' '.join(given)} -- COMMAND"
+
+
+def steps_for_checkpoints(
+    checkpoints: Sequence[CheckpointFound], models: Sequence[str], folder: str | None
+) -> list[Step]:
+    """Return what to do with the latest of each run that FSDP1 saved: look, convert, start.
+
+    ``folder`` is that of the project, None where checkpoints alone were found.
+    """
+    latest = sorted((each for each in checkpoints if each.is_latest), key=lambda each: -each.saved)
+    # What cannot be read is listed with the reason, and no command can be followed with it.
+    waiting = [e for e in latest if not (e.is_converted or e.is_fsdp2s or e.is_incomplete)]
+    goes_on = any(each.is_fsdp2s for each in latest)
+    steps = []
+    if waiting:
+        inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
+        steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
+        said = [
+            *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
+            *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in waiting) else []),
+            *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
+        ]
+        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
+        steps.append(
+            Step(
+                " ".join([_CONVERT, *said]),
+                tuple(
+                    f"fsdp-migrate {command} {source} {out}"
+                    for source, out in pairs
+                    for command in ("convert", "verify")
+                ),
+            )
+        )
+    if waiting and folder is not None and not goes_on:
+        anew = any(each.is_lightnings for each in waiting)
+        one = waiting[0]
+        new = one.path if one.is_full else one.target
+        both = _compare(folder, "--checkpoint", one.path, new)
+        steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {_GO_ON}", (both,)))
+        inner = [each for each in waiting if not each.is_published]
+        if models and inner:
+            source, base = shlex.quote(inner[0].path), shlex.quote(models[0])
+            command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
+            steps.append(Step(_PUBLISH, (command,)))
+    return steps
