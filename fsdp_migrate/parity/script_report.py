@@ -43,6 +43,7 @@ class ScriptReport:
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
     ``num_printed`` counts these pairs and the lines without one, also those that are not listed.
     ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair.
+    ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
     ``unsharded`` tells whether the script under FSDP1 with ``NO_SHARD`` trains as under FSDP2. ``notes`` say
     what was not compared.
@@ -64,6 +65,7 @@ class ScriptReport:
     only_before: tuple[str, ...] = ()
     only_after: tuple[str, ...] = ()
     checkpoints: tuple[Checkpoints, ...] = ()
+    were_fsdp1: tuple[bool, bool] = (True, False)
     differs_from_itself: bool = False
     unsharded: Unsharded = ""
     notes: tuple[str, ...] = ()
@@ -75,9 +77,10 @@ class ScriptReport:
 
     @property
     def alike(self) -> bool:
-        """Whether both made the same steps and left the same files, and what differs is rounding."""
+        """Whether FSDP1 is gone, steps and files are the same, and what differs is rounding."""
         return (
             bool(self.steps_before)
+            and not self.were_fsdp1[1]
             and self.steps_before == self.steps_after
             and self.num_differences == self.num_rounded
             and not self.only_before
@@ -128,6 +131,8 @@ def verdict(report: ScriptReport) -> str:
             "Not comparable: the run under FSDP1 gave other numbers when it ran again. Set every seed, and "
             "compare again."
         )
+    if report.were_fsdp1[1]:
+        return "Not migrated: the second run trains with FSDP1 too. `fsdp-migrate scan` says what is left."
     seen = f"{counted(report.compared, 'tensor')} of {counted(min(before, after), 'step')}"
     if report.alike and report.num_rounded:
         return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_besides(report)}"

@@ -35,6 +35,7 @@ _FIRST, _SECOND, _AGAIN, _UNSHARDED = "first", "second", "again", "unsharded"
 _MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
 _LAST_LINES = 15
 _NO_FILES = "Files were not compared: the command has no `OUT`."
+_NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
 _ROUNDED = 1e-4
 _AT_START = Path(__file__).parent / "at_start"
@@ -156,7 +157,7 @@ def compare_scripts(
         say(f"the script under FSDP2 runs in {folders[1]}")
         second = runs.run(folders[1], _SECOND, keeps=True, against=_FIRST, checkpoint=starts[1])
         report = report_of(first, second, runs)
-        if report.first is None:
+        if report.first is None or report.were_fsdp1[1]:
             return report
         say("the two part: the script under FSDP1 runs again, and is compared with itself")
         try:
@@ -274,6 +275,8 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     documents = runs.documents(_SECOND)
     found_in_order = [read_difference(each) for document in documents for each in document["differences"]]
     differences = sorted(found_in_order, key=lambda each: is_rounding(each.gap))
+    under = [each["are_fsdp1"] for each in documents]
+    were_fsdp1 = any(one for one, _ in under), any(other for _, other in under)
     pairs, alone = _printed(first, second)
     files = [_files(each.out) for each in (first, second)]
     saved = list(_checkpoints(first.out, second.out))
@@ -295,8 +298,16 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
-        notes=() if any(map(_OUT.search, runs.command)) else (_NO_FILES,),
+        were_fsdp1=were_fsdp1,
+        notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents))),
     )
+
+
+def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool) -> Iterator[str]:
+    if is_seen and not was_fsdp1:
+        yield _NO_FSDP1
+    if not any(map(_OUT.search, command)):
+        yield _NO_FILES
 
 
 def _files(folder: Path) -> set[str]:

@@ -53,7 +53,8 @@ _OF_NO_MODULE = "(of no module)"
 class Seen:
     """What one step shows. ``start`` has the parameters before the first step of a model.
 
-    ``model`` is -1 where the optimizer steps no parameter of a module.
+    ``is_fsdp1`` tells whether torch's FSDP1 wraps the model or a part of it. ``model`` is -1 where the
+    optimizer steps no parameter of a module.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Seen:
     model: int
     kind: str
     groups: dict[str, dict[str, Any]]
+    is_fsdp1: bool
     tensors: dict[Stage, Tensors]
     start: Tensors = field(default_factory=dict)
 
@@ -136,6 +138,7 @@ def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
             optimizer=watch.optimizers.index(optimizer),
             model=-1 if model is None else watch.models.index(model),
             kind=type(optimizer).__name__,
+            is_fsdp1=isinstance(shown, UnderFSDP1),
             groups=_groups(optimizer, shown, loose),
             tensors={"gradient": {**(shown.gradients() if shown else {}), **_whole(gradients)}},
             start=shown.parameters() if shown is not None and is_new else {},
@@ -246,6 +249,7 @@ def _keep_or_compare(seen: Seen) -> None:
     compared = sum(len(each) for each in seen.tensors.values()) + len(seen.start)
     document = {
         "is_in_both": before is not None,
+        "are_fsdp1": [before is not None and before.is_fsdp1, seen.is_fsdp1],
         "compared": compared,
         "differences": [each.as_dict() for each in differences],
     }

@@ -86,6 +86,24 @@ def test_a_script_that_trains_alike_is_identical(tmp_path: Path, capsys: pytest.
     assert [each.name for each in before.iterdir()] == ["train.py"]
     assert "were not compared" not in shown.out
     assert "only (" not in shown.out
+    assert "trains no model with FSDP1" not in shown.out
+
+
+@pytest.mark.slow
+def test_a_script_that_stayed_fsdp1_and_one_that_never_was_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = script(tmp_path / "before", FSDP1)
+    assert main(["compare", str(folder), str(folder), "--", "python", "train.py", "OUT"]) == 1
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("Not migrated: the second run trains with FSDP1 too.")
+    )
+    folder = script(tmp_path / "after", FSDP2)
+    assert main(["compare", str(folder), str(folder), "--", "python", "train.py", "OUT"]) == 0
+    said = capsys.readouterr().out
+    assert "The first run trains no model with FSDP1: BEFORE is to be the project as it was." in said
 
 
 @pytest.mark.slow
@@ -179,7 +197,7 @@ def test_each_run_goes_on_from_its_own_checkpoint(tmp_path: Path, capsys: pytest
 def test_a_script_that_differs_from_itself_is_not_comparable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = script(tmp_path / "one", FSDP1, FACTOR="os.getpid()")
+    folder = script(tmp_path / "one", FSDP2, FACTOR="os.getpid()")
     given = [str(folder), str(folder), "--json", "--", "python", "train.py", "OUT"]
     assert main(["compare", *given]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -263,7 +281,12 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     kept.mkdir(parents=True)
     seen.mkdir(parents=True)
     for each in found:
-        document = {"is_in_both": True, "compared": 2, "differences": [each.as_dict()]}
+        document = {
+            "is_in_both": True,
+            "are_fsdp1": [True, False],
+            "compared": 2,
+            "differences": [each.as_dict()],
+        }
         (seen / f"step-{each.step}.json").write_text(json.dumps(document))
         (kept / f"step-{each.step}.pt").touch()
     run = Run(tmp_path, (), tmp_path / "out")
