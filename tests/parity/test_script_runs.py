@@ -90,23 +90,6 @@ def test_a_script_that_trains_alike_is_identical(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_a_script_that_stayed_fsdp1_and_one_that_never_was_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = script(tmp_path / "before", FSDP1)
-    assert main(["compare", str(folder), str(folder), "--", "python", "train.py", "OUT"]) == 1
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .startswith("Not migrated: the second run trains with FSDP1 too.")
-    )
-    folder = script(tmp_path / "after", FSDP2)
-    assert main(["compare", str(folder), str(folder), "--", "python", "train.py", "OUT"]) == 0
-    said = capsys.readouterr().out
-    assert "The first run trains no model with FSDP1: BEFORE is to be the project as it was." in said
-
-
-@pytest.mark.slow
 def test_what_trains_prints_and_leaves_otherwise_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +235,39 @@ def test_a_sitecustomize_of_ones_own_runs_too(tmp_path: Path, monkeypatch: pytes
     assert compare_scripts(tmp_path, tmp_path, ["python", "train.py"]).steps_before == 0
 
 
+def report_on(
+    folder: Path, found: list[Difference], were_fsdp1: tuple[bool, bool] = (True, False)
+) -> ScriptReport:
+    """Report on two runs of two steps, with what was found in them."""
+    kept, seen = folder / "first" / "kept", folder / "second" / "found"
+    kept.mkdir(parents=True)
+    seen.mkdir(parents=True)
+    for step in (1, 2):
+        document = {
+            "is_in_both": True,
+            "are_fsdp1": were_fsdp1,
+            "compared": 2,
+            "differences": [each.as_dict() for each in found if each.step == step],
+        }
+        (seen / f"step-{step}.json").write_text(json.dumps(document))
+        (kept / f"step-{step}.pt").touch()
+    run = Run(folder, (), folder / "out")
+    return report_of(run, run, Comparison(("python", "OUT"), 2, folder))
+
+
+def test_a_script_that_stayed_fsdp1_and_one_that_never_was_are_told(tmp_path: Path) -> None:
+    stayed = report_on(tmp_path / "stayed", [], (True, True))
+    assert (stayed.alike, stayed.notes) == (False, ())
+    assert verdict(stayed).startswith("Not migrated: the second run trains with FSDP1 too.")
+    never = report_on(tmp_path / "never", [], (False, False))
+    assert never.alike
+    assert never.notes == (
+        "The first run trains no model with FSDP1: BEFORE is to be the project as it was.",
+    )
+    turned = report_on(tmp_path / "turned", [])
+    assert (turned.alike, turned.notes) == (True, ())
+
+
 def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     """What differs by more is named first, and alone makes the runs different."""
     one = torch.tensor([1.0, -2.0])
@@ -277,19 +293,6 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     assert verdict(unread).endswith("differ, by rounding alone. Not compared: 1 checkpoint.")
     printed = replace(alike, num_printed=2)
     assert verdict(printed).endswith("differ, by rounding alone. Printed otherwise: 2 lines.")
-    kept, seen = tmp_path / "first" / "kept", tmp_path / "second" / "found"
-    kept.mkdir(parents=True)
-    seen.mkdir(parents=True)
-    for each in found:
-        document = {
-            "is_in_both": True,
-            "are_fsdp1": [True, False],
-            "compared": 2,
-            "differences": [each.as_dict()],
-        }
-        (seen / f"step-{each.step}.json").write_text(json.dumps(document))
-        (kept / f"step-{each.step}.pt").touch()
-    run = Run(tmp_path, (), tmp_path / "out")
-    report = report_of(run, run, Comparison(("python",), 2, tmp_path))
+    report = report_on(tmp_path, found)
     assert [each.name for each in report.differences] == ["other", "rounded"]
     assert verdict(report) == "Different: 1 of 4 tensors of 2 steps; the first is gradient other, step 2."

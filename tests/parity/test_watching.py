@@ -45,6 +45,7 @@ def compared(kept: Path, found: Path, how: str = "prepared", fault: str = "", **
 def test_what_trains_alike_is_alike(how: str, kept: dict[str, Path], tmp_path: Path) -> None:
     steps = compared(kept[how], tmp_path, "prepared children" if how == "children" else "prepared")
     assert [(each["is_in_both"], each["differences"]) for each in steps] == [(True, [])] * 2
+    assert [each["are_fsdp1"] for each in steps] == [[True, False]] * 2
     net = Net()
     params, buffers = len(list(net.parameters())), len(list(net.buffers()))
     # Gradients, parameters and buffers; and before the first step what the parameters start from.
