@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.held_arguments import Held, held_arguments
 from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import (
@@ -296,11 +297,10 @@ class Contexts:
     def _settings(
         self, call: cst.Call
     ) -> tuple[cst.BaseExpression | None, Settings | None, tuple[cst.Name, ...], str | None]:
-        given = arguments(call, _CONTEXT)
+        given = held_arguments(self.source.index, call, _CONTEXT)
         if given is None or "module" not in given or "state_dict_type" not in given:
             return None, None, (), "its arguments are not seen"
-        model = given["module"]
-        asked = given["state_dict_type"]
+        model, (asked, by) = given["module"].value, given["state_dict_type"]
         known = self.source.index.fsdp1(asked) or self._type_of(asked)
         kind = (known or "").split(".")[-1]
         if kind == "LOCAL_STATE_DICT":
@@ -319,7 +319,8 @@ class Contexts:
             optim.get("offload_to_cpu", True),
             optim.get("rank0_only", False),
         )
-        return model, settings, tuple(name for name in (first, second) if name is not None), None
+        holders = {each: None for each in (by, first, second) if isinstance(each, cst.Name)}
+        return model, settings, tuple(holders), None
 
     def _type_of(self, node: cst.BaseExpression) -> str | None:
         """Return the type that a variable, or an attribute of `self`, is given in one place only."""
@@ -361,14 +362,15 @@ class Contexts:
                     yield from walk_for(function.body, cst.Return)
 
     def _flags(
-        self, node: cst.BaseExpression | None, call: cst.Call
-    ) -> tuple[dict[str, Flag], cst.Name | None] | None:
+        self, config: Held | None, call: cst.Call
+    ) -> tuple[dict[str, Flag], cst.Name | cst.Attribute | None] | None:
         """Return the options of a config, made here or held by a variable that is assigned once."""
+        node, variable = config or (None, None)
         if node is None or (isinstance(node, cst.Name) and node.value == "None"):
-            return {}, None
-        variable = node if isinstance(node, cst.Name) else None
-        held = node if isinstance(node, (cst.Name, cst.Attribute)) else None
-        if held is not None:
+            return {}, variable
+        held = variable
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            held, variable = node, variable or node
             node = last_value(self.source.index, held)
             if node is None and isinstance(held, cst.Attribute):
                 node = value_in_class(self.source.index, held)

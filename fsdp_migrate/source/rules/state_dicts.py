@@ -200,6 +200,9 @@ def _configs_no_more(source: Source, context: Context) -> Iterator[Found]:
         # Several contexts may share one variable: the first speaks for it.
         if not all(reader in gone for reader in readers) or readers[0] is not name:
             continue
+        scope = source.index.scopes[name].find(name.value)
+        if scope is source.index.scope and name.value in source.links.taken:
+            continue  # another file imports it
         for binding in source.index.scopes[name].lookup(name.value):
             statement = source.index.parents[source.index.parents[binding.node]]
             if isinstance(statement, cst.Assign) and len(statement.targets) == 1:
