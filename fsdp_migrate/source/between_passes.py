@@ -52,8 +52,14 @@ _KEEP: Final = frozenset({"detach_", "record_stream", "requires_grad_"})
 _DEEPEST: Final = 3
 
 
-def is_between(source: Source, node: cst.CSTNode) -> bool:
-    """Tell whether a place is run between a forward of a sharded model and its backward."""
+def is_between(source: Source, node: cst.CSTNode, *, or_in_steps: bool = True) -> bool:
+    """Tell whether a place is run between a forward of a sharded model and its backward.
+
+    Args:
+        source: The source.
+        node: The place.
+        or_in_steps: Whether in a framework's step a forward may have been that is not seen.
+    """
     function, order = source.index.function(node), source.index.order
     home = function or source.module
     owner = source.index.class_of(home) if function is not None else None
@@ -65,7 +71,7 @@ def is_between(source: Source, node: cst.CSTNode) -> bool:
     above = [each for each in runs if order[each] < order[node] and not source.index.excludes(each, node)]
     is_step = owner is not None and run_in(owner, _STEPS_OF_ONE).search(name) is not None
     if not above:
-        return is_step
+        return is_step and or_in_steps
     latest = max(above, key=lambda each: _done(source, each))
     is_run_on = is_step or any(runs[each] == "backward" for each in runs if order[each] > order[node])
     return runs[latest] == "forward" and is_run_on
@@ -194,7 +200,7 @@ def _asked(source: Source, value: cst.BaseExpression, depth: int) -> Iterator[cs
 def _places(source: Source, nodes: list[cst.CSTNode], depth: int) -> Iterator[cst.CSTNode]:
     """Yield the places between two passes: these, or the calls of the functions that have them."""
     for node in nodes:
-        if is_between(source, node):
+        if is_between(source, node, or_in_steps=False):
             yield node
             continue
         function = source.index.function(node)

@@ -278,6 +278,59 @@ def test_of_two_types_that_a_generator_may_enter_none_is_taken() -> None:
     assert "state = model.state_dict()" in after
 
 
+RETURNED = (
+    f"{MODEL}def own(model):\n"
+    f"    return FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, {SHARDED})\n"
+)
+OFFLOADED = "= get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (f"{RETURNED}with own(model):\n", "and return contextlib.nullcontext(); see"),
+        (f"{RETURNED}ctx = own(model)\nwith ctx:\n", "and return contextlib.nullcontext(); see"),
+        (
+            (
+                f"{MODEL}ctx = FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, {SHARDED})\n"
+                "with ctx:\n"
+            ),
+            "Take this context away; see",
+        ),
+    ],
+)
+def test_a_context_that_is_returned_or_held_holds_where_it_is_entered(body: str, said: str) -> None:
+    block = "    state = model.state_dict()\n    other = FSDP.optim_state_dict(model, opt)\n"
+    after = turned(f"{body}{block}plain = model.state_dict()\n")
+    assert f"state {OFFLOADED}" in after
+    assert '= sharded_state_dict(model, opt, cpu_offload=True)["optimizer"]' in after
+    assert "plain = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
+    assert said in after
+    assert "FM308" not in after
+
+
+def test_a_context_that_a_method_returns_is_that_of_whoever_calls_it() -> None:
+    body = (
+        RETURNED.removeprefix(MODEL).replace("def own(model", "def own(self, model").replace("\n", "\n    ")
+    )
+    after = turned(f"{MODEL}class S:\n    {body}\nwith saver.own(model):\n    state = model.state_dict()\n")
+    assert f"state {OFFLOADED}" in after
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "with own(model):\n    save(model)\n",
+        "with ExitStack() as stack:\n    stack.enter_context(own(model))\n    save(model)\n",
+        "",  # other files enter it
+    ],
+)
+def test_what_may_run_in_a_returned_context_is_not_given_the_default(below: str) -> None:
+    after = turned(f"{RETURNED}def save(model: FSDP):\n    state = model.state_dict()\n{below}")
+    assert "state = model.state_dict()" in after
+    assert "FM308 what this gives was decided by contexts" in after
+
+
 KIND = "StateDictType.FULL_STATE_DICT"
 CONFIG = "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
 BOTH = f"({KIND}, {CONFIG})"
