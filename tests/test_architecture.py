@@ -102,12 +102,12 @@ HOUSE: House = (
             ],
             [
                 "source.as_before",
+                ("source.between_passes", "source.dtensor_hints"),
                 "source.copied_parameters",
                 "source.copies_of_ranks",
                 "source.counts_of_gradients",
                 "source.counts_of_models",
                 "source.cut_by_sizes",
-                "source.dtensor_hints",
                 "source.framework_words",
                 "source.kept_in_classes",
                 "source.plain_models",

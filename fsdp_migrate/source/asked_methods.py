@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
+from fsdp_migrate.source.given_contexts import context_givers
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
@@ -40,6 +41,7 @@ def of_the_whole(project: Project) -> Links:
         runners=frozenset(runners(project)),
         falls_back=has_fallback(project),
         has_fsdp2=has_fsdp2(project),
+        gives_contexts=frozenset(context_givers(project)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.fails_at_once import is_backward
+from fsdp_migrate.source.between_passes import LIGHTNINGS, is_between
 from fsdp_migrate.source.python.lightning_models import UNITS, is_run_sharded, run_in
 from fsdp_migrate.source.python.nodes import walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -41,12 +41,6 @@ _MAY_BE_WHOLE: Final = (
     "Between a forward and its backward the root's parameters are whole, plain tensors, which have neither, "
     "as under FSDP1: take p.to_local() if isinstance(p, DTensor) else p."
 )
-# Lightning runs these after the step's forward, Composer the others; no backward has been.
-_LIGHTNINGS: Final = re.compile(r"^(?:on_before_(?:backward|zero_grad)|optimizer_zero_grad)$")
-_BETWEEN: Final = re.compile(
-    rf"{_LIGHTNINGS.pattern}|^(?:after_forward|(?:after|before)_loss|before_backward)$"
-)
-_STEPS_OF_ONE: Final = re.compile(r"^(?:compute_loss|training_step)$")
 _OTHER_TENSORS: Final = frozenset({"grad", "param_groups"})
 
 
@@ -76,29 +70,11 @@ def where_whole(source: Source, uses: Iterator[Found]) -> Iterator[Found]:
 
 def _is_between(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether parameters, not their gradients, are gone through between a forward and its backward."""
-    function, order = source.index.function(node), source.index.order
-    home = function or source.module
     # What an optimizer holds are the sharded ones, at all times.
-    statement = source.index.statement(node) if function is None else home
-    if any(each.attr.value in _OTHER_TENSORS for each in walk_for(statement, cst.Attribute)):
+    home = source.index.function(node) or source.index.statement(node)
+    if any(each.attr.value in _OTHER_TENSORS for each in walk_for(home, cst.Attribute)):
         return False
-    owner = source.index.class_of(home) if function is not None else None
-    name = function.name.value if function is not None else ""
-    if _BETWEEN.search(name) or (owner is not None and run_in(owner, _BETWEEN).search(name)):
-        return True
-    calls = [each for each in walk_for(home, cst.Call) if source.index.function(each) is function]
-    runs = {each: is_backward(each) for each in calls if _is_run(source, each)}
-    above = [each for each in runs if order[each] < order[node]]
-    is_step = owner is not None and run_in(owner, _STEPS_OF_ONE).search(name) is not None
-    if not above:
-        return is_step
-    last = max(above, key=order.__getitem__)
-    return not runs[last] and (is_step or any(runs[each] for each in runs if order[each] > order[node]))
-
-
-def _is_run(source: Source, call: cst.Call) -> bool:
-    """Tell whether a call is a backward, or a forward of a sharded model."""
-    return is_backward(call) or source.models.certainty(call.func) is not None
+    return is_between(source, node)
 
 
 def _is_of_the_root(source: Source, node: cst.CSTNode) -> bool:
@@ -108,9 +84,9 @@ def _is_of_the_root(source: Source, node: cst.CSTNode) -> bool:
     if function is None or owner is None or source.models.links.has_units or UNITS.search(source.code):
         return False
     name = function.name.value
-    if _LIGHTNINGS.search(name):
+    if LIGHTNINGS.search(name):
         return True
     hooks = (each.name.value for each in walk_for(owner, cst.FunctionDef))
-    others = [re.escape(each) for each in hooks if is_run_sharded(each) and not _LIGHTNINGS.search(each)]
-    is_run = run_in(owner, _LIGHTNINGS).search(name) is not None
+    others = [re.escape(each) for each in hooks if is_run_sharded(each) and not LIGHTNINGS.search(each)]
+    is_run = run_in(owner, LIGHTNINGS).search(name) is not None
     return is_run and not (others and run_in(owner, re.compile(f"^(?:{'|'.join(others)})$")).search(name))

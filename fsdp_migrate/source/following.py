@@ -7,6 +7,7 @@ here: that ``build_model`` of another file returns an FSDP1 model, and that ``tr
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from fsdp_migrate.source.foreign_packages import with_foreign_packages
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
+from fsdp_migrate.source.given_contexts import lines_in_contexts
 from fsdp_migrate.source.given_optimizers import with_given_optimizers
 from fsdp_migrate.source.given_otherwise import GivenOtherwise
 from fsdp_migrate.source.handed_functions import is_partial
@@ -126,6 +128,14 @@ class _Following(GivenOtherwise):
     _of_modules: set[Fact] = field(default_factory=set, repr=False)
     """The names of files' top levels that are known to be models, and whose users were looked for."""
     _scopes: dict[Module, list[Scope]] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def _typed(self) -> dict[Path, set[int]]:
+        return lines_in_contexts(self.project)
+
+    def _is_typed(self, place: Place) -> bool:
+        """Tell whether a place is run in a state dict context, one that a function gives too."""
+        return place.is_typed or place.start[0] in self._typed.get(place.module.path, ())
 
     def run(self) -> None:
         """Go through the modules that FSDP1's models are known to reach, until nothing new is found."""
@@ -341,7 +351,7 @@ class _Following(GivenOtherwise):
             self._follow_sharded(call, definition, node, place)
             if is_about:
                 self.look_at([definition.module.path])
-                if place.is_typed and definition.module is not place.module:
+                if definition.module is not place.module and self._is_typed(place):
                     self.types_from.add(place.module.path)
             if is_known:
                 self._give_all(definition, call, place, given, named)

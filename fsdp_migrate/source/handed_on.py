@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
+_MADE = (ast.Call, ast.Dict, ast.List, ast.Tuple)
 
 
 @dataclass(eq=False)
@@ -48,6 +49,23 @@ class HandedOn:
                 self._look(module)
             # What these files import, others may import from them in turn.
             exporters = [m for m in map(self.project.module, set(self.names) - known) if m is not None]
+        for module in of_torch:
+            self._note_values(module)
+
+    def _note_values(self, module: Module) -> None:
+        """Note what a file makes at its top level, of FSDP1's things, and others take: ``FULL = (...)``."""
+        made = {name for name, value in _assigned(module.tree.body) if isinstance(value, _MADE)}
+        words = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(made)))})\b")
+        for other in self._modules_with(*made) if made else ():
+            if other is not module and any(module.path in p for p in self._imported_by(other)):
+                found = words.findall(self.project.texts[other.path])
+                self.taken.setdefault(module.path, set()).update(found)
+
+    def _imported_by(self, module: Module) -> Iterator[list[Path]]:
+        """Yield the files that each import of a file may be of."""
+        for written in {*module.imports.values(), *module.stars}:
+            yield self.project.paths(module, written)
+            yield self.project.paths(module, written.rpartition(".")[0])
 
     def _modules_with(self, *words: str) -> list[Module]:
         found = (self.project.module(path) for path in self.project.holding(words))

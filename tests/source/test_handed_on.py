@@ -138,3 +138,29 @@ def test_questions_about_a_name_of_the_projects_own_are_fsdp2s(tmp_path: Path) -
 def test_a_name_that_may_be_of_another_class_is_not_taken_for_torchs(tmp_path: Path, own: str) -> None:
     files = {"dist.py": f"{WRAP}\n\n{own}", "main.py": "from dist import Sharded\nmodel = Sharded(net)\n"}
     assert after(tmp_path, files)["main.py"] == files["main.py"]
+
+
+CONSTANT = (
+    f"{TYPES}from torch.distributed.fsdp import FullStateDictConfig\n"
+    "FULL = (StateDictType.FULL_STATE_DICT, FullStateDictConfig(True, True))\n"
+)
+READS = (
+    "def save(net):\n    model = FSDP(net)\n    with FSDP.state_dict_type(model, *FULL):\n"
+    "        return model.state_dict()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_kept"),
+    [
+        (f"{FSDP}from pkg.save import FULL\nprint(FULL)\n", True),
+        (f"{FSDP}from pkg import save\nprint(save.FULL)\n", True),
+        (f"{FSDP}from pkg.save import *\nprint(FULL)\n", True),
+        (f"{FSDP}from pkg.save import save\nprint(save)\n", False),
+        (f"{FSDP}FULL = 1\nprint(FULL)\n", False),
+    ],
+)
+def test_a_constant_stays_that_another_file_imports(tmp_path: Path, other: str, is_kept: bool) -> None:
+    found = after(tmp_path, {"pkg/__init__.py": "", "pkg/save.py": f"{CONSTANT}\n{READS}", "run.py": other})
+    assert ("FULL = (" in found["pkg/save.py"]) == is_kept
+    assert "state_dict_type" not in found["pkg/save.py"]

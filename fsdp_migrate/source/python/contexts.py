@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.entered_contexts import EnteredContexts
+from fsdp_migrate.source.python.held_arguments import Held, held_arguments
 from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import (
@@ -123,7 +125,9 @@ class Contexts:
 
     def settings_at(self, node: cst.CSTNode) -> Settings | None:
         """Return what a call outside of every context is told, or None where that is not known."""
-        entered = self._entered_around(node)
+        if self.source.links.gives_contexts and self.entered.is_by_another_file(node):
+            return None
+        entered = self.entered.around(node)
         if entered:
             return _same_everywhere(entered)
         if not self._is_in_no_other(node):
@@ -139,56 +143,23 @@ class Contexts:
         return found.settings if found is not None and found.problem is None else None
 
     @functools.cached_property
-    def _generators(self) -> dict[cst.FunctionDef, list[Context]]:
-        """The functions whose callers run in a context: ``with FSDP.state_dict_type(...): yield``."""
-        found: dict[cst.FunctionDef, list[Context]] = {}
-        for each in self.every:
-            function = self.source.index.function(each.call)
-            if function is not None and each.block is not None and any(walk_for(each.block.body, cst.Yield)):
-                found.setdefault(function, []).append(each)
-        return found
+    def entered(self) -> EnteredContexts:
+        """Those that blocks enter which stand elsewhere."""
+        return EnteredContexts(self.source, self.every)
 
     def is_entered_here(self, context: Context) -> bool:
-        """Tell whether blocks of this source enter a context by a generator, and ask for its type alone."""
-        function = self.source.index.function(context.call)
-        every = self._generators.get(function, []) if function is not None else []
-        return _same_everywhere(every) is not None and bool(self._blocks_of(context))
-
-    def _entered_by(self, item: cst.BaseExpression) -> list[Context]:
-        """Return the contexts that a call enters by a generator here: ``with self.sharded(model):``."""
-        if not isinstance(item, cst.Call) or not self._generators:
-            return []
-        functions = set(self.source.models.guards.functions(item.func))
-        if not functions and isinstance(item.func, cst.Attribute):
-            # A method, of whatever object.
-            functions = {each for each in self._generators if each.name.value == item.func.attr.value}
-        return [each for function in functions for each in self._generators.get(function, ())]
-
-    def _entered_around(self, node: cst.CSTNode) -> list[Context]:
-        """Return what the innermost ``with`` around a node enters by a generator."""
-        below: cst.CSTNode = node
-        for above in self.source.index.ancestors(node) if self._generators else ():
-            if isinstance(above, cst.With) and below is above.body:
-                entered = [each for item in above.items for each in self._entered_by(item.item)]
-                if entered:
-                    return entered
-            below = above
-        return []
-
-    def _blocks_of(self, context: Context) -> list[cst.With]:
-        """Return the blocks that run in a context: its own, or those of who enters it by a generator."""
-        if not any(context in each for each in self._generators.values()):
-            return [context.block] if context.block is not None else []
-        blocks = (cst.ensure_type(each, cst.With) for each in self.source.index.by_kind.get(cst.With, ()))
-        return [each for each in blocks if any(context in self._entered_by(item.item) for item in each.items)]
+        """Tell whether blocks of this source enter a context made elsewhere, and ask for its type alone."""
+        every = self.entered.beside(context)
+        return _same_everywhere(every) is not None and bool(self.entered.blocks_of(context))
 
     def _may_hold_around(self, context: Context, function: cst.CSTNode | None) -> bool:
         """Tell whether another function may be called in a context: what is torch's calls none."""
         if self.source.index.function(context.call) is function:
             return False
-        blocks = self._blocks_of(context)
+        blocks = self.entered.blocks_of(context)
         inside = (call for block in blocks for call in walk_for(block.body, cst.Call))
-        return not blocks or not all(map(self._calls_nothing_here, inside))
+        is_seen = bool(blocks) and not self.entered.is_otherwise(context)
+        return not is_seen or not all(map(self._calls_nothing_here, inside))
 
     def _calls_nothing_here(self, call: cst.Call) -> bool:
         func = call.func
@@ -296,11 +267,10 @@ class Contexts:
     def _settings(
         self, call: cst.Call
     ) -> tuple[cst.BaseExpression | None, Settings | None, tuple[cst.Name, ...], str | None]:
-        given = arguments(call, _CONTEXT)
+        given = held_arguments(self.source.index, call, _CONTEXT)
         if given is None or "module" not in given or "state_dict_type" not in given:
             return None, None, (), "its arguments are not seen"
-        model = given["module"]
-        asked = given["state_dict_type"]
+        model, (asked, by) = given["module"].value, given["state_dict_type"]
         known = self.source.index.fsdp1(asked) or self._type_of(asked)
         kind = (known or "").split(".")[-1]
         if kind == "LOCAL_STATE_DICT":
@@ -319,7 +289,8 @@ class Contexts:
             optim.get("offload_to_cpu", True),
             optim.get("rank0_only", False),
         )
-        return model, settings, tuple(name for name in (first, second) if name is not None), None
+        holders = {each: None for each in (by, first, second) if isinstance(each, cst.Name)}
+        return model, settings, tuple(holders), None
 
     def _type_of(self, node: cst.BaseExpression) -> str | None:
         """Return the type that a variable, or an attribute of `self`, is given in one place only."""
@@ -361,14 +332,15 @@ class Contexts:
                     yield from walk_for(function.body, cst.Return)
 
     def _flags(
-        self, node: cst.BaseExpression | None, call: cst.Call
-    ) -> tuple[dict[str, Flag], cst.Name | None] | None:
+        self, config: Held | None, call: cst.Call
+    ) -> tuple[dict[str, Flag], cst.Name | cst.Attribute | None] | None:
         """Return the options of a config, made here or held by a variable that is assigned once."""
+        node, variable = config or (None, None)
         if node is None or (isinstance(node, cst.Name) and node.value == "None"):
-            return {}, None
-        variable = node if isinstance(node, cst.Name) else None
-        held = node if isinstance(node, (cst.Name, cst.Attribute)) else None
-        if held is not None:
+            return {}, variable
+        held = variable
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            held, variable = node, variable or node
             node = last_value(self.source.index, held)
             if node is None and isinstance(held, cst.Attribute):
                 node = value_in_class(self.source.index, held)

@@ -166,6 +166,9 @@ class Links:
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
 
+    gives_contexts: frozenset[str] = frozenset()
+    """Functions, methods and classes of the project by which a block enters a state dict context."""
+
     replaced_in_vain: frozenset[str] = frozenset()
     """What this file's tests replace by name in modules of the project that have no such name."""
     keeps_names: bool = False

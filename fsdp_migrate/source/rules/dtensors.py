@@ -14,6 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
+from fsdp_migrate.source.between_passes import CHANGED, EMPTIED, unreached
 from fsdp_migrate.source.counts_of_gradients import UNCOUNTED, counts_of_gradients
 from fsdp_migrate.source.counts_of_models import counts_about_ranks
 from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
@@ -252,7 +253,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
             named.add(node)
-            code = "FM423" if said in {_REPLACED, CUT} else refused(source, node)
+            code = "FM423" if said in {_REPLACED, CHANGED, CUT, EMPTIED} else refused(source, node)
             yield Found(code, node, said, "commented")
     yield from _of_attributes(values, named)
 
@@ -298,6 +299,7 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     yield from ((node, COPIES) for node in met_copies(values))
     yield from ((node, MEANT) for node in met_models(values))
     yield from ((node, CUT) for node in cut_by_sizes(values))
+    yield from unreached(values)
     targets = [each.target for assign in source.assignments for each in assign.targets]
     targets += [
         cst.ensure_type(node, cst.AugAssign).target for node in source.index.by_kind.get(cst.AugAssign, ())

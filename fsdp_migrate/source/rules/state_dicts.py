@@ -78,9 +78,11 @@ _FOLDER = (
     "the optimizer leave that out. What else they hold (a schedule, an average) is loaded as before."
 )
 _ENTERED = (
-    "the states in the blocks that enter this are turned, by its type. Take this context away, and keep the "
-    "`yield`; see that nothing else in those blocks asks for a state."
+    "the states in the blocks that enter this are turned, by its type. Take this context away{}; see that "
+    "nothing else in those blocks asks for a state."
 )
+_BY_YIELD = ", and keep the `yield`"
+_BY_RETURN = ", and return contextlib.nullcontext()"
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
     "one rank alone comes here, and every rank must ask for the state now: FSDP1's `.module.state_dict()` "
@@ -142,7 +144,11 @@ def _of_context(source: Source, context: Context) -> Iterator[Found]:
     covers = tuple(names_in(context.call))
     if context.problem is not None or context.settings is None or context.item is None:
         is_entered = source.contexts.is_entered_here(context)
-        said = _ENTERED if is_entered else f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
+        said = f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
+        if is_entered:
+            is_returned = isinstance(source.index.parents[context.call], cst.Return)
+            is_yielded = context.block is not None
+            said = _ENTERED.format(_BY_YIELD if is_yielded else _BY_RETURN if is_returned else "")
         yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)
@@ -200,6 +206,9 @@ def _configs_no_more(source: Source, context: Context) -> Iterator[Found]:
         # Several contexts may share one variable: the first speaks for it.
         if not all(reader in gone for reader in readers) or readers[0] is not name:
             continue
+        scope = source.index.scopes[name].find(name.value)
+        if scope is source.index.scope and name.value in source.links.taken:
+            continue  # another file imports it
         for binding in source.index.scopes[name].lookup(name.value):
             statement = source.index.parents[source.index.parents[binding.node]]
             if isinstance(statement, cst.Assign) and len(statement.targets) == 1:

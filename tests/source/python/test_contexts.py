@@ -276,3 +276,138 @@ def test_of_two_types_that_a_generator_may_enter_none_is_taken() -> None:
     whole = "    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n        yield\n"
     after = turned(f"{two}{whole}with own(model):\n    state = model.state_dict()\n")
     assert "state = model.state_dict()" in after
+
+
+RETURNED = (
+    f"{MODEL}def own(model):\n"
+    f"    return FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, {SHARDED})\n"
+)
+OFFLOADED = "= get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (f"{RETURNED}with own(model):\n", "and return contextlib.nullcontext(); see"),
+        (f"{RETURNED}ctx = own(model)\nwith ctx:\n", "and return contextlib.nullcontext(); see"),
+        (
+            (
+                f"{MODEL}ctx = FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT, {SHARDED})\n"
+                "with ctx:\n"
+            ),
+            "Take this context away; see",
+        ),
+    ],
+)
+def test_a_context_that_is_returned_or_held_holds_where_it_is_entered(body: str, said: str) -> None:
+    block = "    state = model.state_dict()\n    other = FSDP.optim_state_dict(model, opt)\n"
+    after = turned(f"{body}{block}plain = model.state_dict()\n")
+    assert f"state {OFFLOADED}" in after
+    assert '= sharded_state_dict(model, opt, cpu_offload=True)["optimizer"]' in after
+    assert "plain = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
+    assert said in after
+    assert "FM308" not in after
+
+
+def test_a_context_that_a_method_returns_is_that_of_whoever_calls_it() -> None:
+    body = (
+        RETURNED.removeprefix(MODEL).replace("def own(model", "def own(self, model").replace("\n", "\n    ")
+    )
+    after = turned(f"{MODEL}class S:\n    {body}\nwith saver.own(model):\n    state = model.state_dict()\n")
+    assert f"state {OFFLOADED}" in after
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "with own(model):\n    save(model)\n",
+        "with ExitStack() as stack:\n    stack.enter_context(own(model))\n    save(model)\n",
+        "",  # other files enter it
+    ],
+)
+def test_what_may_run_in_a_returned_context_is_not_given_the_default(below: str) -> None:
+    after = turned(f"{RETURNED}def save(model: FSDP):\n    state = model.state_dict()\n{below}")
+    assert "state = model.state_dict()" in after
+    assert "FM308 what this gives was decided by contexts" in after
+
+
+KIND = "StateDictType.FULL_STATE_DICT"
+CONFIG = "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)"
+BOTH = f"({KIND}, {CONFIG})"
+NAMED = f"state_dict_type={KIND}, state_dict_config={CONFIG}"
+SAVE = """\
+{above}class T:
+{in_class}
+    def __init__(self, net):
+        self.model = FSDP(net)
+        {in_init}
+
+    def save(self):
+        {here}
+        with FSDP.state_dict_type(self.model, {given}):
+            return self.model.state_dict()
+"""
+SAVED = (
+    "        return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True, "
+    "cpu_offload=True))\n"
+)
+
+
+def _save(given: str, *, above: str = "", in_class: str = "x = 1", in_init: str = "", here: str = "") -> str:
+    return SAVE.format(
+        given=given,
+        above=f"{above}\n\n" if above else "",
+        in_class=f"    {in_class}\n",
+        in_init=in_init or "self.x = 1",
+        here=here or "x = 1",
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _save("*cfg", here=f"cfg = {BOTH}"),
+        _save("*cfg", here=f"cfg = [{KIND}, {CONFIG}]"),
+        _save(f"*{BOTH}"),
+        _save("*FULL", above=f"FULL = {BOTH}"),
+        _save("*self.full", in_class=f"full = {BOTH}"),
+        _save("*self.full", in_init=f"self.full = {BOTH}"),
+        _save("self.full[0], self.full[1]", in_init=f"self.full = {BOTH}"),
+        _save("*KINDS['full']", above=f"KINDS = {{'full': {BOTH}, 'other': (1, 2)}}"),
+        _save("*KINDS['full']", above=f"FULL = {BOTH}\nKINDS = {{'full': FULL}}"),
+        _save("kind, config", above=f"KINDS = {{'full': {BOTH}}}", here="kind, config = KINDS['full']"),
+        _save("**kw", here=f"kw = dict({NAMED})"),
+        _save("**kw", here=f"kw = {{'state_dict_type': {KIND}, 'state_dict_config': {CONFIG}}}"),
+        _save(f"{KIND}, **CONFIGS", above=f"CONFIGS = dict(state_dict_config={CONFIG})"),
+        _save("*cfg", here=f"config = {CONFIG}\n        cfg = ({KIND}, config)"),
+    ],
+)
+def test_what_a_tuple_or_a_dict_above_gives(body: str) -> None:
+    after = turned(body)
+    assert SAVED in after
+    assert "FSDP.state_dict_type" not in after
+
+
+def test_a_tuple_that_nothing_else_reads_goes() -> None:
+    after = turned(
+        _save("*cfg", here=f"cfg = {BOTH}") + f"\ndef other():\n    cfg = {BOTH}\n    return cfg\n"
+    )
+    assert after.count("cfg = ") == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _save("*KINDS[kind]", above=f"KINDS = {{'full': {BOTH}}}"),
+        _save("*KINDS['full']", above=f"KINDS = {{'full': {BOTH}}}\nKINDS['full'] = other()"),
+        _save("**kw", here=f"kw = dict({NAMED})\n        kw.update(more)"),
+        _save("**kw", here=f"kw = dict({NAMED}, **more)"),
+        _save("*cfg", here=f"cfg = {BOTH} if full else other"),
+        _save("*cfg", here=f"cfg = [{KIND}]\n        cfg.append(config)"),
+        _save("*cfg", here=f"cfg = ({KIND}, *configs)"),
+        _save("*cfg, **kw", here=f"cfg = {BOTH}\n        kw = dict({NAMED})"),
+        _save("*cfg", here=f"cfg = ({KIND}, FullStateDictConfig(rank0_only=flag()))"),
+    ],
+)
+def test_what_is_known_only_when_it_runs(body: str) -> None:
+    assert ("FM307", "commented") in codes(body)
