@@ -1,6 +1,7 @@
 """HF Trainer's offload under FSDP2: the norm of gradients on the CPU needs gloo in the process group.
 
-Accelerate makes the group with NCCL alone, unless two of its variables are set before (``state.py``);
+Accelerate makes the group with NCCL alone, unless two of its variables are set before (``state.py``), which
+older versions do not read for it;
 ``tests/frameworks/test_accelerate_claims.py`` holds that against the Accelerate that is installed.
 """
 
@@ -12,6 +13,7 @@ from fsdp_migrate import words
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.adapters.engine.base import bare_values, is_known, plain_values
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.errors import ConfigError
 
 
@@ -25,7 +27,8 @@ OFFLOAD = "FSDP_OFFLOAD_PARAMS"
 GROUP_WITH_GLOO = f"{SWITCH}=true {OFFLOAD}=true"
 NO_GLOO = (
     "FSDP2's gradients are on the CPU, and clipping reduces their norm there. Accelerate makes the process "
-    f"group with NCCL alone unless the environment has `{GROUP_WITH_GLOO}`, and the first step then stops: "
+    f"group with NCCL alone unless the environment has `{GROUP_WITH_GLOO}` (read by Accelerate "
+    f"{ACCELERATE['gloo_by_variables'].versions}), and the first step then stops: "
     "`No backend type associated with device type cpu`."
 )
 
@@ -47,7 +50,7 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
     is_word = "offload" in items
     # Where neither says it, Accelerate's plugin takes the variable, with `version: 2` too.
     is_variable = not is_word and "cpu_offload" not in values and _in_environment(block)
-    offloads = is_word or is_variable or _is_on(values.get("cpu_offload"))
+    offloads = is_word or is_variable or is_offloading(values.get("cpu_offload"))
     norm = plain_values(block.owner).get("max_grad_norm")
     clips = not is_known(norm) or str(norm) not in {"0", "0.0"}
     if not offloads or not clips or makes_gloo(block.settings.environment):
@@ -62,10 +65,16 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
 
 def _in_environment(block: Block) -> bool:
     given = block.settings.environment.get(OFFLOAD)
-    return given is not None and not REFERENCE.search(given) and _is_on(given)
+    return given is not None and not REFERENCE.search(given) and is_offloading(given)
 
 
-def _is_on(value: object) -> bool:
+def is_offloading(value: object) -> bool:
+    """Tell whether the value of a config's key keeps parameters on the CPU.
+
+    Example:
+        >>> is_offloading("yes"), is_offloading({"offload_params": False}), is_offloading("${OFFLOAD}")
+        (True, False, False)
+    """
     if isinstance(value, dict):
         value = value.get("offload_params")
     try:
