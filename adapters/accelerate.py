@@ -55,7 +55,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     to_reshard,
     to_reshard_unless_second,
 )
-from fsdp_migrate.adapters.hf_offload import is_offloading
 from fsdp_migrate.errors import ConfigError
 
 
@@ -147,7 +146,7 @@ def drop_prefetch_policy(value: Any, block: Block) -> Outcome:
 def keep_offload(value: Any, block: Block) -> Outcome:
     """Keep a boolean; older versions make no process group for gradients that are on the CPU."""
     done = keep_bool(value, block)
-    if not is_offloading(value):
+    if value is None or not words.read_bool(value, "value"):
         return done
     needed = ACCELERATE["gloo_by_variables"].since
     text = f"{done.message} Clipping needs Accelerate {needed}: older ones make no gloo group for the CPU."

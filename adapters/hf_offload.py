@@ -50,7 +50,7 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
     is_word = "offload" in items
     # Where neither says it, Accelerate's plugin takes the variable, with `version: 2` too.
     is_variable = not is_word and "cpu_offload" not in values and _in_environment(block)
-    offloads = is_word or is_variable or is_offloading(values.get("cpu_offload"))
+    offloads = is_word or is_variable or _is_on(values.get("cpu_offload"))
     norm = plain_values(block.owner).get("max_grad_norm")
     clips = not is_known(norm) or str(norm) not in {"0", "0.0"}
     if not offloads or not clips or makes_gloo(block.settings.environment):
@@ -65,16 +65,10 @@ def say_offload(block: Block, items: tuple[str, ...], keys: tuple[Key, ...], dra
 
 def _in_environment(block: Block) -> bool:
     given = block.settings.environment.get(OFFLOAD)
-    return given is not None and not REFERENCE.search(given) and is_offloading(given)
+    return given is not None and not REFERENCE.search(given) and _is_on(given)
 
 
-def is_offloading(value: object) -> bool:
-    """Tell whether the value of a config's key keeps parameters on the CPU.
-
-    Example:
-        >>> is_offloading("yes"), is_offloading({"offload_params": False}), is_offloading("${OFFLOAD}")
-        (True, False, False)
-    """
+def _is_on(value: object) -> bool:
     if isinstance(value, dict):
         value = value.get("offload_params")
     try:

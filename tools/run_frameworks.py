@@ -24,7 +24,7 @@ VERSIONS = (
         for version in ("1.6.0", "1.7.0", "1.8.1", "1.9.0", "1.10.1", "1.13.0", "1.14.0")
     ),
     *(f"transformers=={version}" for version in ("4.57.6", "5.0.0", "5.3.0", "5.4.0", "5.9.0", "5.10.2")),
-    *(f"lightning=={version}" for version in ("2.3.3", "2.4.0", "2.5.6")),
+    *(f"lightning=={version}" for version in ("2.3.3", "2.4.0", "2.5.6", "2.6.0")),
     *(f"axolotl=={version}" for version in ("0.11.0", "0.12.2")),
     "accelerate",
     "transformers",

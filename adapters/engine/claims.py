@@ -173,7 +173,7 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         "one_name_is_a_policy": Claim("`auto_wrap_policy` that is no set of classes goes to torch as it is"),
         "precision_casts": Claim(
             "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`",
-            since="2.4",
+            since="2.6",
         ),
     }
 )
