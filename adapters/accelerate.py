@@ -143,6 +143,16 @@ def drop_prefetch_policy(value: Any, block: Block) -> Outcome:
     return Outcome("FM343", text, remove=True)
 
 
+def keep_offload(value: Any, block: Block) -> Outcome:
+    """Keep a boolean; older versions make no process group for gradients that are on the CPU."""
+    done = keep_bool(value, block)
+    if value is None or not words.read_bool(value, "value"):
+        return done
+    needed = ACCELERATE["gloo_by_variables"].since
+    text = f"{done.message} Clipping needs Accelerate {needed}: older ones make no gloo group for the CPU."
+    return replace(done, message=text)
+
+
 def keep_ignored(value: Any, block: Block) -> Outcome:
     """Keep what is ignored; where rank 0 loads for all, FSDP2 shards it all the same."""
     if words.is_nothing(value) or not broadcasts_from_rank0(block, ACCELERATE_KEYS, default=True):
@@ -173,12 +183,12 @@ ACCELERATE_KEYS: tuple[Key, ...] = (
     Key("backward_prefetch", "taken out: FSDP2 prefetches as BACKWARD_PRE does", drop_prefetch),
     Key(
         "backward_prefetch_policy",
-        "taken out: the name before Accelerate 0.27",
+        "taken out: Accelerate 1.0 and later do not read it",
         drop_prefetch_policy,
         is_read=False,
     ),
     Key("forward_prefetch", "taken out: Accelerate's FSDP2 has none", FORWARD_PREFETCH),
-    Key("offload_params", "kept", keep_bool),
+    Key("offload_params", "kept", keep_offload),
     Key("auto_wrap_policy", "kept", keep_wrap_policy),
     Key("transformer_layer_cls_to_wrap", "kept, as `A,B`", keep_classes),
     Key(

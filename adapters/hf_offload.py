@@ -1,6 +1,7 @@
 """HF Trainer's offload under FSDP2: the norm of gradients on the CPU needs gloo in the process group.
 
-Accelerate makes the group with NCCL alone, unless two of its variables are set before (``state.py``);
+Accelerate makes the group with NCCL alone, unless two of its variables are set before (``state.py``), which
+older versions do not read for it;
 ``tests/frameworks/test_accelerate_claims.py`` holds that against the Accelerate that is installed.
 """
 
@@ -12,6 +13,7 @@ from fsdp_migrate import words
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.adapters.engine.base import bare_values, is_known, plain_values
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.errors import ConfigError
 
 
@@ -25,7 +27,8 @@ OFFLOAD = "FSDP_OFFLOAD_PARAMS"
 GROUP_WITH_GLOO = f"{SWITCH}=true {OFFLOAD}=true"
 NO_GLOO = (
     "FSDP2's gradients are on the CPU, and clipping reduces their norm there. Accelerate makes the process "
-    f"group with NCCL alone unless the environment has `{GROUP_WITH_GLOO}`, and the first step then stops: "
+    f"group with NCCL alone unless the environment has `{GROUP_WITH_GLOO}` (read by Accelerate "
+    f"{ACCELERATE['gloo_by_variables'].versions}), and the first step then stops: "
     "`No backend type associated with device type cpu`."
 )
 

@@ -122,6 +122,10 @@ CHECKPOINT_CODES: Final = {
     "FM279": FindingCode(
         "equivalent", "Settings were added that torch from 2.7 looks for in the groups of Adam and AdamW."
     ),
+    "FM280": FindingCode(
+        "changed", "A file beside the data holds names of FSDP1's wrappers; it was copied as it is."
+    ),
+    "FM281": FindingCode("refused", "The `meta.pt` beside the data is none of Lightning's Trainer."),
     "FM282": FindingCode("exact", "Only the weights were replaced: the other files in OUT are unchanged."),
     "FM283": FindingCode("exact", "Data that was not compared with a stored checksum."),
     "FM284": FindingCode("changed", "Tensors of a type that cannot be cast kept their type."),

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.adapters.engine import claims
+from fsdp_migrate.versions import version_numbers
 from tests.ranks import ROOT
 from tests.time_limit import is_gone
-from tools import run_lanes, run_range
+from tools import run_frameworks, run_lanes, run_range
 
 
 if TYPE_CHECKING:
@@ -102,3 +104,49 @@ def test_a_python_that_does_not_start_is_passed_over(tmp_path: Path, monkeypatch
     assert run_range.find_python("3.12") == works
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run_range.find_python("3.12") is None
+
+
+def bounds() -> set[tuple[str, str]]:
+    """Where claims begin and end to hold."""
+    tables = {
+        "accelerate": claims.ACCELERATE,
+        "axolotl": claims.AXOLOTL,
+        "lightning": claims.LIGHTNING,
+        "mosaicml": claims.COMPOSER,
+        "transformers": claims.TRANSFORMERS,
+    }
+    each = [(package, claim) for package, table in tables.items() for claim in table.values()]
+    return {(package, bound) for package, claim in each for bound in (claim.since, claim.before) if bound}
+
+
+def is_tried(package: str, bound: str) -> bool:
+    """Tell whether the release of a bound is among those that are tried, and one of those right before it."""
+    here, depth = version_numbers(bound), len(version_numbers(bound))
+    names = [name.partition("==") for name in run_frameworks.VERSIONS]
+    tried = [version_numbers(number)[:depth] for name, _, number in names if name == package and number]
+    is_newest = package in run_frameworks.VERSIONS and here > max(tried, default=())
+    before = (*here[:-1], here[-1] - 1)
+    has_before = (
+        before in tried if here[-1] else any(each < here and each[0] == here[0] - 1 for each in tried)
+    )
+    return has_before and (here in tried or is_newest)
+
+
+def test_both_sides_of_what_is_claimed_of_versions_are_tried() -> None:
+    untried = {bound for bound in bounds() if not is_tried(*bound)}
+    assert untried == set(run_frameworks.UNTRIED)
+
+
+@pytest.mark.parametrize(
+    ("package", "bound", "expected"),
+    [
+        ("accelerate", "1.9", True),
+        ("accelerate", "1.12", False),
+        ("transformers", "5.0", True),
+        ("lightning", "1.5", False),
+    ],
+)
+def test_a_bound_counts_as_tried_with_the_releases_beside_it(
+    package: str, bound: str, expected: bool
+) -> None:
+    assert is_tried(package, bound) is expected

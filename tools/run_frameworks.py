@@ -19,9 +19,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = (
-    *(f"accelerate=={version}" for version in ("1.6.0", "1.7.0", "1.10.1", "1.13.0")),
+    *(
+        f"accelerate=={version}"
+        for version in ("1.6.0", "1.7.0", "1.8.1", "1.9.0", "1.10.1", "1.13.0", "1.14.0")
+    ),
     *(f"transformers=={version}" for version in ("4.57.6", "5.0.0", "5.3.0", "5.4.0", "5.9.0", "5.10.2")),
-    *(f"lightning=={version}" for version in ("2.4.0", "2.5.6")),
+    *(f"lightning=={version}" for version in ("2.3.3", "2.4.0", "2.5.6", "2.6.0")),
+    *(f"axolotl=={version}" for version in ("0.11.0", "0.12.2")),
     "accelerate",
     "transformers",
     "lightning",
@@ -34,6 +38,17 @@ VERSIONS = (
     "timm",
 )
 """A name alone is the newest version."""
+UNTRIED = {
+    ("accelerate", "1.0"): "the flags of 0.34 name the key, and those of 1.0 do not",
+    ("accelerate", "1.6"): "1.5 has no FSDP2 that could be asked",
+    ("axolotl", "0.8.1"): "0.8.0 has no FSDP2, and 0.8.1 cannot be built without torch 2.6",
+    ("lightning", "2.0"): "1.9 and 2.0 cannot be imported beside this torch",
+    ("lightning", "2.3"): "2.2 has no such strategy that could be asked",
+    ("mosaicml", "0.31"): "0.30 has no FSDP2; the composer lane has the newest alone",
+    ("mosaicml", "0.32"): "0.31 casts by fixed dtypes; the composer lane has the newest alone",
+    ("transformers", "4.40"): "4.39 cannot be run beside this torch",
+}
+"""Bounds of claims that are read in the framework's sources: why no run tries both sides of them."""
 # These would bring another torch, or what only a GPU's machine has; what they need is here.
 ALONE = frozenset(
     {
@@ -48,7 +63,11 @@ ALONE = frozenset(
         "timm",
     }
 )
-BESIDE = {"bitsandbytes": ("peft",), "timm": ("torchvision==0.28.*", "pillow")}
+BESIDE = {
+    "bitsandbytes": ("peft",),
+    "lightning": ("setuptools<81",),
+    "timm": ("torchvision==0.28.*", "pillow"),
+}
 """What a package's tests need with it."""
 TESTS: dict[str, tuple[str, ...]] = {
     "accelerate": ("test_accelerate_claims.py",),

@@ -12,7 +12,7 @@ SWITCH = "ACCELERATE_USE_FSDP"
 
 
 def switches_on(value: str) -> bool:
-    """Tell whether Accelerate takes a value of the switch for on.
+    """Tell whether Accelerate takes a value of the switch for on; ``True`` counts for 1.10 and later alone.
 
     Example:
         >>> switches_on("True"), switches_on("1"), switches_on("")

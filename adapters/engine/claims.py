@@ -86,7 +86,7 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         "fsdp2": Claim("`fsdp_version: 2` runs FSDP2", since="1.6"),
         "full_state_dict": Claim("FSDP2 saves and loads FULL_STATE_DICT", since="1.7"),
         "prefetch_policy_unread": Claim(
-            "`fsdp_backward_prefetch_policy` is not read, and refused as a flag", since="0.27"
+            "`fsdp_backward_prefetch_policy` is not read, and refused as a flag", since="1.0"
         ),
         "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `fsdp_backward_prefetch` is given"),
         "reshard_unread": Claim("Accelerate's FSDP1 reads `fsdp_sharding_strategy` alone", since="1.6"),
@@ -132,10 +132,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         "true_switches_on": Claim(
             "`ACCELERATE_USE_FSDP` is on where it is `true`, and not where it is 1", since="1.6"
         ),
+        "any_case_switches_on": Claim("`ACCELERATE_USE_FSDP` is on where it is `True` too", since="1.10"),
         "gloo_by_variables": Claim(
             "the process group has gloo beside NCCL only where `ACCELERATE_USE_FSDP`, `FSDP_OFFLOAD_PARAMS` "
             "are true, or in place of the second `FSDP_STATE_DICT_TYPE` is FULL_STATE_DICT",
-            since="1.6",
+            since="1.9",
         ),
         "mesh_by_variables": Claim(
             "`PARALLELISM_CONFIG_DP_REPLICATE_SIZE` and `_DP_SHARD_SIZE` are the mesh, where "
@@ -145,7 +146,7 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
         "ignores_nothing": Claim(
             "with `fsdp_cpu_ram_efficient_loading` FSDP2 shards what `fsdp_ignored_modules` names all the "
             "same, and gives every rank the values of rank 0",
-            since="1.7",
+            since="1.6",
         ),
         "prepared_together": Claim("FSDP2 prepares a model and its optimizer in one call only", since="1.6"),
     }
@@ -161,17 +162,18 @@ ACCELERATE_UNREAD = frozenset(
 """Keys of people's files that Accelerate's launcher has no flag for: they stand there without effect."""
 LIGHTNING: Mapping[str, Claim] = MappingProxyType(
     {
-        "model_parallel": Claim("`ModelParallelStrategy` shards with FSDP2", since="2.4"),
+        "model_parallel": Claim("`ModelParallelStrategy` shards with FSDP2", since="2.3"),
         "word_is_torchs": Claim("`strategy: fsdp` is torch's FSDP", since="2.0"),
         "fairscale_gone": Claim("`strategy: ddp_fully_sharded`, fairscale's FSDP, is gone", since="2.0"),
-        "no_16_mixed": Claim("`ModelParallelStrategy` refuses `precision: 16-mixed`", since="2.4"),
+        "no_16_mixed": Claim("`ModelParallelStrategy` refuses `precision: 16-mixed`", since="2.3"),
         "no_sync_batchnorm": Claim(
-            "`ModelParallelStrategy` does not read `sync_batchnorm`, which `FSDPStrategy` heeds", since="2.4"
+            "`ModelParallelStrategy` does not read `sync_batchnorm`, which `FSDPStrategy` heeds", since="2.3"
         ),
-        "refuses_fsdps": Claim("`ModelParallelStrategy` stops at arguments of `FSDPStrategy`", since="2.4"),
+        "refuses_fsdps": Claim("`ModelParallelStrategy` stops at arguments of `FSDPStrategy`", since="2.3"),
         "one_name_is_a_policy": Claim("`auto_wrap_policy` that is no set of classes goes to torch as it is"),
         "precision_casts": Claim(
-            "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`"
+            "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`",
+            since="2.6",
         ),
     }
 )
@@ -190,11 +192,11 @@ AXOLOTL_REFUSED_RL = frozenset({"dpo", "kto", "orpo", "ipo"})
 """Kinds of ``rl`` that Axolotl refuses under FSDP2 beside ``load_in_8bit`` or ``load_in_4bit``."""
 AXOLOTL: Mapping[str, Claim] = MappingProxyType(
     {
-        "optimizers": Claim("FSDP2 with an 8-bit optimizer of bitsandbytes is refused", since="0.10"),
+        "optimizers": Claim("FSDP2 with an 8-bit optimizer of bitsandbytes is refused", since="0.8.1"),
         "quantised_rl": Claim(
             "FSDP2 is refused where `rl` is dpo, kto, orpo or ipo beside `load_in_8bit` or `load_in_4bit`",
-            since="0.11",
+            since="0.12",
         ),
-        "bare_keys": Claim("keys of `fsdp_config` have no prefix", since="0.11"),
+        "bare_keys": Claim("keys of `fsdp_config` have no prefix", since="0.12"),
     }
 )

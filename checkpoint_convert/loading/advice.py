@@ -25,7 +25,7 @@ LIGHTNINGS_WAY: Final = "with `ModelParallelStrategy` and `ckpt_path`"
 _TRAINERS: Final = "trainer_state.json"
 _ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
 # What a script calls for a full state, by layout.
-_READ_BY: Final = {"file": "torch.load", "safetensors": "load_file or from_pretrained"}
+_READ_BY: Final = {"file": "torch.load or fabric.load", "safetensors": "load_file or from_pretrained"}
 _MOST_EXTRA: Final = 6
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
@@ -162,10 +162,7 @@ def _by_framework(manifest: Manifest) -> str | None:
     if manifest.framework == "lightning" and manifest.layout == "file":
         return f"Lightning's Trainer loads it as it is, {LIGHTNINGS_WAY}."
     if manifest.layout == "dcp" and FABRICS in manifest.evidence:
-        return (
-            "Fabric loads it as it is, with `ModelParallelStrategy` and `fabric.load`, by the names that the "
-            "script gave to `fabric.save`."
-        )
+        return _by_its_script(manifest)
     read = None if _is_packed(manifest) else _READ_BY.get(manifest.layout)
     if manifest.framework == "torch" and (read is not None or _is_files_of_torch(manifest)):
         what = f"it with {read}" if read is not None else "these files with torch.load"
@@ -174,6 +171,19 @@ def _by_framework(manifest: Manifest) -> str | None:
             f"script. For one that reads a folder with dcp.load: `{command}`."
         )
     return None
+
+
+def _by_its_script(manifest: Manifest) -> str:
+    """Say what reads a folder with a ``meta.pt`` that Fabric or a script wrote, by the names that it gave."""
+    own = "a script of your own loads it by `dcp.load`, and `meta.pt` by `torch.load`"
+    kinds = [part.kind for part in manifest.parts]
+    # All that is neither the one model nor an optimizer Fabric keeps in that file.
+    if kinds.count("model") != 1 or "other" in kinds:
+        return f"It is loaded as it is: {own}, under the names that were saved."
+    return (
+        "It is loaded as it is, under the names that were saved: Fabric loads it with "
+        f"`ModelParallelStrategy` and `fabric.load`, {own}."
+    )
 
 
 def _is_files_of_torch(manifest: Manifest) -> bool:

@@ -199,12 +199,12 @@ def _recognise_framework(
     if evidence is not None:
         return "composer", evidence
     tops = {path[0] for path in paths}
+    if contents.is_distributed and META_FILE in files:
+        start = folder.read(META_FILE, 0, min(files[META_FILE], START))
+        if is_fabrics(start):
+            return "torch", FABRICS
     evidence = folder_evidence(files, tops) if contents.is_distributed else file_evidence(tops)
-    if evidence is None:
-        return "torch", "no framework of its own"
-    if contents.is_distributed and is_fabrics(folder.read(META_FILE, 0, min(files[META_FILE], START))):
-        return "torch", FABRICS
-    return "lightning", evidence
+    return ("torch", "no framework of its own") if evidence is None else ("lightning", evidence)
 
 
 def _flat_findings(contents: Contents) -> Iterator[Finding]:

@@ -9,13 +9,14 @@ from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set as AbstractSet
+    from pathlib import Path
 
 
 # What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
 _OWN: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
 
 META_FILE: Final = "meta.pt"
-FABRICS: Final = "there is a `meta.pt` of Lightning's Fabric beside it"
+FABRICS: Final = "there is a `meta.pt` beside it, as Lightning's Fabric or a script of one's own leaves it"
 _VERSION: Final = b"pytorch-lightning_version"
 # In what the Trainer writes it stands before all tensors, and above what the script adds.
 START: Final = 65_536
@@ -48,7 +49,8 @@ def file_evidence(tops: AbstractSet[object]) -> str | None:
 def is_fabrics(start: bytes) -> bool:
     r"""Tell by its start whether a ``meta.pt`` is Fabric's: it holds what a script gave, and no version.
 
-    What Fabric saves has the names that the script gave, and it loads it by these.
+    What Fabric saves has the names that the script gave, and it loads it by these. A script that calls
+    ``dcp.save`` and ``torch.save`` itself may leave the same.
 
     Example:
         >>> is_fabrics(b"PK\x03\x04 step"), is_fabrics(b"PK\x03\x04 pytorch-lightning_version")
@@ -57,3 +59,18 @@ def is_fabrics(start: bytes) -> bool:
         False
     """
     return is_saved_file(start) and _VERSION not in start
+
+
+def is_fabrics_file(path: Path) -> bool:
+    """Tell the same of a file here; False where it cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> is_fabrics_file(Path("tests/checkpoint/data/lightning-2.6.6/sharded.ckpt/meta.pt"))
+        False
+    """
+    try:
+        with path.open("rb") as stream:
+            return is_fabrics(stream.read(START))
+    except OSError:
+        return False

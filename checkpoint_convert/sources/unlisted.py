@@ -1,4 +1,4 @@
-"""Which classes and functions the values of a checkpoint ask for that are on no list.
+"""Which classes and functions the values of a checkpoint ask for that are on no list, and files beside it.
 
 Whoever loads a value without ``weights_only`` executes what it asks for, and ``dcp.load`` does: so every
 value that torch would unpickle is looked into, also where its bytes are not changed.
@@ -6,6 +6,7 @@ value that torch would unpickle is looked into, also where its bytes are not cha
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import asked_for, open_item
@@ -13,6 +14,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_file import read_saved_file
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
+from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PARAMETER
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
 from fsdp_migrate.findings import Finding, listed, make_finding, named
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
+_FSDP1S: Final = re.compile(r"(^|\.)(_fsdp_wrapped_module|_fpw_module)(\.|$)")
 _OPCODE: Final = "an opcode that is not allowed"
 _UNREAD: Final = (
     "Leave it out with `weights_only` (--weights-only), or carry it over unread with `trust_pickle` "
@@ -38,24 +41,36 @@ _WHOLE_MODULE: Final = (
 
 def unlisted_in(value: object) -> set[str]:
     """Return the classes in a value that are on no list."""
-    found: set[str] = set()
+    kinds = (item if isinstance(item, type) else type(item) for item in _walk(value))
+    return {kind.name for kind in kinds if issubclass(kind, Record) and not kind.is_listed}
+
+
+def wrapped_names_in(value: object) -> list[str]:
+    """Return the keys in a value, and the texts in its lists, that are names as FSDP1's model shows them.
+
+    Example:
+        >>> wrapped_names_in({"ema": {"_fsdp_wrapped_module.up.weight": 1, "down.weight": "a note"}})
+        ['_fsdp_wrapped_module.up.weight']
+    """
+    texts = dict.fromkeys(item for item in _walk(value) if isinstance(item, str))
+    return [text for text in texts if _FSDP1S.search(text) or FLAT_PARAMETER.search(text)]
+
+
+def _walk(value: object) -> Iterator[object]:
+    """Yield a value and all that it holds, in its order, each container once."""
     seen: set[int] = set()
     pending: list[object] = [value]
     while pending:
         item = pending.pop()
-        if isinstance(item, type) and issubclass(item, Record):
-            found |= set() if item.is_listed else {item.name}
+        yield item
         if not isinstance(item, list | tuple | dict | Record) or id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, Record):
-            found |= set() if item.is_listed else {item.name}
-            pending += [item.arguments, item.state, item.items, item.entries]
-        elif isinstance(item, dict):
-            pending += [*item.keys(), *item.values()]
+            held: list[object] = [item.arguments, item.state, item.items, item.entries]
         else:
-            pending += item
-    return found
+            held = [*item.keys(), *item.values()] if isinstance(item, dict) else list(item)
+        pending += reversed(held)
 
 
 def unlisted_findings(folder: Folder, entries: Mapping[str, Entry], *, trusted: bool) -> Iterator[Finding]:
@@ -100,12 +115,15 @@ def _names(folder: Folder, entry: BytesEntry) -> Sequence[str]:
 
 
 def beside_findings(folder: Folder, files: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield a finding for each file beside a checkpoint that asks for something that is on no list."""
+    """Yield findings for files beside a checkpoint that ask for unlisted classes, or hold FSDP1's names."""
     for name, size in files.items():
         if not name.endswith(SAVED_SUFFIXES) or folder.leads_outside(name):
             continue
+        wrapped: Sequence[str] = ()
         try:
-            names: Sequence[str] = sorted(read_saved_file(folder, name, size).unlisted)
+            saved = read_saved_file(folder, name, size)
+            names: Sequence[str] = sorted(saved.unlisted)
+            wrapped = wrapped_names_in(saved.value)
         except UnsafePickleError as error:
             names = [error.global_name or _OPCODE]
         except (CheckpointFormatError, UnsupportedFeatureError):
@@ -113,3 +131,14 @@ def beside_findings(folder: Folder, files: Mapping[str, int]) -> Iterator[Findin
         if names:
             text = f"it asks for {named(names)}, and opening it without `weights_only` executes that."
             yield make_finding("FM285", name, text)
+        if wrapped:
+            yield _wrapped_finding(name, wrapped)
+
+
+def _wrapped_finding(name: str, wrapped: Sequence[str]) -> Finding:
+    text = f"it holds names that FSDP1's model showed, and FSDP2's does not: {named(wrapped)}."
+    hint = "Take the wrappers' parts out of the names where your code reads them, before it looks them up."
+    if any(FLAT_PARAMETER.search(each) for each in wrapped):
+        text += " A flat parameter there is the piece of the rank that wrote the file: the others are lost."
+        hint += " What was flat has to be made anew."
+    return make_finding("FM280", name, text, hint)

@@ -48,11 +48,25 @@ class LightningTarget(Target):
 
     def refusals(self) -> list[Finding]:
         """Return the reasons why this source cannot be written for the framework."""
-        return [*super().refusals(), *self.one_only("model")]
+        return [*super().refusals(), *self.one_only("model"), *self._others_meta_file()]
+
+    def _others_meta_file(self) -> list[Finding]:
+        """Return the refusal of a file of Fabric's or a script's that stands where the Trainer's would."""
+        if META_FILE not in self.manifest.extra_files or self.manifest.framework == "lightning":
+            return []
+        text = (
+            "Fabric's `fabric.save`, or a script, wrote it: it lacks what Lightning's Trainer reads there, "
+            "such as `pytorch-lightning_version`."
+        )
+        hint = (
+            "For `fabric.load`, or the script, leave `--to` out: names stay as they are. For the Trainer "
+            f"convert a copy of the folder without `{META_FILE}`: one is made then, with epoch and step at 0."
+        )
+        return [make_finding("FM281", META_FILE, text, hint)]
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
         """Put what is neither model nor optimizer into ``meta.pt``."""
-        # Lightning's own folder, whose file comes along as it is.
+        # The Trainer's own folder, whose file comes along as it is.
         if META_FILE in self.manifest.extra_files:
             return Arrangement(tuple(entries))
         if self.manifest.framework == "lightning":

@@ -129,6 +129,16 @@ EXPLANATIONS = {
         "torch from 2.7 looks for settings such as `decoupled_weight_decay` in the groups of Adam, and older versions did not save them.",
         "Nothing: they get the values that the older version used.",
     ),
+    "FM280": (
+        "A file beside the data, such as Lightning's `meta.pt` or a script's own, belongs to whoever wrote it: it is copied byte for byte. Callbacks and averages in it may"
+        " have parameters under the names that FSDP1's model showed (`_fsdp_wrapped_module.up.weight`), which FSDP2's model does not have.",
+        'Where your code reads the file: `{name.replace("_fsdp_wrapped_module.", ""): value for name, value in state.items()}`. A flat parameter in it is one rank\'s piece: make it anew.',
+    ),
+    "FM281": (
+        "Lightning's Trainer and its Fabric both keep a `meta.pt` beside the data. The Trainer's holds epochs, steps, loops and callbacks; Fabric's holds what the script gave to"
+        " `fabric.save`, under names of its own. The Trainer cannot start from Fabric's, and `fabric.load` finds nothing under the Trainer's names.",
+        "For Fabric, or a script of your own, convert without `--to`. For the Trainer convert a copy of the folder that has no `meta.pt`.",
+    ),
     "FM282": (
         "`--overwrite` of a folder with a Hugging Face model replaces its weights. `config.json`, the tokenizer and the rest are not touched.",
         _NOTHING,

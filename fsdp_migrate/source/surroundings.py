@@ -363,6 +363,8 @@ def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[Checkpoint
 
 
 def _below(root: Path) -> Iterator[CheckpointFound]:
+    from fsdp_migrate.checkpoint_convert.sources.lightning import is_fabrics_file
+
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in NEVER | _FIXTURES)
         found = _layout_of(Path(folder), folders, files)
@@ -370,7 +372,8 @@ def _below(root: Path) -> Iterator[CheckpointFound]:
             for name in sorted(files):
                 yield from _of_file(Path(folder, name))
             continue
-        is_lightnings = {METADATA_FILE, _META}.issubset(files)
+        has_meta = {METADATA_FILE, _META}.issubset(files)
+        is_lightnings = has_meta and not is_fabrics_file(Path(folder, _META))
         yield CheckpointFound(str(Path(folder)), found.layout, is_lightnings=is_lightnings)
         if found.is_deep:
             folders.clear()

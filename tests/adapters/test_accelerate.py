@@ -189,6 +189,13 @@ def test_defaults_that_differ_are_written_out() -> None:
     assert codes(done, "fsdp_backward_prefetch") == {"FM343"}
 
 
+@pytest.mark.parametrize(("value", "is_said"), [("true", True), ("'yes'", True), ("false", False)])
+def test_what_clipping_of_offloaded_gradients_needs_is_said(value: str, is_said: bool) -> None:
+    found = convert(f"fsdp_version: 1\nfsdp_offload_params: {value}").findings
+    [said] = [f for f in found if f.subject.endswith("offload_params")]
+    assert ("Clipping needs Accelerate 1.9" in said.message) is is_said
+
+
 def test_a_version_of_1_becomes_2_where_it_stands() -> None:
     done = convert("fsdp_version: 1  # old\nfsdp_state_dict_type: FULL_STATE_DICT")
     assert "  fsdp_version: 2  # old\n" in done.text
@@ -350,7 +357,7 @@ def test_several_documents_in_one_file() -> None:
 def test_the_name_that_accelerate_does_not_read_says_so() -> None:
     done = convert("fsdp_backward_prefetch_policy: BACKWARD_PRE")
     [told] = [f for f in done.findings if "prefetch" in f.subject]
-    assert "0.27 and later do not read this name" in told.message
+    assert "1.0 and later do not read this name" in told.message
     both = convert("fsdp_backward_prefetch_policy: BACKWARD_POST\nfsdp_backward_prefetch: BACKWARD_PRE")
     assert codes(both, "fsdp_backward_prefetch_policy") == {"FM342"}
     assert codes(both, "fsdp_backward_prefetch") == {"FM342"}

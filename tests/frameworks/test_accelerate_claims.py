@@ -201,7 +201,7 @@ class Plugin(accelerate.accelerator.FullyShardedDataParallelPlugin):
     def __post_init__(self):
         raise Asked("plugin")
 accelerate.accelerator.FullyShardedDataParallelPlugin = Plugin
-for value in ("True", "1"):
+for value in ("true", "1", "True"):
     os.environ["ACCELERATE_USE_FSDP"] = value
     PartialState._reset_state()
     try:
@@ -245,6 +245,7 @@ def test_what_is_claimed_of_accelerate() -> None:
     found = {
         "gloo_by_variables": groups == ["nccl"] * 3 + ["cuda:nccl,cpu:gloo"] * 2,
         "true_switches_on": switched[0] == "plugin" and switched[1] != "plugin",
+        "any_case_switches_on": switched[2] == "plugin",
         "mesh_by_variables": mesh == [2, 4],
         "state_by_version": (one["state"], alone.get("state")) == ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
         "strategy_by_variable": fifth["strategy"].endswith("_HYBRID_SHARD_ZERO2")

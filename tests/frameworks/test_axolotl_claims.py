@@ -34,16 +34,18 @@ def fields() -> set[str]:
 
 
 def test_what_is_claimed_of_axolotl() -> None:
-    text = (schemas() / "validation.py").read_text()
+    text = "".join(file.read_text() for file in sorted(schemas().glob("*.py")))
     listed = ", ".join(f'"{name}"' for name in sorted(AXOLOTL_REFUSED_OPTIMIZERS))
     found = {
         "optimizers": f"[{listed}]" in text,
         "quantised_rl": "FSDP2 does not support load_in_8bit or load_in_4bit with" in text,
-        "bare_keys": "offload_params" in fields(),
+        "bare_keys": 'key.startswith("fsdp_")' in text,
     }
     assert wrong(AXOLOTL, "axolotl", found) == []
 
 
 def test_every_key_that_is_kept_is_a_field() -> None:
     kept = {key.name for key in AXOLOTL_KEYS if key.becomes.startswith("kept")}
+    if not (schemas() / "fsdp.py").is_file():
+        pytest.skip("before 0.13 no schema names the fields")
     assert kept - fields() == set()

@@ -116,6 +116,7 @@ def test_offload_that_torchrun_starts_needs_gloo(text: str) -> None:
     [said] = [f for f in convert_script(text).findings if f.subject.endswith("max_grad_norm")]
     assert said.code == "FM343"
     assert "`ACCELERATE_USE_FSDP=true FSDP_OFFLOAD_PARAMS=true`" in (said.hint or "")
+    assert "Accelerate 1.9 and later" in said.message
 
 
 @pytest.mark.parametrize(

@@ -108,12 +108,26 @@ def test_fabrics_folder_keeps_the_names_that_its_script_gave(
     torch.save({"step": 4, "sched": {"last_epoch": 4}}, folder / "meta.pt")
     manifest = inspect_checkpoint(folder)
     assert (manifest.framework, "Fabric" in manifest.evidence) == ("torch", True)
-    assert "Fabric loads it as it is" in (advise_loading(manifest).by_framework or "")
+    advice = advise_loading(manifest).by_framework or ""
+    assert "Fabric loads it with `ModelParallelStrategy` and `fabric.load`" in advice
+    # Which a script's own folder looks like, too.
+    assert "a script of your own loads it by `dcp.load`, and `meta.pt` by `torch.load`" in advice
     convert_checkpoint(folder, tmp_path / "out")
     assert set(inspect_checkpoint(tmp_path / "out").entries) == set(manifest.entries)
     assert (tmp_path / "out" / "meta.pt").read_bytes() == (folder / "meta.pt").read_bytes()
     (folder / "meta.pt").unlink()
     assert "Fabric" not in (advise_loading(inspect_checkpoint(folder)).by_framework or "")
+
+
+def test_a_folder_with_more_than_fabric_puts_there_is_a_scripts_own(tmp_path: Path) -> None:
+    state = {"model": {"up.weight": torch.ones(4)}, "sched": {"last_epoch": 4}}
+    folder = save_with_torch(state, tmp_path / "step-4")
+    torch.save({"step": 4}, folder / "meta.pt")
+    manifest = inspect_checkpoint(folder)
+    assert manifest.framework == "torch"
+    advice = advise_loading(manifest).by_framework or ""
+    assert "Fabric" not in advice
+    assert "`dcp.load`, and `meta.pt` by `torch.load`" in advice
 
 
 def test_several_models_and_optimizers(rank_sources: RankSources, tmp_path: Path) -> None:

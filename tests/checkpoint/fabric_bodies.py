@@ -1,0 +1,101 @@
+"""Lightning's Fabric on ranks without a GPU: what its FSDP1 saves, and what its FSDP2 loads of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP
+
+from fsdp_migrate import prepare_fully_shard
+
+
+Found = dict[str, Any]
+NAMES = {"model": "net", "optimizer": "adam"}
+"""What the script calls its model and its optimizer."""
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.down(self.up(x).relu())
+        return found
+
+
+def save(path: str, kind: str) -> Found:
+    """Train two steps under ``FSDPStrategy``, save by ``fabric.save``, and return what was saved, whole."""
+    from lightning.fabric.strategies import FSDPStrategy
+
+    # A class of its own, because Fabric refuses FSDPStrategy itself without a GPU.
+    on_cpu = type("OnCpu", (FSDPStrategy,), {})
+    fabric = _fabric(on_cpu(state_dict_type=kind, use_orig_params=True))
+    with mock.patch.object(FSDP, "__init__", _on_cpu):
+        model = fabric.setup_module(_Net())
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.1))
+    for step in range(2):
+        torch.manual_seed(step)
+        fabric.backward(model(torch.randn(2, 4)).square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    with mock.patch.object(FSDP, "state_dict_type", _without_offload):
+        fabric.save(path, {NAMES["model"]: model, NAMES["optimizer"]: optimizer, "step": 2})
+    return _whole(model, optimizer)
+
+
+def load(path: str) -> Found:
+    """Load it by ``fabric.load`` into what we shard under ``ModelParallelStrategy``."""
+    from lightning.fabric.strategies import ModelParallelStrategy
+
+    def shard(model: nn.Module, mesh: Any) -> nn.Module:
+        return prepare_fully_shard(model, {}, mesh=mesh["data_parallel"])
+
+    fabric = _fabric(ModelParallelStrategy(shard, data_parallel_size=2, tensor_parallel_size=1))
+    model = fabric.setup_module(_Net())
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.5))
+    state = {NAMES["model"]: model, NAMES["optimizer"]: optimizer, "step": 0}
+    fabric.load(path, state)
+    return {**_whole(model, optimizer), "step": state["step"]}
+
+
+def _fabric(strategy: Any) -> Any:
+    import lightning
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    os.environ["NODE_RANK"] = "0"
+    fabric = lightning.Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
+    fabric.launch()
+    return fabric
+
+
+_init, _state_dict_type = FSDP.__init__, FSDP.state_dict_type
+
+
+def _on_cpu(self: FSDP, module: nn.Module, **given: Any) -> None:
+    _init(self, module, **{**given, "device_id": torch.device("cpu")})
+
+
+def _without_offload(module: nn.Module, *, state_dict_type: Any, **configs: Any) -> Any:
+    """Copy nothing "to the CPU", which frees what it copies from where that is on the CPU."""
+    for config in configs.values():
+        config.offload_to_cpu = False
+    return _state_dict_type(module, state_dict_type, **configs)
+
+
+def _whole(model: Any, optimizer: Any) -> Found:
+    options = StateDictOptions(full_state_dict=True)
+    root = next(module for module in model.modules() if isinstance(module, FSDP | FSDPModule))
+    weights, states = get_state_dict(root, optimizer.optimizer, options=options)
+    group = states["param_groups"][0]
+    return {"model": weights, "optimizer": states["state"], "lr": group["lr"]}

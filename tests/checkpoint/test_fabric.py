@@ -1,0 +1,86 @@
+"""Checkpoints that Lightning's own Fabric saves under FSDP1: what is said of them, and who loads them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from fsdp_migrate.checkpoint_convert import (
+    convert_checkpoint,
+    inspect_checkpoint,
+    verify_checkpoints,
+)
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
+from fsdp_migrate.errors import PlanError
+from fsdp_migrate.source.surroundings import find_checkpoints
+from tests.checkpoint import fabric_bodies
+from tests.ranks import run_ranks
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs Lightning")
+KINDS = ("sharded", "full")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """What Fabric left of each kind, and what its ranks held."""
+    folder = tmp_path_factory.mktemp("fabric")
+    names = {"sharded": "step-2", "full": "step-2.ckpt"}
+    paths = {kind: folder / kind / names[kind] for kind in KINDS}
+    for path in paths.values():
+        path.parent.mkdir()
+    return {kind: (paths[kind], run_ranks(fabric_bodies.save, str(paths[kind]), kind)[0]) for kind in KINDS}
+
+
+def assert_held(loaded: dict[str, Any], held: dict[str, Any]) -> None:
+    torch.testing.assert_close(loaded["model"], held["model"], rtol=0, atol=0)
+    torch.testing.assert_close(loaded["optimizer"], held["optimizer"], rtol=0, atol=0)
+    assert (loaded["lr"], loaded["step"]) == (held["lr"], 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fabric_loads_what_its_fsdp1_saved(kind: str, saved: dict[str, Any]) -> None:
+    path, held = saved[kind]
+    for loaded in run_ranks(fabric_bodies.load, str(path)):
+        assert_held(loaded, held)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inspect_says_that_it_is_loaded_as_it_is(kind: str, saved: dict[str, Any]) -> None:
+    manifest = inspect_checkpoint(saved[kind][0])
+    assert manifest.framework == "torch"
+    assert "fabric.load" in (advise_loading(manifest).by_framework or "")
+    assert {part.name for part in manifest.parts} - {"step"} == set(fabric_bodies.NAMES.values())
+    [found] = find_checkpoints([str(saved[kind][0].parent)])
+    assert not found.is_lightnings
+
+
+def test_fabric_loads_the_converted_folder(saved: dict[str, Any], tmp_path: Path) -> None:
+    path, held = saved["sharded"]
+    convert_checkpoint(path, tmp_path / "out")
+    assert verify_checkpoints(path, tmp_path / "out").is_same
+    for loaded in run_ranks(fabric_bodies.load, str(tmp_path / "out")):
+        assert_held(loaded, held)
+
+
+def test_a_folder_for_the_trainer_is_refused_with_both_ways_on(saved: dict[str, Any], tmp_path: Path) -> None:
+    path, _ = saved["sharded"]
+    with pytest.raises(PlanError, match=r"FM281.*pytorch-lightning_version") as error:
+        convert_checkpoint(path, tmp_path / "out", to="lightning")
+    assert "leave `--to` out" in str(error.value)
+    assert "a copy of the folder without `meta.pt`" in str(error.value)
+    # Which is then one that the Trainer finds its names in.
+    copy = shutil.copytree(path, tmp_path / "copy", ignore=shutil.ignore_patterns("meta.pt"))
+    convert_checkpoint(copy, tmp_path / "out", to="lightning")
+    assert inspect_checkpoint(tmp_path / "out").framework == "lightning"
+    # A full file holds what the script gave, and no file of Fabric's is in the way.
+    convert_checkpoint(saved["full"][0], tmp_path / "full", to="lightning")
+    assert inspect_checkpoint(tmp_path / "full").framework == "lightning"
