@@ -124,6 +124,7 @@ HOUSE: House = (
                 "source.unknown_wrappers",
             ],
             "source.rules",
+            "source.still_fsdp1",
             "source",
         ),
         (

@@ -18,7 +18,8 @@ EXPLANATIONS = {
         "Which modules are wrapped, and in what order, is decided by code: `wrap` inside `enable_wrap`, calls inside calls, arguments behind `*`, or the class passed around."
         " `prepare_fully_shard` shards a whole model at once.",
         'Build the model without wrapping. Call `prepare_fully_shard(model, {"auto_wrap_policy": ...})` once, with a policy that names the classes that were'
-        " wrapped; or `fully_shard` on each module, inner ones first, and the root last.",
+        " wrapped; or `fully_shard` on each module, inner ones first, and the root last."
+        " A script of which every wrap is left like this trains with FSDP1 as before: nothing in it can raise.",
     ),
     "FM304": (
         "FSDP2 has no class to derive from: `fully_shard` gives the model's own class a mixin, `FSDPModule`.",
