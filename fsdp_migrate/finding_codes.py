@@ -382,6 +382,15 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "A model or an optimizer that could not be followed: it may be the sharded one.",
         ),
+        "FM451": FindingCode(
+            "changed",
+            "Weights that are written, or stepped, after a forward without a backward: FSDP1 computed on "
+            "with the old ones.",
+        ),
+        "FM452": FindingCode(
+            "changed",
+            "Weights that are written while a forward or its backward is under way: FSDP2 loses them.",
+        ),
         "FM460": FindingCode(
             "changed", "What an optimizer notes of a parameter, such as `use_muon`, is the checkpoint's now."
         ),

@@ -22,8 +22,9 @@ _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 # What other programs than ours do at their start, or refuse themselves.
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # Left as it is, this goes on without an error, and does something else: what FSDP1's wrapper alone was or had
-# does not happen any more, a number or a step is another one, or parameters come into other groups.
-_SILENT = frozenset({"FM318", "FM335", "FM423"})
+# does not happen any more, a number or a step is another one, parameters come into other groups, or what is
+# written to them is lost.
+_SILENT = frozenset({"FM318", "FM335", "FM423", "FM452"})
 # Codes that stand above a use only where it is left as it was.
 _LEFT = frozenset({"FM308", "FM309", "FM313"})
 # Whoever settles one of these writes a call of `prepare_fully_shard`.
@@ -89,6 +90,8 @@ def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
         'FM307 stops a run until it is settled and its comment deleted.'
         >>> what_they_stop(["FM332"], is_checked=False).partition(":")[0]
         'FM332 stops no run here, because nothing in these sources calls `prepare_fully_shard`'
+        >>> what_they_stop(["FM303"], is_checked=False).partition(" until")[0]
+        'FM303 stops a run that comes to `prepare_fully_shard`,'
     """
     every = sorted(set(codes))
     stopping = [code for code in every if stops_runs(code)]
@@ -105,7 +108,10 @@ def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
         stop, it, its = (
             ("stops", "it is", "its comment") if len(stopping) == 1 else ("stop", "they are", "the comments")
         )
-        said.append(f"{listed(stopping, _MOST_NAMED)} {stop} a run until {it} settled and {its} deleted.")
+        once = "" if is_checked else " that comes to `prepare_fully_shard`,"
+        said.append(
+            f"{listed(stopping, _MOST_NAMED)} {stop} a run{once} until {it} settled and {its} deleted."
+        )
     if others:
         stop, it = ("stops", "it") if len(others) == 1 else ("stop", "them")
         said.append(f"{listed(others, _MOST_NAMED)} {stop} no run: look at {it} before you train.")

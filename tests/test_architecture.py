@@ -123,7 +123,9 @@ HOUSE: House = (
                 "source.states_by_name",
                 "source.unknown_wrappers",
             ],
+            "source.model_runs",
             "source.rules",
+            "source.still_fsdp1",
             "source",
         ),
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -11,7 +11,7 @@ from fsdp_migrate.cli.options import All, Html, Json, Markdown, Paths, Sarif, St
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.steps import Done
@@ -34,7 +34,7 @@ def scan(
     _check_outputs(paths, json=json, sarif=sarif)
     from fsdp_migrate.cli.pages.output import wanted_pages
     from fsdp_migrate.cli.pages.scan import scan_report
-    from fsdp_migrate.cli.render.sources import show_scan, show_surroundings, show_work
+    from fsdp_migrate.cli.render.sources import show_scan, show_still, show_surroundings, show_work
     from fsdp_migrate.source import scan_paths
     from fsdp_migrate.source.composer_project import name_callback
     from fsdp_migrate.source.launchers import find_launches
@@ -42,6 +42,7 @@ def scan(
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
+    from fsdp_migrate.source.still_fsdp1 import is_turned, said_of_still, still_fsdp1
     from fsdp_migrate.source.surroundings import call_prepare, find_configs, find_models, look_for_comments
 
     pages = wanted_pages(html, markdown)
@@ -53,35 +54,42 @@ def scan(
     checkpoints = _checkpoints(paths, are_turned=are_new)
     frameworks = [*_asking(configs), *_asking(launches)]
     pins = find_pins(paths, packages := packages_of(report, frameworks))
+    is_checked = look_for_comments(paths)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         **done,
-        is_checked=look_for_comments(paths),
+        is_checked=is_checked,
         lacking=without_ours(paths) or (),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
+    still = still_fsdp1(report.uses)
+    said = said_of_still(still, is_checked=is_checked or any(map(is_turned, report.uses)))
     blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:
         write_json(log)
     elif json:
-        found = {
-            "configs": [config.as_dict() for config in configs],
-            "launches": [launch.as_dict() for launch in launches],
-            "pins": [pin.as_dict() for pin in pins],
-            "checkpoints": [checkpoint.as_dict() for checkpoint in checkpoints],
-            "steps": [step.as_dict() for step in steps],
-            "not_migrated": blocked,
-        }
-        write_document("scan", {**report.as_dict(), **found})
+        found: dict[str, Sequence[_Reported]] = {"configs": configs, "launches": launches, "pins": pins}
+        found |= {"checkpoints": checkpoints, "steps": steps, "still_fsdp1": still}
+        write_document("scan", {**report.as_dict(), **_as_dicts(found), "not_migrated": blocked})
     else:
         show_work(steps, blocked)
         show_scan(report, everything=everything)
         show_surroundings(configs, launches, checkpoints, everything=everything)
+        show_still(said)
+    stops = [*blocked, *([said] if said else [])]
     pages.write(
-        lambda: scan_report(paths, report, configs, launches, pins, checkpoints, steps, blocked),
+        lambda: scan_report(paths, report, configs, launches, pins, checkpoints, steps, stops),
         aside=json or sarif,
     )
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+class _Reported(Protocol):
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+def _as_dicts(found: Mapping[str, Sequence[_Reported]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [each.as_dict() for each in row] for name, row in found.items()}
 
 
 def _asking(found: Iterable[ConfigFound | LaunchFound]) -> Iterator[str]:

@@ -18,7 +18,8 @@ EXPLANATIONS = {
         "Which modules are wrapped, and in what order, is decided by code: `wrap` inside `enable_wrap`, calls inside calls, arguments behind `*`, or the class passed around."
         " `prepare_fully_shard` shards a whole model at once.",
         'Build the model without wrapping. Call `prepare_fully_shard(model, {"auto_wrap_policy": ...})` once, with a policy that names the classes that were'
-        " wrapped; or `fully_shard` on each module, inner ones first, and the root last.",
+        " wrapped; or `fully_shard` on each module, inner ones first, and the root last."
+        " A script of which every wrap is left like this trains with FSDP1 as before: nothing in it can raise.",
     ),
     "FM304": (
         "FSDP2 has no class to derive from: `fully_shard` gives the model's own class a mixin, `FSDPModule`.",
@@ -268,6 +269,21 @@ EXPLANATIONS = {
         ' `forward` is called by name: that fails with "got mixed torch.Tensor and DTensor".',
         "Nothing, where it was rewritten. Where a comment says so, call the model itself. For another method that uses parameters itself, such as"
         ' `encode`, there is `fsdp_migrate.runtime.register_forward_methods(model, "NAME")`: under `NO_SHARD` FSDP1 needed none.',
+    ),
+    "FM451": (
+        "After a forward that no backward followed FSDP1 kept what it had gathered: of the root, and under `SHARD_GRAD_OP` of every unit. It showed its"
+        " shards, and what was written to these was not computed with: in the next forward alone if that has a backward, and of a model that only"
+        " runs without gradients (a teacher, MoCo's key encoder, a target network) never. State dicts of FSDP1 held the old weights as well, full and"
+        " sharded, and `summon_full_params` wrote them over the new ones. `NO_SHARD` was not concerned. Models of `prepare_fully_shard` gather anew.",
+        "Nothing: delete the comment. Losses differ from the old run's, and are those of one process. Tell whoever compares the two. A teacher in a"
+        " checkpoint of FSDP1's may be the first one: start it from what it should be.",
+    ),
+    "FM452": (
+        "FSDP2's root keeps its weights whole from its forward to its backward, under `SHARD_GRAD_OP` and `NO_SHARD` every unit does, and `parameters()`"
+        " gives these. What is written into them is thrown away with them; what is assigned to their `.data` may be computed with, and is never saved."
+        " FSDP1 showed its shards there under `FULL_SHARD`, and whole weights that stay under `NO_SHARD`: it kept what was written in place.",
+        "Write where the model is sharded: above the forward, or below the backward. In a module whose `forward` averages weights, take that call out of"
+        " it, and make it from the loop before `model(...)`; write in place, `p.data.mul_(m).add_(q.data, alpha=1 - m)`. Then delete the comment.",
     ),
     "FM450": (
         "A file that a sharded model may come to saves, loads, clips or copies one, and where that model is made could not be followed: a registry or"

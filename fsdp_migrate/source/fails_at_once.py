@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_fo
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.text import Source
 
@@ -52,12 +52,16 @@ def _is_reached(source: Source, node: cst.CSTNode, depth: int) -> bool:
 
 
 def _backwards(source: Source, function: cst.FunctionDef) -> list[cst.Call]:
-    """Return the calls in a function that run a backward: themselves, or in the function that they call."""
+    own = (each for each in walk_for(function.body, cst.Call) if source.index.function(each) is function)
+    return backwards_in(source, own)
+
+
+def backwards_in(source: Source, calls: Iterable[cst.Call]) -> list[cst.Call]:
+    """Return the calls that run a backward: themselves, or in the function that they call."""
     guards = source.models.guards
-    own = [each for each in walk_for(function.body, cst.Call) if source.index.function(each) is function]
     return [
         call
-        for call in own
+        for call in calls
         if is_backward(call)
         or any(map(is_backward, (e for f in guards.functions(call.func) for e in walk_for(f.body, cst.Call))))
     ]

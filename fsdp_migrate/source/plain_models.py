@@ -39,11 +39,11 @@ def met_models(values: ParameterValues) -> Iterator[cst.CSTNode]:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in _JOINS:
             continue
-        own = _model_of(source, _root(func.value))
+        own = model_of_one(source, root_of(func.value))
         if own is None or not _is_plain(values, own):
             continue
         given = [each for arg in call.args for each in _roots(arg.value)]
-        others = [model for each in given if (model := _model_of(source, each)) is not None]
+        others = [model for each in given if (model := model_of_one(source, each)) is not None]
         is_met = any(values.is_sharded(each) for each in others)
         if is_met and not source.contexts.is_summoned(call) and not _is_made_plain(call):
             yield call
@@ -51,7 +51,7 @@ def met_models(values: ParameterValues) -> Iterator[cst.CSTNode]:
 
 def _roots(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
     """Yield what an expression is made of: ``q`` of ``(1 - rate) * q.data``."""
-    root = _root(node)
+    root = root_of(node)
     if isinstance(root, cst.BinaryOperation):
         for side in (root.left, root.right):
             yield from _roots(side)
@@ -59,7 +59,7 @@ def _roots(node: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
         yield root
 
 
-def _root(node: cst.BaseExpression) -> cst.BaseExpression:
+def root_of(node: cst.BaseExpression) -> cst.BaseExpression:
     """Return what attributes and methods are taken of: ``p`` of ``p.data.mul_(rate)``."""
     while isinstance(node, (cst.Attribute, cst.Call)):
         if isinstance(node, cst.Call) and not isinstance(node.func, cst.Attribute):
@@ -75,7 +75,7 @@ def _is_made_plain(call: cst.Call) -> bool:
     return bool(names & {"full_tensor", "to_local"})
 
 
-def _model_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+def model_of_one(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return the model whose parameter a name of a loop, or an item of a dict, is."""
     if (
         isinstance(node, cst.Subscript)

@@ -70,12 +70,12 @@ def rewrite_source(code: str, path: str = "<source>") -> str:
 
 
 def rewrite_linked(code: str, path: str, links: Links) -> tuple[str, list[Use]]:
-    """Rewrite a source of which other files say something, and name what it is not clear of."""
+    """Rewrite a source of which other files say something; return its uses too, as they were before."""
     if not has_anything(code, links):
         return code, []
     try:
         source, found = analyse(code, path, links)
-        unclear = [use for use in report(path, source, found) if use.action == "unclear"]
-        return apply_edits(source, [item for _, item in found]), unclear
+        uses = report(path, source, found)
+        return apply_edits(source, [item for _, item in found]), uses
     except RecursionError:
         raise too_deep(path) from None

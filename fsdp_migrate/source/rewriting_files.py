@@ -17,8 +17,9 @@ from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.following import links_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import parse_module
-from fsdp_migrate.source.rewriting import rewrite_linked
+from fsdp_migrate.source.rewriting import rewrite_linked, scan_linked
 from fsdp_migrate.source.scanning import collecting_seldom, on_all_cores
+from fsdp_migrate.source.still_fsdp1 import still_fsdp1
 from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
 
 
@@ -61,6 +62,8 @@ class RewriteReport:
     written: bool
     unclear: tuple[Use, ...] = ()
     """Where it is not seen whether a model is the sharded one, also in files that do not change."""
+    still: tuple[Use, ...] = ()
+    """What still shards with FSDP1 afterwards, in files that call ``prepare_fully_shard`` nowhere."""
 
     @property
     def changed(self) -> tuple[Rewritten, ...]:
@@ -95,6 +98,7 @@ class RewriteReport:
             "written": self.written,
             "left": dict(self.left),
             "unclear": [use.as_dict() for use in self.unclear],
+            "still_fsdp1": [use.as_dict() for use in self.still],
             "files": [file.as_dict() for file in self.files],
         }
 
@@ -121,25 +125,37 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
     """
     paths = [*paths] if isinstance(paths, Iterator) else paths  # they are asked for twice
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
-    work = functools.partial(_rewrite_file, links=links_of(files, paths))
+    links = links_of(files, paths)
+    work = functools.partial(_rewrite_file, links=links)
     done = list(on_all_cores(work, files))
     found = [each for each, _ in done if each is not None]
     if write:
         found = [each if each.problem else _write(each) for each in found]
-    unclear = tuple(use for _, uses in done for use in uses)
-    return RewriteReport(tuple(found), len(files), written=write, unclear=unclear)
+    uses = [use for _, uses in done for use in uses]
+    unclear = tuple(use for use in uses if use.action == "unclear")
+    still = still_fsdp1(uses)
+    if write and still:  # the comments have moved the lines
+        paths_left = {use.path for use in still}
+        moved = {file.path: file for file in found if file.path in paths_left and not file.problem}
+        anew = [use for file in moved.values() for use in _uses_after(file, links)]
+        still = still_fsdp1([*(use for use in uses if use.path not in moved), *anew])
+    return RewriteReport(tuple(found), len(files), write, unclear, still)
+
+
+def _uses_after(file: Rewritten, links: Mapping[Path, Links]) -> list[Use]:
+    return scan_linked(file.after, file.path, links.get(Path(file.path), NOTHING))
 
 
 def _rewrite_file(path: Path, links: Mapping[Path, Links]) -> tuple[Rewritten | None, list[Use]]:
     try:
         before = read_source(path)
-        after, unclear = rewrite_linked(before, str(path), links.get(path, NOTHING))
+        after, uses = rewrite_linked(before, str(path), links.get(path, NOTHING))
         if after == before:
-            return None, unclear
+            return None, uses
         _check(after, path)
     except SourceError as error:
         return Rewritten(str(path), problem=str(error)), []
-    return Rewritten(str(path), before, after), unclear
+    return Rewritten(str(path), before, after), uses
 
 
 def _check(after: str, path: Path) -> None:

@@ -11,6 +11,7 @@ from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
+from fsdp_migrate.source.still_fsdp1 import PREPARING
 
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 _PLACES = 3
-# What becomes a call of prepare_fully_shard.
-_PREPARING = frozenset({"FM301", "FM302", "FM331", "FM429"})
 # Settings stand in another file.
 _STANDS_ELSEWHERE = "FM356"
 _FACTORY = "PKG.MOD:FACTORY"
@@ -179,7 +178,7 @@ def next_steps(
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
-    is_to_be = any(use.code in _PREPARING for use in rewrites)
+    is_to_be = any(use.code in PREPARING for use in rewrites)
     if lacking and (is_prepared or is_to_be):
         text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
         steps.append(Step(text, ()))
@@ -313,7 +312,7 @@ def _steps_for_proof(
 
 def _sharded_by_hand(rewrites: Sequence[Use]) -> list[str]:
     """Return the places at which sources make FSDP1 models themselves."""
-    return [f"{use.path}:{use.line}" for use in rewrites if use.code in _PREPARING]
+    return [f"{use.path}:{use.line}" for use in rewrites if use.code in PREPARING]
 
 
 def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:

@@ -16,6 +16,7 @@ from fsdp_migrate.cli.render.screen import console, escape, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import MARK, what_they_stop
+from fsdp_migrate.source.still_fsdp1 import said_of_still
 from fsdp_migrate.source.surroundings import ConfigFound
 from fsdp_migrate.source.uses import ACTIONS
 
@@ -72,6 +73,12 @@ def show_scan(report: ScanReport, *, everything: bool = False) -> None:
         _show_what_is_left(uses)
     files = len({use.path for use in uses})
     out.print(f"{counted(len(uses), 'use')} in {counted(files, 'file')} of {report.num_files:,}.")
+
+
+def show_still(still: str, *, aside: bool = False) -> None:
+    """Show, as the last of all, what is said of what still trains with FSDP1."""
+    if still:
+        console(aside=aside).print(f"[bold yellow]{escape(still)}[/]", soft_wrap=True)
 
 
 def nothing_found(report: ScanReport) -> str:
@@ -247,6 +254,7 @@ def show_rewriting(
         where = listed(lacking, _PLACES) if lacking else "what the project installs"
         text = f"The rewritten sources import fsdp_migrate: add `fsdp-migrate` to {where}."
         out.print(escape(text), soft_wrap=True)
+    show_still(said_of_still(report.still, is_checked=is_checked), aside=diff)
 
 
 def _what_is_left(report: RewriteReport, *, is_checked: bool) -> Iterator[str]:

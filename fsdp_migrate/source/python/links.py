@@ -83,6 +83,8 @@ class Links:
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     checks: frozenset[str] = frozenset()
     """Imported functions that ask for FSDP1's class and nothing else, as imports write them."""
+    wrapped_classes: frozenset[str] = frozenset()
+    """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
     subclasses: frozenset[str] = frozenset()
     """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()
@@ -235,6 +237,7 @@ class Links:
             self.frameworks,
             self.has_recurrent_layers,
             self.run_by_trainer,
+            self.wrapped_classes,
         )
         is_told = self.is_trained or self.beside_lightning
         return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))

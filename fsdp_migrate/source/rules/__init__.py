@@ -50,6 +50,7 @@ from fsdp_migrate.source.rules import (
     untrained_evaluation,
     words,
     wrapped_names,
+    written_weights,
 )
 
 
@@ -98,6 +99,7 @@ RULES: tuple[ModuleType, ...] = (
     mixed_optimizers,
     sharded_tensors,
     model_methods,
+    written_weights,
     mocks,
     trainers,
     trainer_optimizers,
@@ -130,6 +132,7 @@ OF_MODELS: frozenset[ModuleType] = frozenset(
         raw_optimizer_states,
         state_dicts,
         summon,
+        written_weights,
     }
 )
 """Those whose comments are of a sharded model. Where FSDP is off there is none; settings stay settings."""

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 NAME = "other"
 CODES = ("FM303", "FM306", "FM310")
 
-_CLASS = "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
+CLASS_AS_A_VALUE = (
+    "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
+)
+"""What is said of the class where it is given to something, which may make models of it."""
 _ALIAS = "stays: another name of the class, whose uses are looked at themselves"
 _ASKED = "stays: only the arguments that it takes are asked for"
 _STATIC = "FSDP2 has no such function."
@@ -60,7 +63,7 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
             if _is_alias(source, node):
                 yield Found("FM310", node, _ALIAS, "kept", covers=(node,))
             elif not _is_fallback(source, node):
-                yield Found("FM303", node, _CLASS, "commented", covers=(node,))
+                yield Found("FM303", node, CLASS_AS_A_VALUE, "commented", covers=(node,))
         elif name.startswith(f"{catalog.FSDP}."):
             said = _said_of(source, node, name.rpartition(".")[2])
             yield Found("FM303", node, said, "commented", covers=(node,))

@@ -10,6 +10,7 @@ import libcst as cst
 from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
+from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
@@ -59,7 +60,6 @@ _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchroni
 _PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
-_NO_GRAD = frozenset({"inference_mode", "no_grad"})
 _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
 
 
@@ -292,23 +292,11 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
 
 def _is_sampling(source: Source, call: cst.Call) -> bool:
     """Tell whether ``getattr(model, "no_sync", default)`` serves code without gradients alone."""
-    if _is_without_gradients(source, call):
+    if is_without_gradients(source.index, call):
         return True
     above = source.index.parents[call]
     target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
     if not isinstance(target, cst.Name):
         return False
     readers = [node for node in source.readers(target) if node is not target]
-    return bool(readers) and all(_is_without_gradients(source, node) for node in readers)
-
-
-def _is_without_gradients(source: Source, node: cst.CSTNode) -> bool:
-    """Tell whether a place, or the context that it is a part of, is within ``torch.no_grad()``."""
-    for above in source.index.ancestors(node):
-        asked = [item.item for item in above.items] if isinstance(above, cst.With) else []
-        if isinstance(above, cst.FunctionDef):
-            asked = [each.decorator for each in above.decorators]
-        made = (each.func if isinstance(each, cst.Call) else each for each in asked)
-        if any(last_name(each) in _NO_GRAD for each in made):
-            return True
-    return False
+    return bool(readers) and all(is_without_gradients(source.index, node) for node in readers)
