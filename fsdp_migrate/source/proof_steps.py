@@ -49,8 +49,8 @@ _KEEP = (
     "it, and then the new one."
 )
 _COMPARE = (
-    "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
-    "without an error is named."
+    "Compare a short run of your own command before and after, one that evaluates and saves too: what "
+    "trains, prints or saves otherwise without an error is named."
 )
 _FROM_BEFORE = "{} is the project as it was before it was rewritten."
 _GO_ON = (
