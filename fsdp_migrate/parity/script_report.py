@@ -43,7 +43,8 @@ class ScriptReport:
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
     ``num_printed`` counts these pairs and the lines without one, also those that are not listed.
     ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair.
-    ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
+    ``is_others`` tells that the second run has FSDP2 of other code than ``prepare_fully_shard``, such as a
+    framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
     ``unsharded`` tells whether the script under FSDP1 with ``NO_SHARD`` trains as under FSDP2. ``notes`` say
     what was not compared.
@@ -66,6 +67,7 @@ class ScriptReport:
     only_after: tuple[str, ...] = ()
     checkpoints: tuple[Checkpoints, ...] = ()
     were_fsdp1: tuple[bool, bool] = (True, False)
+    is_others: bool = False
     differs_from_itself: bool = False
     unsharded: Unsharded = ""
     notes: tuple[str, ...] = ()
@@ -166,6 +168,13 @@ _CAUSES: dict[Unsharded, str] = {
 }
 
 
+_THEIRS = (
+    ". Not prepare_fully_shard shards the model, but other code, such as a framework: `fsdp-migrate config` "
+    "names what that computes otherwise, above all in mixed precision (FM354)"
+)
+
+
 def cause(report: ScriptReport) -> str:
     """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
-    return _CAUSES[report.unsharded]
+    theirs = _THEIRS if report.is_others and report.unsharded == "differs" else ""
+    return _CAUSES[report.unsharded] + theirs

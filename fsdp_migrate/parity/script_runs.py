@@ -299,6 +299,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
         were_fsdp1=were_fsdp1,
+        is_others=any(each["is_others"] for each in documents),
         notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents))),
     )
 

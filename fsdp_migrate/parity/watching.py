@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FlatParameter
+from torch.distributed.fsdp import FlatParameter, FSDPModule
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.parity.comparing import group_gap, groups_of
@@ -27,6 +27,7 @@ from fsdp_migrate.parity.report import Difference
 from fsdp_migrate.parity.tensors import Gap, find_gap
 from fsdp_migrate.parity.trainees import Prepared, UnderFSDP1, is_alone, quiet_fsdp1
 from fsdp_migrate.runtime.fsdp1_models import holds_fsdp1
+from fsdp_migrate.sharding.prepare import fsdp1_arguments
 
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ _OF_NO_MODULE = "(of no module)"
 class Seen:
     """What one step shows. ``start`` has the parameters before the first step of a model.
 
-    ``is_fsdp1`` tells whether torch's FSDP1 wraps the model or a part of it. ``model`` is -1 where the
-    optimizer steps no parameter of a module.
+    ``is_fsdp1`` tells whether torch's FSDP1 wraps the model or a part of it, ``is_others`` whether FSDP2
+    shards it and ``prepare_fully_shard`` had no part in it. ``model`` is -1 where the optimizer steps no
+    parameter of a module.
     """
 
     number: int
@@ -63,6 +65,7 @@ class Seen:
     kind: str
     groups: dict[str, dict[str, Any]]
     is_fsdp1: bool
+    is_others: bool
     tensors: dict[Stage, Tensors]
     start: Tensors = field(default_factory=dict)
 
@@ -139,6 +142,7 @@ def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
             model=-1 if model is None else watch.models.index(model),
             kind=type(optimizer).__name__,
             is_fsdp1=isinstance(shown, UnderFSDP1),
+            is_others=model is not None and _is_others(model),
             groups=_groups(optimizer, shown, loose),
             tensors={"gradient": {**(shown.gradients() if shown else {}), **_whole(gradients)}},
             start=shown.parameters() if shown is not None and is_new else {},
@@ -205,6 +209,11 @@ def _shown(model: nn.Module, optimizer: Optimizer) -> UnderFSDP1 | Prepared:
     return prepared
 
 
+def _is_others(model: nn.Module) -> bool:
+    units = [each for each in model.modules() if isinstance(each, FSDPModule)]
+    return bool(units) and all(fsdp1_arguments(each) is None for each in model.modules())
+
+
 def _has_flat(model: nn.Module) -> bool:
     return any(isinstance(param, FlatParameter) for param in model.parameters())
 
@@ -250,6 +259,7 @@ def _keep_or_compare(seen: Seen) -> None:
     document = {
         "is_in_both": before is not None,
         "are_fsdp1": [before is not None and before.is_fsdp1, seen.is_fsdp1],
+        "is_others": seen.is_others,
         "compared": compared,
         "differences": [each.as_dict() for each in differences],
     }

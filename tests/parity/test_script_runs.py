@@ -246,6 +246,7 @@ def report_on(
         document = {
             "is_in_both": True,
             "are_fsdp1": were_fsdp1,
+            "is_others": False,
             "compared": 2,
             "differences": [each.as_dict() for each in found if each.step == step],
         }
@@ -266,6 +267,14 @@ def test_a_script_that_stayed_fsdp1_and_one_that_never_was_are_told(tmp_path: Pa
     )
     turned = report_on(tmp_path / "turned", [])
     assert (turned.alike, turned.notes) == (True, ())
+
+
+def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
+    report = replace(report_on(tmp_path, []), unsharded="differs")
+    assert "Look at what was rewritten" in cause(report)
+    assert "FM354" not in cause(report)
+    assert "FM354" in cause(replace(report, is_others=True))
+    assert "FM354" not in cause(replace(report, is_others=True, unsharded="alike"))
 
 
 def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def compared(kept: Path, found: Path, how: str = "prepared", fault: str = "", **
 def test_what_trains_alike_is_alike(how: str, kept: dict[str, Path], tmp_path: Path) -> None:
     steps = compared(kept[how], tmp_path, "prepared children" if how == "children" else "prepared")
     assert [(each["is_in_both"], each["differences"]) for each in steps] == [(True, [])] * 2
-    assert [each["are_fsdp1"] for each in steps] == [[True, False]] * 2
+    assert [(each["are_fsdp1"], each["is_others"]) for each in steps] == [([True, False], False)] * 2
     net = Net()
     params, buffers = len(list(net.parameters())), len(list(net.buffers()))
     # Gradients, parameters and buffers; and before the first step what the parameters start from.
@@ -103,6 +103,11 @@ def test_a_step_that_changes_nothing_is_none(kept: dict[str, Path], tmp_path: Pa
 
 def test_no_more_steps_are_seen_than_were_asked_for(kept: dict[str, Path], tmp_path: Path) -> None:
     assert len(compared(kept["flat"], tmp_path, fault="a step more", steps=1)) == 1
+
+
+def test_fsdp2_of_other_code_is_told(kept: dict[str, Path], tmp_path: Path) -> None:
+    steps = compared(kept["children"], tmp_path, "other children")
+    assert [(each["are_fsdp1"], each["is_others"]) for each in steps] == [([True, False], True)] * 2
 
 
 @pytest.mark.parametrize("how", ["flat and a temperature", "a temperature"])

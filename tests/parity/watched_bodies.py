@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -69,6 +69,10 @@ def _sharded(how: str, fault: str) -> nn.Module:
     if how == "prepared children":
         for block in net.blocks:
             prepare_fully_shard(block, {})
+        return net
+    if how == "other children":
+        for block in net.blocks:
+            fully_shard(block)
         return net
     if how == "children":
         for place, block in enumerate(net.blocks):
