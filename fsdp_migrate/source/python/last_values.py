@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted, kept, text_of, walk_for
 
 
@@ -150,7 +151,7 @@ def stands_for(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.Bas
     """Yield what a name may hold, ``.module`` left out: the values of names, and what calls here give."""
     for binding in index.scopes[name].lookup(name.value) if name in index.scopes else ():
         value = binding.value if binding.index is None else None
-        if isinstance(value, cst.Attribute) and value.attr.value == "module":
+        if isinstance(value, cst.Attribute) and value.attr.value in catalog.WRAPPED:
             value = value.value
         if isinstance(value, (cst.Name, cst.Attribute)):
             yield value

@@ -275,7 +275,7 @@ class ModelKinds:
             return True
         if (
             isinstance(node, cst.Attribute)
-            and node.attr.value == "module"
+            and node.attr.value in catalog.WRAPPED
             and self.is_other_branch(node.value)
         ):
             return True  # what another wrapper holds
@@ -324,7 +324,7 @@ class ModelKinds:
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if type(node) is cst.Attribute and node.attr.value in INNERS:
             return self.kinds(node.value) - INNERS[node.attr.value]
-        if type(node) is cst.Attribute and node.attr.value == "module":
+        if type(node) is cst.Attribute and node.attr.value in catalog.WRAPPED:
             inner = self.kinds(node.value)
             if "fsdp" in inner:
                 return inner  # of FSDP1's wrapper
@@ -354,7 +354,7 @@ class ModelKinds:
         inner, key = self.kinds(named.owner), self.key_of(call)
         found = set(self.facts.get(key, ())) if key is not None else set()
         found |= taken(attribute(named.name), inner)
-        found |= whole(inner) if named.name in {"module", "_orig_mod"} and "fsdp" in inner else set()
+        found |= whole(inner) if named.name in {*catalog.WRAPPED, "_orig_mod"} and "fsdp" in inner else set()
         found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
 
