@@ -335,11 +335,10 @@ class ModelKinds:
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
             is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
             return found | theirs if is_here else without_models(found | theirs)
+        found = self._by_its_class(node, found)
         if not found:
             is_class = node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP
             return {MAKES} if is_class else made_before(self, self.optimizers, node)
-        if {"fsdp", "other"} & found and self.strategies.is_sharded(node):
-            found = found - {"ddp", "other"} | {"fsdp"}  # by its own class, whatever others are given
         found = of_its_model(self, self.optimizers, node, found)
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, of_its_wrapper(self, node, found))
@@ -348,6 +347,17 @@ class ModelKinds:
             is_known = key in self.given or not self.is_inner(node)
             found = without_models(found) if is_known else without_models(found - {"other"})
         return found
+
+    def _by_its_class(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
+        """Return what a name is in a class that shards models itself, whatever other classes are given."""
+        if found and not {"fsdp", "other"} & found:
+            return found
+        if not self.strategies.is_sharded(node):
+            return found
+        if found:
+            return found - {"ddp", "other"} | {"fsdp"}
+        # Where no call is seen that gives a model, it may be one that is not sharded yet.
+        return set() if self.strategies.is_run_by_itself(node) else {"fsdp", "other"}
 
     def _kinds_by_name(self, call: cst.Call, named: Named) -> set[str]:
         """Return what ``getattr(self, "model", None)`` is, as ``self.model``, or what stands for it."""

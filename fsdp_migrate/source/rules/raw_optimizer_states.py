@@ -91,7 +91,7 @@ def _found(source: Source) -> Iterator[Found]:
         if not saves and not call.args and is_saved and _is_of_a_model(source, func.value):
             saves = "certain"
         if not saves and not call.args and _is_of_another_place(source, func.value):
-            saves = "mixed" if is_saved else None
+            saves = "mixed" if is_saved or source.models.strategies.is_run_sharded(call) else None
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(name_of(source, func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
@@ -104,7 +104,8 @@ def _found(source: Source) -> Iterator[Found]:
     for call in _of_optimizers(source, "load_state_dict") if is_about else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
-        if file is None and not _is_of_a_checkpoint(source, call):
+        is_strategys = source.models.strategies.is_run_sharded(call)
+        if file is None and not is_strategys and not _is_of_a_checkpoint(source, call):
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
