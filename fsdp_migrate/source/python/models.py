@@ -43,7 +43,7 @@ from fsdp_migrate.source.python.makers import put_into, replaced_part
 from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.never_run import NeverRun
-from fsdp_migrate.source.python.nodes import argument_of, dotted, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, parameters_of, placed_parameters, walk_for
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import inner_name, inner_parameters, older_names
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL
@@ -257,7 +257,7 @@ class Models(ModelKinds):
         function = self.index.function(node)
         value = node.value if isinstance(node, (cst.Return, cst.Yield)) else None
         if function is not None and isinstance(value, cst.BaseExpression):
-            given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
+            given = (self.facts.get((function, each.name.value), ()) for each in parameters_of(function))
             kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
             kinds |= self._given_to_itself(value, function)
             is_whole = self.key_of(value) in self.wholes  # whose parts this function wraps
@@ -275,7 +275,7 @@ class Models(ModelKinds):
         """Return what a function gives in the end that calls itself with it: ``return unwrap(m.module)``."""
         if not isinstance(value, cst.Call) or not value.args:
             return set()
-        names = {each.name.value for each in function.params.params}
+        names = {each.name.value for each in parameters_of(function)}
         returned = (each.value for each in walk_for(function.body, cst.Return))
         gives_back = any(isinstance(each, cst.Name) and each.value in names for each in returned)
         is_its_own = gives_back and function in self.guards.functions(value.func)
@@ -455,7 +455,7 @@ class Models(ModelKinds):
 
     def _follow_arguments(self, call: cst.Call, function: cst.FunctionDef) -> None:
         """Note what a call gives to the parameters of a function."""
-        params = [param.name.value for param in function.params.params]
+        params = [param.name.value for param in placed_parameters(function)]
         is_method = isinstance(call.func, cst.Attribute) or function.name.value == "__init__"
         if is_method and params[:1] in (["self"], ["cls"]):
             params = params[1:]

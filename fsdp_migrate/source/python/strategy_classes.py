@@ -14,7 +14,14 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.makers import is_constructor
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    last_name,
+    parameters_of,
+    placed_parameters,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, SAME_MODEL
 
 
@@ -111,7 +118,7 @@ class StrategyClasses:
         """By methods' parameters what the classes that run them make of models."""
         found: dict[tuple[cst.FunctionDef, str], frozenset[Way]] = {}
         for method, ways, names in self._runs:
-            for param in (*method.params.params, *method.params.kwonly_params):
+            for param in parameters_of(method):
                 is_models = "fsdp" not in ways or param.name.value in names
                 if is_models and param.name.value != "self":
                     key = method, param.name.value
@@ -189,7 +196,7 @@ class StrategyClasses:
 
     def _given(self, method: cst.FunctionDef) -> str | None:
         """Return the parameter that a method makes a sharded model of."""
-        names = {each.name.value for each in method.params.params[1:]}
+        names = {each.name.value for each in placed_parameters(method)[1:]}
         for call in walk_for(method.body, cst.Call):
             given = call.args[0].value if call.args and is_constructor(self.index, call.func) else None
             text = text_of(given) if given is not None else ""

@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, parameters_of, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
 from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
@@ -150,7 +150,7 @@ def _models_beside(source: Source, call: cst.Call) -> Iterator[cst.Call]:
     """Yield the states of models that a function is given and saves in one dict with an optimizer's."""
     whole = next((each for each in source.index.ancestors(call) if isinstance(each, cst.Dict)), None)
     function = source.index.function(call)
-    given = {each.name.value for each in function.params.params} if function is not None else set()
+    given = {each.name.value for each in parameters_of(function)} if function is not None else set()
     for other in walk_for(whole, cst.Call) if whole is not None else ():
         func = other.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "state_dict" or other.args:
