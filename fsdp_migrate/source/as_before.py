@@ -12,7 +12,7 @@ import libcst as cst
 from fsdp_migrate.source.parameter_values import WEIGHTS
 from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.loops import item_of
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, parameters_of
 
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _is_numbers_argument(index: Index, name: cst.Name) -> bool:
     function = index.function(name)
     if function is None or any(each.kind != "param" for each in index.scopes[name].lookup(name.value)):
         return False
-    for each in (*function.params.params, *function.params.kwonly_params):
+    for each in parameters_of(function):
         if each.name.value == name.value:
             said = dotted(each.annotation.annotation) if each.annotation is not None else None
             return said in _NUMBERS or isinstance(each.default, (cst.Float, cst.Integer))

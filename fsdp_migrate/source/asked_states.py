@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given, mixed, of_own_class
 from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.keywords import is_given_by_name
@@ -126,7 +127,7 @@ def _whole_of(
     for _ in range(_DEEPEST):
         if whole is None or source.models.is_other_branch(whole):
             return None
-        if isinstance(whole, cst.Attribute) and whole.attr.value == "module":
+        if isinstance(whole, cst.Attribute) and whole.attr.value in catalog.WRAPPED:
             return None
         whole = source.models.sharded_with(whole)
         certainty = certainty_of(source, call, whole) if whole is not None else None
@@ -137,7 +138,7 @@ def _whole_of(
 
 def certainty_of(source: Source, call: cst.Call, model: cst.BaseExpression) -> Certainty | None:
     """Tell whether a state is that of an FSDP1 model, ``model.module`` of which is another name for it."""
-    if isinstance(model, cst.Attribute) and model.attr.value == "module":
+    if isinstance(model, cst.Attribute) and model.attr.value in catalog.WRAPPED:
         sure = sureness(source, model.value)
         if sure in {"sure", "mixed"}:
             return "certain" if sure == "sure" else "mixed"

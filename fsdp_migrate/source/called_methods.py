@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.catalog import CLASS_FUNCTIONS
 from fsdp_migrate.source.python.nodes import text_of, walk_for
 
@@ -90,7 +91,7 @@ def _entered(source: Source, name: cst.CSTNode) -> cst.BaseExpression | None:
 
 def _is_the_model(node: cst.BaseExpression, model: str) -> bool:
     """Tell whether an expression is the model, or what a function unwraps: ``unwrap_model(model)``."""
-    while isinstance(node, cst.Attribute) and node.attr.value == "module":
+    while isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED:
         node = node.value
     if isinstance(node, cst.Call):
         return bool(node.args) and _UNWRAPS.search(text_of(node.func)) is not None

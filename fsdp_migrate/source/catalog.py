@@ -6,6 +6,8 @@ import re
 
 
 FSDP = "FullyShardedDataParallel"
+WRAPPED = frozenset({"_fsdp_wrapped_module", "module"})
+"""The attributes by which its wrapper showed the model within."""
 
 CONSTRUCTOR_ARGUMENTS = (
     "module",

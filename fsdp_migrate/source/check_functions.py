@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, dotted, parameters_of, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _bodies(source: Source, check: cst.BaseExpression, depth: int) -> Iterator[c
         return
     if isinstance(check, cst.Lambda):
         yield check.body
-        yield from _called(source, check.body, check.params, depth)
+        yield from _called(source, check, depth)
         return
     found = _definitions(source, check)
     if not found:
@@ -60,15 +60,15 @@ def _bodies(source: Source, check: cst.BaseExpression, depth: int) -> Iterator[c
             yield None
     for function in found:
         yield function.body
-        yield from _called(source, function.body, function.params, depth)
+        yield from _called(source, function, depth)
 
 
 def _called(
-    source: Source, body: cst.CSTNode, params: cst.Parameters, depth: int
+    source: Source, function: cst.FunctionDef | cst.Lambda, depth: int
 ) -> Iterator[cst.CSTNode | None]:
     """Yield what a check hands its module on to; None for functions of other sources."""
-    names = {each.name.value for each in (*params.posonly_params, *params.params)}
-    for call in walk_for(body, cst.Call) if depth else ():
+    names = {each.name.value for each in parameters_of(function)}
+    for call in walk_for(function.body, cst.Call) if depth else ():
         is_given = any(dotted(arg.value) in names for arg in call.args)
         if is_given and isinstance(call.func, cst.Name) and _is_bound(source, call.func):
             yield from _bodies(source, call.func, depth - 1)

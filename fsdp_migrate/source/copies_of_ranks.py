@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.parts_of_objects import methods_of
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, placed_parameters, walk_for
 
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _is_kept(values: ParameterValues, call: cst.Call, place: int) -> bool:
     """Tell whether a method keeps what it is given where the object has them: ``ema.load(state)``."""
     keyword = call.args[place].keyword
     for method in methods_of(values.source, call.func):
-        names = [each.name.value for each in method.params.params[1:]]
+        names = [each.name.value for each in placed_parameters(method)[1:]]
         name = keyword.value if keyword is not None else "".join(names[place : place + 1])
         for assign in walk_for(method.body, cst.Assign) if name in names else ():
             is_its = any(each.value == name for each in walk_for(assign.value, cst.Name))

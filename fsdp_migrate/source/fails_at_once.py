@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BACKWARDS = frozenset({"backward", "manual_backward"})
 _GRADIENTS = frozenset({"grad", "requires_grad"})
 _LOOPS = (cst.For, cst.While)
+_HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
 _DEEPEST = 3
 
 
@@ -86,11 +87,11 @@ def _may_go_round(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether something decides if a place is reached, or takes up what is raised there."""
     below = node
     for above in _within(source, node):
-        if isinstance(above, cst.Try) and below is above.body and above.handlers:
+        if isinstance(above, (cst.Try, cst.TryStar)) and below is above.body and above.handlers:
             return True
         if isinstance(above, cst.With) and any("suppress" in text_of(each.item) for each in above.items):
             return True
-        if isinstance(above, (cst.Else, cst.ExceptHandler, cst.IfExp, cst.MatchCase)):
+        if isinstance(above, (cst.Else, *_HANDLERS, cst.IfExp, cst.MatchCase)):
             return True
         if isinstance(above, cst.If) and below is not above.test and not _is_about_gradients(above.test):
             return True

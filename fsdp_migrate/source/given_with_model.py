@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import model_argument, text_of
+from fsdp_migrate.source.python.nodes import model_argument, parameters_of, text_of
 
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def optimizer_beside(source: Source, call: cst.Call) -> str | None:
     function, model = source.index.function(call), model_argument(call, 0)
     if function is None or not isinstance(model, cst.Name):
         return None
-    params = [*function.params.params, *function.params.kwonly_params]
+    params = parameters_of(function)
     if model.value not in {each.name.value for each in params}:
         return None
     names = (each.name.value for each in params if _may_be_one(each))

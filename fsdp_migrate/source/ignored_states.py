@@ -8,7 +8,15 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import argument_of, dotted, given_by_name, string_in, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    argument_of,
+    dotted,
+    given_by_name,
+    placed_parameters,
+    string_in,
+    text_of,
+    walk_for,
+)
 
 
 if TYPE_CHECKING:
@@ -155,7 +163,7 @@ def _as_given(
 
 def _parameters(function: cst.FunctionDef) -> list[str]:
     """Return the names of a function's arguments in their order, without the object's own."""
-    names = [each.name.value for each in (*function.params.posonly_params, *function.params.params)]
+    names = [each.name.value for each in placed_parameters(function)]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 

@@ -17,7 +17,7 @@ from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nameless import given_to_nameless
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for, word_of
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
@@ -228,7 +228,7 @@ class ParameterValues:
 
     def _is_given_its_own(self, call: cst.Call, function: cst.FunctionDef) -> bool:
         """Tell whether a call itself gives a function a model or parameters, where it takes anything."""
-        params = [each.name.value for each in function.params.params]
+        params = [each.name.value for each in parameters_of(function)]
         given = [arg.value for arg in call.args]
         return not set(params) - {"cls", "self"} or any(
             _is_part(self.source, each) or self._once(each, self.is_one) or self._once(each, self.is_many)

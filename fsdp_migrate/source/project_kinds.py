@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.bound_since import is_bound_since
 from fsdp_migrate.source.constant_arguments import ToldOff
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
@@ -158,7 +159,7 @@ class ProjectKinds:
             is_inner = here in self.inner and {e.start for e in self.made.get(here, ())} <= self.inner[here]
             found -= {"fsdp", "other"} if is_inner else {"fsdp"}
         start, _, last = text.rpartition(".")
-        if last == "module" and start:
+        if last in catalog.WRAPPED and start:
             inner = whole(self.text_kinds(start, node, place))
             found |= inner if "fsdp" in inner else set()  # of FSDP1's wrapper
         known = self.project.qualified(text, place)

@@ -153,7 +153,7 @@ def _is_in(source: Source, window: Window, node: cst.CSTNode) -> bool | None:
 
 
 def _choices(nodes: list[cst.CSTNode]) -> list[cst.CSTNode]:
-    return [each for each in nodes if isinstance(each, (cst.If, cst.Try, cst.Else))]
+    return [each for each in nodes if isinstance(each, (cst.If, cst.Try, cst.TryStar, cst.Else))]
 
 
 def _is_reduced_between(source: Source, window: cst.With, node: cst.CSTNode) -> bool:

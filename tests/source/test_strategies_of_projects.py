@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source import scan_paths, scan_source
 
 
 if TYPE_CHECKING:
@@ -113,3 +113,85 @@ def test_what_may_be_sharded_is_said(before: str, after: str, name: str, code: s
     assert before in CLASSES
     found = found_in(tmp_path, CLASSES.replace(before, after))
     assert code in {each for each, _ in found[name]}
+
+
+OF_FSDP = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+{base}
+
+class {name}:
+    def prepare(self, model, optimizer=None):
+        {wraps}
+
+    def state(self, model):
+        return model.module.state_dict()
+
+    def load(self, model, state):
+        model.load_state_dict(state)
+
+    def clip(self, model):
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    def optimizer_state(self, optimizer):
+        return optimizer.state_dict()
+
+    def load_optimizer(self, optimizer, state):
+        optimizer.load_state_dict(state)
+"""
+IN_BASE = "from base import Strategy\n"
+SHARDS = "return FSDP(model)"
+
+
+def _lone(name: str = "Sharded(Strategy)", wraps: str = SHARDS, base: str = IN_BASE) -> str:
+    return OF_FSDP.format(name=name, wraps=wraps, base=base)
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        _lone(),
+        _lone("FSDPStrategy"),
+        _lone("ShardedBackend"),
+        _lone(wraps="model = FSDP(model)\n        return model, optimizer"),
+        _lone("Sharded(Other)", base="class Other:\n    def prepare(self, model):\n        return model\n"),
+    ],
+)
+def test_a_class_that_shards_is_evidence_by_itself(classes: str) -> None:
+    """Nothing was said of these: no call is seen, because a registry makes the class."""
+    found = _commented(classes)
+    found.pop("prepare", None)
+    assert found == {
+        "state": {"FM333"},
+        "load": {"FM333"},
+        "clip": {"FM326"},
+        "optimizer_state": {"FM425"},
+        "load_optimizer": {"FM425"},
+    }
+
+
+@pytest.mark.parametrize(
+    "classes",
+    [
+        _lone(wraps="return torch.nn.parallel.DistributedDataParallel(model)"),
+        _lone(wraps="return FSDP(model) if self.shards else model"),
+        _lone("Trainer", base=""),
+    ],
+)
+def test_and_one_that_does_not_is_none(classes: str) -> None:
+    assert _commented(classes) == {}
+
+
+def _commented(classes: str) -> dict[str, set[str]]:
+    """Return by methods the codes of the comments in them."""
+    found: dict[str, set[str]] = {}
+    for use in scan_source(classes):
+        above = [line for line in classes.splitlines()[: use.line] if line.startswith("    def ")]
+        if use.action == "commented":
+            found.setdefault(above[-1].partition("def ")[2].partition("(")[0], set()).add(use.code)
+    return found
+
+
+def test_what_the_class_itself_gives_a_method_counts_before_that() -> None:
+    own = "\n    def begin(self, net):\n        self.load(net, {})\n        return self.prepare(net)\n"
+    assert "load" not in _commented(_lone() + own)

@@ -77,7 +77,7 @@ def _bind_other(index: Index, node: cst.CSTNode, scope: Scope) -> None:
         _bind_target(node.target, None, scope)
     elif isinstance(node, cst.WithItem) and node.asname is not None:
         _bind_target(node.asname.name, None, scope)
-    elif isinstance(node, cst.ExceptHandler) and node.name is not None:
+    elif isinstance(node, (cst.ExceptHandler, cst.ExceptStarHandler)) and node.name is not None:
         _bind_target(node.name.name, None, scope)
     elif isinstance(node, (cst.MatchAs, cst.MatchStar)) and node.name is not None:
         _bind_target(node.name, None, scope)
@@ -108,6 +108,7 @@ BINDERS = {
             cst.CompFor,
             cst.WithItem,
             cst.ExceptHandler,
+            cst.ExceptStarHandler,
             cst.MatchAs,
             cst.MatchMapping,
             cst.MatchStar,

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.chosen_functions import places_chosen
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def is_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
 
 def _takes_fsdp2s(index: Index, function: cst.FunctionDef) -> bool:
     """Tell whether a function says that its model is FSDP2's: ``def save(model: FSDPModule)``."""
-    noted = (each.annotation.annotation for each in function.params.params if each.annotation is not None)
+    noted = (each.annotation.annotation for each in parameters_of(function) if each.annotation is not None)
     return any(index.qualified(each) & catalog.FSDP2_CLASSES for each in noted)
 
 

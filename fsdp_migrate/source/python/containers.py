@@ -26,7 +26,13 @@ from fsdp_migrate.source.python.held import (
     whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
-from fsdp_migrate.source.python.nodes import dotted, named_arguments, placed_arguments, string_in
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    named_arguments,
+    placed_arguments,
+    placed_parameters,
+    string_in,
+)
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
 
 
@@ -187,7 +193,7 @@ def _owed(models: ModelKinds, call: cst.Call, node: cst.ClassDef) -> dict[str, c
     made = init_of(node)
     if made is None or any(arg.star for arg in call.args):
         return {}
-    params = [each.name.value for each in made.params.params][1:]
+    params = [each.name.value for each in placed_parameters(made)][1:]
     values = dict(zip(params, (arg.value for arg in call.args if arg.keyword is None), strict=False))
     values |= named_arguments(call)
     found: dict[str, cst.BaseExpression | None] = {}

@@ -150,7 +150,8 @@ class Contexts:
     def is_entered_here(self, context: Context) -> bool:
         """Tell whether blocks of this source enter a context made elsewhere, and ask for its type alone."""
         every = self.entered.beside(context)
-        return _same_everywhere(every) is not None and bool(self.entered.blocks_of(context))
+        blocks = [each for each in self.entered.blocks_of(context) if each is not context.block]
+        return _same_everywhere(every) is not None and bool(blocks)
 
     def _may_hold_around(self, context: Context, function: cst.CSTNode | None) -> bool:
         """Tell whether another function may be called in a context: what is torch's calls none."""

@@ -39,7 +39,7 @@ from fsdp_migrate.source.python.lightning_models import (
     run_in,
     trains_by_fsdp1,
 )
-from fsdp_migrate.source.python.nodes import as_ast, text_of
+from fsdp_migrate.source.python.nodes import as_ast, placed_parameters, text_of
 from fsdp_migrate.source.python.numbers_of_ranks import says_several
 from fsdp_migrate.source.python.trainer_models import (
     COMPOSED,
@@ -176,7 +176,7 @@ class Frameworks:
             call = cst.ensure_type(node, cst.Call)
             is_hooked = isinstance(call.func, cst.Attribute) and call.func.attr.value == _SAVE_HOOK
             for function in self.guards.functions(call.args[0].value) if is_hooked and call.args else ():
-                for parameter in function.params.params[:1]:
+                for parameter in placed_parameters(function)[:1]:
                     yield function, parameter.name.value, put(EACH, {"fsdp", "other", ACCELERATE})
 
     @functools.cached_property

@@ -34,7 +34,7 @@ from fsdp_migrate.source.python.asked_words import (
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, functions_called, last_value
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameters, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
 
 
@@ -407,7 +407,9 @@ class Guards:
     def _asked_by(self, func: cst.BaseExpression) -> Iterator[tuple[cst.BaseExpression, str]]:
         """Yield what functions of this source give that do nothing but ask, and what they call the model."""
         for function in self.functions(func):
-            params = [p.name.value for p in function.params.params if p.name.value not in {"self", "cls"}]
+            params = [
+                p.name.value for p in placed_parameters(function) if p.name.value not in {"self", "cls"}
+            ]
             given = answer_of(function)
             if params and given is not None:
                 yield given, params[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import kept
+from fsdp_migrate.source.python.nodes import kept, placed_parameters
 
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _DEEPEST: Final = 3
 def given_to_lambdas(index: Index, call: cst.Call) -> Iterator[tuple[cst.Lambda, str, cst.BaseExpression]]:
     """Yield what a call gives to the parameters of such functions."""
     for function in _called_here(index, call.func):
-        names = [each.name.value for each in function.params.params]
+        names = [each.name.value for each in placed_parameters(function)]
         for name, arg in zip(names, call.args, strict=False):
             if arg.star or arg.keyword is not None:
                 break

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, kept, text_of, walk_for
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.nodes import dotted, kept, placed_parameters, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def stands_for(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.Bas
     """Yield what a name may hold, ``.module`` left out: the values of names, and what calls here give."""
     for binding in index.scopes[name].lookup(name.value) if name in index.scopes else ():
         value = binding.value if binding.index is None else None
-        if isinstance(value, cst.Attribute) and value.attr.value == "module":
+        if isinstance(value, cst.Attribute) and value.attr.value in catalog.WRAPPED:
             value = value.value
         if isinstance(value, (cst.Name, cst.Attribute)):
             yield value
@@ -161,7 +162,7 @@ def stands_for(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.Bas
 def _given(index: Index, guards: Guards, name: cst.Name) -> Iterator[cst.BaseExpression]:
     """Yield what the calls of this source give to a parameter of the function around a name, by its place."""
     function = index.function(name)
-    names = [each.name.value for each in function.params.params] if function is not None else []
+    names = [each.name.value for each in placed_parameters(function)] if function is not None else []
     if function is None or name.value not in names or "self" in names:
         return
     place = names.index(name.value)

@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.python.asked_classes import is_fsdp1_among
 from fsdp_migrate.source.python.known_constants import are_never
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import as_ast, dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import as_ast, dotted, placed_parameters, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def _is_of_another_model(guards: Guards, node: cst.CSTNode) -> bool:
 
 def _gives_its_own(function: cst.FunctionDef) -> bool:
     """Tell whether a function gives back its first argument, or something in it, and nothing else."""
-    params = [each.name.value for each in function.params.params if each.name.value not in {"self", "cls"}]
+    params = [
+        each.name.value for each in placed_parameters(function) if each.name.value not in {"self", "cls"}
+    ]
     given = [each.value for each in walk_for(function.body, cst.Return)]
     bound = [
         each.value

@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.held import taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, kept, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, kept, parameters_of, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def loops_around(index: Index, node: cst.CSTNode) -> Iterator[cst.For | cst.Comp
 
 def _takes(function: cst.Lambda, node: cst.CSTNode) -> bool:
     """Tell whether a name is a parameter of a lambda, and no longer what a loop around it binds."""
-    names = {each.name.value for each in function.params.params}
+    names = {each.name.value for each in parameters_of(function)}
     return isinstance(node, cst.Name) and node.value in names
 
 

@@ -275,7 +275,7 @@ class ModelKinds:
             return True
         if (
             isinstance(node, cst.Attribute)
-            and node.attr.value == "module"
+            and node.attr.value in catalog.WRAPPED
             and self.is_other_branch(node.value)
         ):
             return True  # what another wrapper holds
@@ -324,7 +324,7 @@ class ModelKinds:
     def _kinds_of_name(self, node: cst.Name | cst.Attribute) -> set[str]:
         if type(node) is cst.Attribute and node.attr.value in INNERS:
             return self.kinds(node.value) - INNERS[node.attr.value]
-        if type(node) is cst.Attribute and node.attr.value == "module":
+        if type(node) is cst.Attribute and node.attr.value in catalog.WRAPPED:
             inner = self.kinds(node.value)
             if "fsdp" in inner:
                 return inner  # of FSDP1's wrapper
@@ -335,11 +335,10 @@ class ModelKinds:
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
             is_here = not self.is_other_branch(node) and not self.frameworks.is_elsewhere(theirs, node)
             return found | theirs if is_here else without_models(found | theirs)
+        found = self._by_its_class(node, found)
         if not found:
             is_class = node in self.index.scopes and self.index.fsdp1(node) == catalog.FSDP
             return {MAKES} if is_class else made_before(self, self.optimizers, node)
-        if {"fsdp", "other"} & found and self.strategies.is_sharded(node):
-            found = found - {"ddp", "other"} | {"fsdp"}  # by its own class, whatever others are given
         found = of_its_model(self, self.optimizers, node, found)
         if has_model(found) and key is not None:
             found = self._of_its_loop(node, key, of_its_wrapper(self, node, found))
@@ -349,12 +348,23 @@ class ModelKinds:
             found = without_models(found) if is_known else without_models(found - {"other"})
         return found
 
+    def _by_its_class(self, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
+        """Return what a name is in a class that shards models itself, whatever other classes are given."""
+        if found and not {"fsdp", "other"} & found:
+            return found
+        if not self.strategies.is_sharded(node):
+            return found
+        if found:
+            return found - {"ddp", "other"} | {"fsdp"}
+        # Where no call is seen that gives a model, it may be one that is not sharded yet.
+        return set() if self.strategies.is_run_by_itself(node) else {"fsdp", "other"}
+
     def _kinds_by_name(self, call: cst.Call, named: Named) -> set[str]:
         """Return what ``getattr(self, "model", None)`` is, as ``self.model``, or what stands for it."""
         inner, key = self.kinds(named.owner), self.key_of(call)
         found = set(self.facts.get(key, ())) if key is not None else set()
         found |= taken(attribute(named.name), inner)
-        found |= whole(inner) if named.name in {"module", "_orig_mod"} and "fsdp" in inner else set()
+        found |= whole(inner) if named.name in {*catalog.WRAPPED, "_orig_mod"} and "fsdp" in inner else set()
         found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
 

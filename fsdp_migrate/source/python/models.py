@@ -43,7 +43,7 @@ from fsdp_migrate.source.python.makers import put_into, replaced_part
 from fsdp_migrate.source.python.match_patterns import bound_by
 from fsdp_migrate.source.python.model_kinds import ModelKinds
 from fsdp_migrate.source.python.never_run import NeverRun
-from fsdp_migrate.source.python.nodes import argument_of, dotted
+from fsdp_migrate.source.python.nodes import argument_of, dotted, parameters_of, placed_parameters, walk_for
 from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of, rest_of
 from fsdp_migrate.source.python.older_names import inner_name, inner_parameters, older_names
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL
@@ -257,8 +257,9 @@ class Models(ModelKinds):
         function = self.index.function(node)
         value = node.value if isinstance(node, (cst.Return, cst.Yield)) else None
         if function is not None and isinstance(value, cst.BaseExpression):
-            given = (self.facts.get((function, each.name.value), ()) for each in function.params.params)
+            given = (self.facts.get((function, each.name.value), ()) for each in parameters_of(function))
             kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
+            kinds |= self._given_to_itself(value, function)
             is_whole = self.key_of(value) in self.wholes  # whose parts this function wraps
             kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
             if (key := self.key_of(value)) is not None and self.made.get(key):
@@ -269,6 +270,16 @@ class Models(ModelKinds):
                 owner = self.index.parents.get(self.index.parents[function])
                 if isinstance(owner, cst.ClassDef) and is_property(function):
                     self._add_given((owner, f"self.{function.name.value}"), kinds)
+
+    def _given_to_itself(self, value: cst.BaseExpression, function: cst.FunctionDef) -> set[str]:
+        """Return what a function gives in the end that calls itself with it: ``return unwrap(m.module)``."""
+        if not isinstance(value, cst.Call) or not value.args:
+            return set()
+        names = {each.name.value for each in parameters_of(function)}
+        returned = (each.value for each in walk_for(function.body, cst.Return))
+        gives_back = any(isinstance(each, cst.Name) and each.value in names for each in returned)
+        is_its_own = gives_back and function in self.guards.functions(value.func)
+        return whole(self.kinds(value.args[0].value)) if is_its_own else set()
 
     def _is_found(self, node: cst.BaseExpression) -> bool:
         """Tell whether it is what a function looked for, by FSDP1's class, in what it is given."""
@@ -444,7 +455,7 @@ class Models(ModelKinds):
 
     def _follow_arguments(self, call: cst.Call, function: cst.FunctionDef) -> None:
         """Note what a call gives to the parameters of a function."""
-        params = [param.name.value for param in function.params.params]
+        params = [param.name.value for param in placed_parameters(function)]
         is_method = isinstance(call.func, cst.Attribute) or function.name.value == "__init__"
         if is_method and params[:1] in (["self"], ["cls"]):
             params = params[1:]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import argument_of, dotted
+from fsdp_migrate.source.python.nodes import argument_of, dotted, placed_parameters
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def given_to_nameless(index: Index, name: cst.Name) -> Iterator[tuple[cst.BaseEx
     It is what ``map`` and the like go through, or the argument of a call of the name that the lambda has.
     """
     function = next((each for each in index.ancestors(name) if isinstance(each, cst.Lambda)), None)
-    names = [each.name.value for each in function.params.params] if function is not None else []
+    names = [each.name.value for each in placed_parameters(function)] if function is not None else []
     if function is None or name.value not in names:
         return
     place = names.index(name.value)

@@ -108,7 +108,7 @@ class NeverRun:
     def _always_leaves(self, node: cst.CSTNode) -> bool:
         if isinstance(node, (cst.IndentedBlock, cst.SimpleStatementLine, cst.SimpleStatementSuite)):
             return any(map(self._leaves, node.body))
-        if isinstance(node, (cst.Else, cst.ExceptHandler, cst.Finally)):
+        if isinstance(node, (cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally)):
             return self._leaves(node.body)
         if isinstance(node, cst.If):
             said = self._said(node.test)

@@ -191,6 +191,22 @@ def short(node: cst.CSTNode, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def placed_parameters(function: cst.FunctionDef | cst.Lambda) -> list[cst.Param]:
+    """Return the parameters that a call may give by place: LibCST keeps those before ``/`` by themselves."""
+    return [*function.params.posonly_params, *function.params.params]
+
+
+def parameters_of(function: cst.FunctionDef | cst.Lambda) -> list[cst.Param]:
+    """Return the parameters of a function in their order, ``*args`` and ``**kwargs`` left out.
+
+    Example:
+        >>> module = cst.parse_module("def fit(model, /, x, *, steps): pass")
+        >>> [each.name.value for each in parameters_of(cst.ensure_type(module.body[0], cst.FunctionDef))]
+        ['model', 'x', 'steps']
+    """
+    return [*placed_parameters(function), *function.params.kwonly_params]
+
+
 def arguments(call: cst.Call, names: Sequence[str]) -> dict[str, cst.BaseExpression] | None:
     """Return the arguments of a call by their names, or None if ``*`` or ``**`` hides some of them.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import bound_in, text_of
+from fsdp_migrate.source.python.nodes import bound_in, parameters_of, text_of
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -91,7 +91,7 @@ def inner_parameters(
 ) -> list[str]:
     """Return the parameters of a function that are models which it shards, before it binds them anew."""
     scope, found = index.scopes[function.params], list[str]()
-    for param in (*function.params.params, *function.params.kwonly_params):
+    for param in parameters_of(function):
         name = param.name.value
         places = sorted(inner.get((function, name), ()), key=lambda each: index.order[each])
         first = [places[0], *index.ancestors(places[0])] if places else []

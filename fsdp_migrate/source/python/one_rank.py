@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
@@ -78,7 +79,7 @@ def is_inner(index: Index, guards: Guards, node: cst.BaseExpression, depth: int 
     if isinstance(node, cst.Call):
         given = (each.value for f in guards.functions(node.func) for each in walk_for(f.body, cst.Return))
         return any(is_inner(index, guards, value, depth + 1) for value in given if value is not None)
-    if isinstance(node, cst.Attribute) and node.attr.value == "module":
+    if isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED:
         return True
     if isinstance(node, cst.Attribute):
         value = last_value(index, node)

@@ -358,7 +358,7 @@ class Index:
             return not (leads or binding.qualified.startswith(home))
         if isinstance(binding.node, cst.ClassDef) and binding.kind == "class":
             return not any(self.fsdp1(base.value) == catalog.FSDP for base in binding.node.bases)
-        if any(isinstance(above, cst.ExceptHandler) for above in self.ancestors(binding.node)):
+        if any(isinstance(above, _HANDLERS) for above in self.ancestors(binding.node)):
             return False
         value = binding.value
         if isinstance(value, cst.Name) and value.value == "None":
@@ -456,10 +456,12 @@ _OPENS_SCOPE = frozenset(
         cst.GeneratorExp,
     }
 )
+_HANDLERS = (cst.ExceptHandler, cst.ExceptStarHandler)
 _STATEMENTS = frozenset(
     {
-        *(cst.SimpleStatementLine, cst.Else, cst.ExceptHandler, cst.Finally, cst.ClassDef, cst.FunctionDef),
-        *(cst.For, cst.If, cst.Match, cst.Try, cst.TryStar, cst.While, cst.With),
+        *(cst.SimpleStatementLine, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally),
+        *(cst.ClassDef, cst.For, cst.FunctionDef, cst.If, cst.Match, cst.Try, cst.TryStar, cst.While),
+        cst.With,
     }
 )
 

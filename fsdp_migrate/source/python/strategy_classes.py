@@ -6,6 +6,7 @@ What a method of such a class is given is what the class itself has made of the 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +14,14 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.makers import is_constructor
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    last_name,
+    parameters_of,
+    placed_parameters,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, SAME_MODEL
 
 
@@ -28,6 +36,8 @@ Way = Literal["ddp", "fsdp", "itself", "nothing", "unknown"]
 
 _DEEPEST = 4
 _ROOTS = frozenset({"ABC", "Generic", "Protocol", "object"})
+# A class that stands alone in its file: others, of other files, wrap models otherwise.
+_NAMED = re.compile(r"(?i)strateg|backend|distribut|engine|parallel|plugin|fsdp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +57,20 @@ class StrategyClasses:
         """Tell whether it is the model's parameter in a method that such classes alone run."""
         return self._ways_of(node) - {"nothing"} == {"fsdp"}
 
+    def is_run_by_itself(self, node: cst.CSTNode) -> bool:
+        """Tell whether a class calls the method around a place by ``self``: what that gives is seen."""
+        method = self.index.function(node)
+        calls = self.index.calls_of_method(method.name.value) if method is not None else ()
+        return any(text_of(each.func).startswith("self.") for each in calls)
+
+    def is_run_sharded(self, node: cst.CSTNode) -> bool:
+        """Tell whether a place stands in a method that only classes run which wrap models by FSDP1."""
+        method = self.index.function(node) if self._wrapping else None
+        return method is not None and self._run_by.get(method, frozenset()) - {"nothing"} == {"fsdp"}
+
     def _ways_of(self, node: cst.CSTNode) -> frozenset[Way]:
-        if not self._wrapping or not isinstance(node, cst.Name) or node not in self.index.scopes:
+        is_name = isinstance(node, cst.Name) and node in self.index.scopes
+        if not is_name or not self._wrapping or not isinstance(node, cst.Name):
             return frozenset()
         scope = self.index.scopes[node].find(node.value)
         method = scope.node if scope is not None else None
@@ -68,7 +90,7 @@ class StrategyClasses:
     @functools.cached_property
     def _wrapping(self) -> dict[str, set[str]]:
         """The names of methods by which a class shards a model, where others have them too; the parameter."""
-        if len(self._classes) < 2 or not self._makes_any():
+        if not self._makes_any():
             return {}
         found: dict[str, set[str]] = {}
         for owner in self._classes.values():
@@ -76,7 +98,13 @@ class StrategyClasses:
                 given = self._given(method)
                 if given is not None and self._way(method) == "fsdp":
                     found.setdefault(method.name.value, set()).add(given)
-        return {name: given for name, given in found.items() if len(self._owners(name)) > 1}
+        return {name: given for name, given in found.items() if self._is_one_of_several(name)}
+
+    def _is_one_of_several(self, name: str) -> bool:
+        """Tell whether classes have a method each in its own way, also one of other files by its name."""
+        owners = self._owners(name)
+        named = (text_of(each) for owner in owners for each in (owner.name, *(b.value for b in owner.bases)))
+        return len(owners) > 1 or any(map(_NAMED.search, named))
 
     def _makes_any(self) -> bool:
         calls = self.index.by_kind.get(cst.Call, ())
@@ -89,6 +117,26 @@ class StrategyClasses:
     def _given_to(self) -> dict[tuple[cst.FunctionDef, str], frozenset[Way]]:
         """By methods' parameters what the classes that run them make of models."""
         found: dict[tuple[cst.FunctionDef, str], frozenset[Way]] = {}
+        for method, ways, names in self._runs:
+            for param in parameters_of(method):
+                is_models = "fsdp" not in ways or param.name.value in names
+                if is_models and param.name.value != "self":
+                    key = method, param.name.value
+                    found[key] = found.get(key, frozenset()) | ways
+        return found
+
+    @functools.cached_property
+    def _run_by(self) -> dict[cst.FunctionDef, frozenset[Way]]:
+        """By methods what the classes that run them make of models."""
+        found: dict[cst.FunctionDef, frozenset[Way]] = {}
+        for method, ways, _ in self._runs:
+            found[method] = found.get(method, frozenset()) | ways
+        return found
+
+    @functools.cached_property
+    def _runs(self) -> list[tuple[cst.FunctionDef, frozenset[Way], set[str]]]:
+        """Methods, what the classes that run them make of models, and what those call the model."""
+        found: list[tuple[cst.FunctionDef, frozenset[Way], set[str]]] = []
         for wraps, names in self._wrapping.items():
             for owner in self._classes.values():
                 for method in _methods(owner):
@@ -98,11 +146,7 @@ class StrategyClasses:
                     ways = frozenset(self._way_of(each, wraps) for each in runners)
                     if not self.derived_elsewhere.isdisjoint(each.name.value for each in runners):
                         ways |= {"unknown"}
-                    for param in (*method.params.params, *method.params.kwonly_params):
-                        is_models = "fsdp" not in ways or param.name.value in names
-                        if is_models and param.name.value != "self":
-                            key = method, param.name.value
-                            found[key] = found.get(key, frozenset()) | ways
+                    found.append((method, ways, names))
         return found
 
     def _runners(self, owner: cst.ClassDef, method: cst.FunctionDef) -> Iterator[cst.ClassDef]:
@@ -152,7 +196,7 @@ class StrategyClasses:
 
     def _given(self, method: cst.FunctionDef) -> str | None:
         """Return the parameter that a method makes a sharded model of."""
-        names = {each.name.value for each in method.params.params[1:]}
+        names = {each.name.value for each in placed_parameters(method)[1:]}
         for call in walk_for(method.body, cst.Call):
             given = call.args[0].value if call.args and is_constructor(self.index, call.func) else None
             text = text_of(given) if given is not None else ""
@@ -180,6 +224,9 @@ class StrategyClasses:
                 return "itself"
             held = last_value(self.index, node)
             return self._way_of_value(method, held, depth + 1)
+        if isinstance(node, cst.Tuple):  # `return model, optimizer`
+            ways = [self._way_of_value(method, each.value, depth + 1) for each in node.elements]
+            return next((way for way in ways if way in {"ddp", "fsdp"}), "unknown")
         if not isinstance(node, cst.Call):
             return "unknown"
         if is_constructor(self.index, node.func):

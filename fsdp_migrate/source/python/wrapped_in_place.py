@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import argument_of
+from fsdp_migrate.source.python.nodes import argument_of, parameters_of, placed_parameters
 
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def wrapped_parameters(
     """
     scope, order = index.scopes[function.params], index.order
     found: list[str] = []
-    for param in (*function.params.params, *function.params.kwonly_params):
+    for param in parameters_of(function):
         name = param.name.value
         if (function, name) not in wholes or name in {"cls", "self"}:
             continue
@@ -41,7 +41,7 @@ def wrapped_parameters(
 
 def given_for(call: cst.Call, function: cst.FunctionDef, name: str) -> cst.BaseExpression | None:
     """Return what a call gives for a parameter of a function."""
-    params = [each.name.value for each in function.params.params]
+    params = [each.name.value for each in placed_parameters(function)]
     is_method = isinstance(call.func, cst.Attribute) or function.name.value == "__init__"
     params = params[1:] if is_method and params[:1] in (["self"], ["cls"]) else params
     place = params.index(name) if name in params else len(call.args)

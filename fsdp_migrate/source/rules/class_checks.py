@@ -16,7 +16,7 @@ from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk, walk_for
 from fsdp_migrate.source.python.trainer_models import OF_OPTIMIZERS, TRAINER
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -271,7 +271,7 @@ def _is_each_module(source: Source, name: cst.Name) -> bool:
     """Tell whether a name stands for each module of a model: in a walk, or in a function for one."""
     for above in source.index.ancestors(name):
         if isinstance(above, (cst.Lambda, cst.FunctionDef)):
-            if name.value not in {param.name.value for param in above.params.params}:
+            if name.value not in {param.name.value for param in parameters_of(above)}:
                 return False
             return isinstance(above, cst.Lambda) or _is_given_as_check(source, above)
         loop = above.for_in if isinstance(above, _COMPREHENSIONS) else above

@@ -40,6 +40,7 @@ from fsdp_migrate.source.python.nodes import (
     given_by_name,
     last_name,
     named_arguments,
+    parameters_of,
     text_of,
     walk_for,
 )
@@ -301,9 +302,8 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     yield from ((node, CUT) for node in cut_by_sizes(values))
     yield from unreached(values)
     targets = [each.target for assign in source.assignments for each in assign.targets]
-    targets += [
-        cst.ensure_type(node, cst.AugAssign).target for node in source.index.by_kind.get(cst.AugAssign, ())
-    ]
+    added = source.index.by_kind.get(cst.AugAssign, ())
+    targets += [cst.ensure_type(node, cst.AugAssign).target for node in added]
     for each in targets:
         if isinstance(each, cst.Subscript) and values.is_one(each.value):
             yield each, _ONE
@@ -429,7 +429,7 @@ def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -
     function = source.index.function(call)
     if function is None or not isinstance(node, cst.Name):
         return False
-    given = (source.models.facts.get((function, each.name.value), ()) for each in function.params.params)
+    given = (source.models.facts.get((function, each.name.value), ()) for each in parameters_of(function))
     if not any("fsdp" in kinds for kinds in given):
         return False
     made_plain = (each.attr.value in _PLAIN for each in walk_for(function, cst.Attribute))

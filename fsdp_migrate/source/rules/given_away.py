@@ -14,7 +14,7 @@ from fsdp_migrate.source.copied_parameters import holds_one, is_part
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import argument_of
+from fsdp_migrate.source.python.nodes import argument_of, placed_parameters
 from fsdp_migrate.source.uses import Found
 
 
@@ -119,7 +119,7 @@ def _is_saved(source: Source, target: cst.BaseExpression) -> bool:
     function = source.index.function(target)
     if function is None or function.name.value != "on_save_checkpoint":
         return False
-    last = function.params.params[-1:]
+    last = placed_parameters(function)[-1:]
     return any(each.name.value == target.value.value for each in last)
 
 

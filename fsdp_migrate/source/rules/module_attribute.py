@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
@@ -28,18 +29,16 @@ NAME = "module-attribute"
 CODES = ("FM315", "FM333", "FM335")
 
 _IS_SET = (
-    "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. What is set here is set on the "
+    "FSDP2 wraps nothing, so `.{}` is the model itself and was taken out. What is set here is set on the "
     "model that is sharded, and on units themselves, which FSDP1's wrappers took: is that what is meant? A "
     "layer that is put in is not sharded: do that above the sharding."
 )
 _OF_NAMES = (
-    "FSDP2 wraps nothing, so `.module` is the model itself and was taken out. FSDP1's names held "
+    "FSDP2 wraps nothing, so `.{}` is the model itself and was taken out. FSDP1's names held "
     "`_fsdp_wrapped_module.` here, for each unit inside: take it out where a file that has them as keys is "
     "read."
 )
-_ROUND = (
-    "FSDP2 wraps nothing, so `.module` is the model itself, and this loop would not end: remove this step."
-)
+_ROUND = "FSDP2 wraps nothing, so `.{}` is the model itself, and this loop would not end: remove this step."
 _FORWARD = (
     "FSDP2 wraps nothing, so `.module` is the model itself, and its forward would call itself: leave this "
     "out."
@@ -66,7 +65,8 @@ _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_modul
 def find(source: Source) -> Iterator[Found]:
     """Find ``.module`` of FSDP1 models, and questions for attributes that FSDP2 models lack."""
     for node in source.attributes:
-        if node.attr.value == "module" and not _is_target(source, node):
+        is_module = node.attr.value == "module" and not _is_target(source, node)
+        if is_module or is_taken_out(source, node):
             yield from _of_attribute(source, node)
     for call in source.calls:
         if dotted(call.func) in {"hasattr", "getattr"} and len(call.args) >= 2:
@@ -77,10 +77,20 @@ def find(source: Source) -> Iterator[Found]:
     yield from children_of_wrappers(source)
 
 
+def is_taken_out(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether ``_fsdp_wrapped_module`` of a model that is known becomes the model itself."""
+    if node.attr.value != "_fsdp_wrapped_module" or _is_target(source, node):
+        return False
+    is_left = (
+        was_asked_for(source, node) or is_tried_alone(source, node) or is_in_a_module(source, node.value)
+    )
+    return not is_left and sureness(source, node.value) == "sure"
+
+
 def _layers_of_the_wrapper(source: Source, said: set[cst.CSTNode]) -> Iterator[Found]:
     """Yield where a sharded model itself, and no part of it, is given a layer."""
     for node, model in set_layers(source):
-        is_inner = isinstance(model, cst.Attribute) and model.attr.value == "module"
+        is_inner = isinstance(model, cst.Attribute) and model.attr.value in catalog.WRAPPED
         if node in said or is_inner or dotted(model) == "self" or _is_made_above(source, node, model):
             continue
         sure = sureness(source, model)
@@ -117,7 +127,7 @@ def _set_on_the_wrapper(source: Source) -> Iterator[Found]:
 def _is_within(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is what the wrapper held: ``model.module``, by a name too."""
     held = last_value(source.index, model) if isinstance(model, cst.Name) else model
-    return isinstance(held, cst.Attribute) and held.attr.value == "module"
+    return isinstance(held, cst.Attribute) and held.attr.value in catalog.WRAPPED
 
 
 def _own_switches(source: Source) -> set[str]:
@@ -155,14 +165,14 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         if sure in {"sure", "mixed"}:
             yield Found("FM315", node, "stays: it is asked for first, and not there", "kept")
     elif sure == "sure" and _goes_round(source, node):
-        yield Found("FM335", node, _ROUND, "commented")
+        yield Found("FM335", node, _ROUND.format(node.attr.value), "commented")
     elif sure == "sure" and _becomes_a_forward(source, node):
         yield Found("FM335", node, _FORWARD, "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
         # What is read or called is the same as before: there is nothing to settle.
         note = _OF_NAMES if _keeps_names(source, node) else _IS_SET if _is_set(source, node) else ""
-        yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note)
+        yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note.format(node.attr.value))
     elif sure == "mixed":
         said = f"{mixed(source, node.value)}there is no `.module`."
         yield from () if source.links.keeps_module else (Found("FM333", node, said, "commented"),)

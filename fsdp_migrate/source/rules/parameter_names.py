@@ -16,7 +16,7 @@ from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -320,7 +320,7 @@ def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
     places = [place for place, arg in enumerate(call.args) if _is_name(arg.value, known)]
     for function in _run_by(source, call.func) if places else ():
         params = [
-            each.name.value for each in function.params.params if each.name.value not in {"cls", "self"}
+            each.name.value for each in parameters_of(function) if each.name.value not in {"cls", "self"}
         ]
         given = {params[place] for place in places if place < len(params)}
         is_cleaned = _CLEANED.search(text_of(function)) is not None

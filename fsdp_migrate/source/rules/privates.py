@@ -13,6 +13,7 @@ from fsdp_migrate.source.method_calls import was_asked_for
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_texts import texts_of
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.rules.module_attribute import is_taken_out
 from fsdp_migrate.source.uses import Found
 
 
@@ -91,7 +92,9 @@ _WITH_DEFAULT = {"getattr": 3}
 def find(source: Source) -> Iterator[Found]:
     """Find what is private to FSDP1: a function that moves flat parameters is told once."""
     told: set[cst.FunctionDef] = set()
-    every = list(_find(source))
+    every = [
+        e for e in _find(source) if not (isinstance(e.node, cst.Attribute) and is_taken_out(source, e.node))
+    ]
     # Of `model._handle.flat_param` both are private: it is one use.
     parts = {
         (part, e.becomes) for e in every if isinstance(e.node, cst.Attribute) for part in _owners(e.node)

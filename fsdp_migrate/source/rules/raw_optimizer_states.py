@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, parameters_of, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
 from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
@@ -91,7 +91,7 @@ def _found(source: Source) -> Iterator[Found]:
         if not saves and not call.args and is_saved and _is_of_a_model(source, func.value):
             saves = "certain"
         if not saves and not call.args and _is_of_another_place(source, func.value):
-            saves = "mixed" if is_saved else None
+            saves = "mixed" if is_saved or source.models.strategies.is_run_sharded(call) else None
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(name_of(source, func.value))
             yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
@@ -104,7 +104,8 @@ def _found(source: Source) -> Iterator[Found]:
     for call in _of_optimizers(source, "load_state_dict") if is_about else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
-        if file is None and not _is_of_a_checkpoint(source, call):
+        is_strategys = source.models.strategies.is_run_sharded(call)
+        if file is None and not is_strategys and not _is_of_a_checkpoint(source, call):
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
@@ -149,7 +150,7 @@ def _models_beside(source: Source, call: cst.Call) -> Iterator[cst.Call]:
     """Yield the states of models that a function is given and saves in one dict with an optimizer's."""
     whole = next((each for each in source.index.ancestors(call) if isinstance(each, cst.Dict)), None)
     function = source.index.function(call)
-    given = {each.name.value for each in function.params.params} if function is not None else set()
+    given = {each.name.value for each in parameters_of(function)} if function is not None else set()
     for other in walk_for(whole, cst.Call) if whole is not None else ():
         func = other.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "state_dict" or other.args:

@@ -13,7 +13,7 @@ from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
-from fsdp_migrate.source.python.nodes import dotted, keyword, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, keyword, last_name, placed_parameters, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -264,7 +264,7 @@ def _bodies(source: Source, block: cst.With, call: cst.Call) -> Iterator[tuple[c
 
 def _called_in(source: Source, call: cst.Call, function: cst.FunctionDef, model: str) -> str:
     """Return what a model is called in a function that is called: an attribute of ``self``, a parameter."""
-    params = [each.name.value for each in function.params.params]
+    params = [each.name.value for each in placed_parameters(function)]
     if isinstance(call.func, cst.Attribute) and params[:1] in (["self"], ["cls"]):
         params = params[1:]
     for place, arg in enumerate(call.args):
@@ -277,7 +277,7 @@ def _entered(
     source: Source, function: cst.FunctionDef | None, model: str
 ) -> Iterator[tuple[cst.CSTNode, str]]:
     """Yield the blocks of this source that enter a context which a function makes of another one."""
-    params = [each.name.value for each in function.params.params] if function is not None else []
+    params = [each.name.value for each in placed_parameters(function)] if function is not None else []
     params = params[1:] if params[:1] == ["self"] else params
     for node in source.index.by_kind.get(cst.With, ()):
         for item in cst.ensure_type(node, cst.With).items:

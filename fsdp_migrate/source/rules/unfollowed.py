@@ -27,6 +27,7 @@ from fsdp_migrate.source.python.no_models import is_annotated_plain, is_no_model
 from fsdp_migrate.source.python.nodes import (
     dotted,
     named_arguments,
+    parameters_of,
     placed_arguments,
     text_of,
     walk_for,
@@ -317,7 +318,7 @@ def _is_of_a_saved_state(source: Source, node: cst.BaseExpression) -> bool:
     root, function = node.value if isinstance(node, cst.Subscript) else None, source.index.function(node)
     if not isinstance(root, cst.Name) or function is None or function.name.value != "load_state_dict":
         return False
-    return root.value in {each.name.value for each in function.params.params}
+    return root.value in {each.name.value for each in parameters_of(function)}
 
 
 def _is_of_settings(node: cst.BaseExpression) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source import rewrite_paths, scan_paths
 from tests.source.projects import FSDP
 from tests.source.samples import (
     MODEL,
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.any_torch
 
 TURNED = [
     ("print(model.module.config)\n", "print(model.config)\n"),
+    ("print(model._fsdp_wrapped_module.config)\n", "print(model.config)\n"),
     (
         "def save():\n    keep(model.module, 'a.pt')\n",
         "def save():\n    keep(model, 'a.pt')\n",
@@ -330,3 +331,60 @@ def test_where_the_class_is_asked_for_there_is_nothing_to_settle(body: str) -> N
     found = turned(f"model = FSDP(net)\n{body}")
     assert ".module" not in found.split("fsdp-migrate:")[0]
     assert "FM315" not in found
+
+
+IF_FSDP = "if isinstance(m, FSDP):"
+SAVES = """\
+def save(net):
+    model = FSDP(net)
+    inner = unwrap(model)
+    torch.save(inner.state_dict(), "a.pt")
+    torch.save(unwrap(model).state_dict(), "b.pt")
+"""
+UNWRAPS = [
+    ("return m._fsdp_wrapped_module", "return m"),
+    (f"{IF_FSDP}\n        return m._fsdp_wrapped_module\n    return m", "return m\n    return m"),
+    (f"{IF_FSDP}\n        m = m._fsdp_wrapped_module\n    return m", "m = m\n    return m"),
+    ("return m._fsdp_wrapped_module if isinstance(m, FSDP) else m", "return m if isinstance("),
+    ("while isinstance(m, FSDP):\n        m = m._fsdp_wrapped_module\n    return m", "FM335"),
+    (f"{IF_FSDP}\n        return unwrap(m.module)\n    return m", "FM335"),
+    (f"{IF_FSDP}\n        return unwrap(m._fsdp_wrapped_module)\n    return m", "FM335"),
+    ("return getattr(m, '_fsdp_wrapped_module', m)", "getattr(m, '_fsdp_wrapped_module', m)"),
+]
+
+
+@pytest.mark.parametrize(("does", "becomes"), UNWRAPS)
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_what_a_function_takes_out_of_the_wrapper_is_the_model(
+    tmp_path: Path, does: str, becomes: str, *, is_elsewhere: bool
+) -> None:
+    """Its state was sharded without a word, once the comment in the function was settled."""
+    unwrap, header = f"def unwrap(m):\n    {does}\n", f"import torch\n{FSDP}"
+    files = {"train.py": f"{header}{unwrap}\n\n{SAVES}"}
+    if is_elsewhere:
+        files = {
+            "inner.py": f"{header}{unwrap}",
+            "train.py": f"{header}from inner import unwrap\n\n\n{SAVES}",
+        }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    rewrite_paths([tmp_path], write=True)
+    text = "".join((tmp_path / name).read_text() for name in files)
+    whole = "options=StateDictOptions(full_state_dict=True)"
+    assert f"get_model_state_dict(inner, {whole})" in text
+    assert f"get_model_state_dict(unwrap(model), {whole})" in text
+    assert becomes in text
+    assert "FM317" not in text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "class Own(torch.nn.Module):\n    def inner(self):\n        return self._fsdp_wrapped_module\n",
+        "def f(m):\n    if hasattr(m, '_fsdp_wrapped_module'):\n        m = m._fsdp_wrapped_module\n",
+        f"{MODEL}model._fsdp_wrapped_module = net\n",
+    ],
+)
+def test_what_is_not_taken_out_of_a_wrapper(body: str) -> None:
+    assert body.removeprefix(MODEL).splitlines()[-1] in turned(body)
+    assert ("FM315", "rewritten") not in codes(body)

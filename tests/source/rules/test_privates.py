@@ -20,7 +20,7 @@ pytestmark = pytest.mark.any_torch
 
 COMMENTED = [
     ("handle = model._handle\n", "FM317"),
-    ("x = model._fsdp_wrapped_module.x\n", "FM317"),
+    ("x = other._fsdp_wrapped_module.x\n", "FM317"),
     (
         "from torch.distributed.fsdp._common_utils import clean_tensor_name as clean\nclean(n)\n",
         "FM317",
