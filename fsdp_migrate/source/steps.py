@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
+from fsdp_migrate.source.checkpoint_readers import said_of_readers
 
 
 if TYPE_CHECKING:
@@ -473,6 +474,7 @@ def _steps_for_checkpoints(
             *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
             *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in waiting) else []),
             *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
+            *said_of_readers(waiting),
         ]
         pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
         steps.append(
