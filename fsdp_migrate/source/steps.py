@@ -146,14 +146,14 @@ _COMPARE = (
     "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
     "without an error is named. BEFORE is a copy of the project as it is now: make it first."
 )
-_UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
+_UNCLEAR = "Look at the places under `To be looked at`, to which comes what could not be followed (FM450)"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
 )
 _FLAT = (
-    "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
-    "here: the model, and FSDP1's arguments of the run that saved them. `inspect` says whether they are flat."
+    "Files of ranks with flat parameters (LOCAL_STATE_DICT, FM238) need `--model PKG.MOD:FACTORY --config "
+    "FILE` here: the model, and FSDP1's arguments of the run that saved them. `inspect` says so."
 )
 
 
@@ -237,14 +237,15 @@ def next_steps(
     steps += _steps_for_launches(launches, configs)
     if apart is not None:
         said = (
-            (_TOGETHER, apart.trained),
-            (_LEFT_OUT, apart.untrained),
-            (_EITHER, apart.unclear),
-            (_NOT_LOADED, apart.not_loaded),
-            (_TORN, apart.torn),
-            (_IGNORED, apart.ignored),
+            (_TOGETHER, "FM449", apart.trained),
+            (_LEFT_OUT, "FM449", apart.untrained),
+            (_EITHER, "FM449", apart.unclear),
+            (_NOT_LOADED, "FM343", apart.not_loaded),
+            (_TORN, "FM343", apart.torn),
+            (_IGNORED, "FM343", apart.ignored),
         )
-        steps += [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
+        found = ((f"{code}: {listed(places, _PLACES)}", text) for text, code, places in said if places)
+        steps += [Step(f"{text} ({where_it_is}).", ()) for where_it_is, text in found]
     if rewrites or left or "changes" in states:
         steps.append(
             Step(_COMPARE, (f"fsdp-migrate compare BEFORE {shlex.quote(_folder(paths))} -- COMMAND",))
