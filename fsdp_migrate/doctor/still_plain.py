@@ -81,7 +81,7 @@ def _is_asked_before(line: int, tree: ast.Module) -> bool:
     """Tell whether whose parameters a line asks is sharded below it, or below the calls of its function."""
     asking = [each for each in ast.walk(tree) if isinstance(each, ast.expr | ast.For) and _holds(each, line)]
     loops = {each: set(_gone_through(each.iter)) for each in asking if isinstance(each, ast.For)}
-    names = {name for each in asking for name in loops.get(each, ()) or _gone_through(each)}
+    names = {name for each in asking for name in _gone_through(each)}.union(*loops.values())
     first = min([each.lineno for each, found in loops.items() if found], default=line)
     if not names:  # what was put into a mapping above
         home = _function_around(line, tree)
@@ -124,8 +124,8 @@ def _given(call: ast.Call, parameters: Sequence[str]) -> dict[str, str]:
 def _is_sharded_below(line: int, names: set[str], tree: ast.Module) -> bool:
     """Tell whether the function of a line shards one of these below it, and nowhere above it."""
     home = _function_around(line, tree)
-    around = [each for each in ast.walk(home) if _holds(each, line) and each.lineno < line]
-    if any(isinstance(each, ast.For | ast.While) for each in around):
+    loops = [each for each in ast.walk(home) if isinstance(each, ast.For | ast.While) and _holds(each, line)]
+    if any(each.lineno < line for each in loops):
         return False
     calls = [each for each in ast.walk(home) if isinstance(each, ast.Call)]
     sharded = [c.lineno for c in calls if _last(c) in _SHARDS and names & set(map(ast.unparse, c.args))]

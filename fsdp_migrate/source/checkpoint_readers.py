@@ -196,7 +196,8 @@ def _said(node: ast.expr) -> str:
             return "".join(each or _HOLE for each in both) if any(both) else ""
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
             return _FIELD.sub(_HOLE, text)
-    return ""
+        case _:
+            return ""
 
 
 def _call_reads(call: ast.Call) -> bool | None:
