@@ -19,7 +19,9 @@ def doctor(
     model: Annotated[str | None, option("PKG.MOD:FACTORY", MODEL_HELP)] = None,
     config: Annotated[Path | None, option("FILE", "YAML or JSON with FSDP1's settings.")] = None,
     checkpoint: Annotated[str | None, option("CKPT", "A checkpoint.")] = None,
-    world_size: Annotated[int, option("N", "The number of ranks, with --model.", min=1)] = 8,
+    world_size: Annotated[
+        int | None, option("N", "The number of ranks, with --model; that of the config, or 8.", min=1)
+    ] = None,
     strict: Annotated[bool, flag("--strict", "Exit with 3 if a known fault is there.", REPORT)] = False,
     html: Html = None,
     markdown: Markdown = None,

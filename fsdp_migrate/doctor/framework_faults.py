@@ -224,7 +224,7 @@ FRAMEWORK_FAULTS = (
         "axolotl-ai-cloud/axolotl#3710",
         "config",
         _in("hf", _size_without_policy),
-        "Write `auto_wrap_policy: SIZE_BASED_WRAP`.",
+        "Write `auto_wrap_policy: SIZE_BASED_WRAP`, as `fsdp-migrate config --write` does.",
         (Affected("transformers", "5.10"),),
         harm="costs",
     ),
@@ -268,7 +268,8 @@ FRAMEWORK_FAULTS = (
         "verl-project/verl#6317",
         "config",
         _in("accelerate", _forward_prefetch),
-        "Leave it out, or shard by `prepare_fully_shard`, which keeps it.",
+        "Nothing where `fsdp-migrate config --write` converts the file: it takes it out. Or shard by "
+        "`prepare_fully_shard`, which keeps it.",
         (Affected("accelerate", "1.6"),),
     ),
     KnownFault(

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.sharding.plan import ShardPlan
 
 
+_RANKS = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sight:
     """What there is to see. What was not given is None or empty; ``problem`` says why there is no plan.
@@ -94,7 +97,7 @@ def look(
     config: str | os.PathLike[str] | None = None,
     checkpoint: str | None = None,
     paths: Iterable[str] = (),
-    world_size: int = 8,
+    world_size: int | None = None,
 ) -> Sight:
     """Look at what is given, and at this environment. Nothing is run but the model's factory.
 
@@ -103,7 +106,7 @@ def look(
         config: A file with FSDP1's arguments.
         checkpoint: Any checkpoint that ``inspect`` reads.
         paths: Files and folders with Python sources.
-        world_size: The number of ranks that the model is planned for.
+        world_size: The number of ranks that the model is planned for; by default that of the config, or 8.
 
     Raises:
         FSDPMigrateError: Something that was given cannot be read.
@@ -114,8 +117,9 @@ def look(
     built = None if model is None else build_model(model)
     plan, problem = None, ""
     if built is not None:
+        ranks, nodes = (world_size, 1) if world_size is not None else _ranks_and_nodes(settings)
         try:
-            plan = plan_fully_shard(built, arguments, world_size=world_size, devices_per_node=world_size)
+            plan = plan_fully_shard(built, arguments, world_size=ranks, devices_per_node=ranks // nodes)
         except FSDPMigrateError as error:  # what else is wrong is to be said too
             problem = str(error)
     return Sight(
@@ -133,6 +137,26 @@ def look(
         pins=tuple(find_pins(files, needed_by(framework))),
         exact_pins=tuple(find_exact_pins(files)),
     )
+
+
+def _ranks_and_nodes(settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many ranks on how many machines a config asks for; where it does not say, 8 on one.
+
+    Accelerate writes all ranks and its machines, Lightning the ranks of a node and its nodes.
+
+    Example:
+        >>> _ranks_and_nodes({"num_processes": "4", "num_machines": 2}), _ranks_and_nodes({"devices": 4})
+        ((4, 2), (4, 1))
+        >>> _ranks_and_nodes({"devices": "auto"})
+        (8, 1)
+    """
+    counts = {name: int(value) for name, value in settings.items() if str(value).isdecimal() and int(value)}
+    if "devices" in counts:
+        nodes = counts.get("num_nodes", 1)
+        return counts["devices"] * nodes, nodes
+    ranks = counts.get("num_processes", _RANKS)
+    nodes = counts.get("num_machines", 1)
+    return ranks, 1 if ranks % nodes else nodes
 
 
 def _read_settings(path: Path) -> tuple[dict[str, Any], str]:

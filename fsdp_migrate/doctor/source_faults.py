@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
 from fsdp_migrate.doctor.late_settings import late_settings
-from fsdp_migrate.doctor.still_plain import copied_shards, goes_beside
+from fsdp_migrate.doctor.still_plain import asked_dimensions, copied_shards, goes_beside
 from fsdp_migrate.source.catalog import MODEL_ALONE
 
 
@@ -141,7 +141,7 @@ SOURCE_FAULTS = (
         "their shapes: weight decay changes silently, and old checkpoints' groups do not fit.",
         "measured",
         "sources",
-        _line(r"\.(?:ndim|dim\(\))\s*(?:<|>|>=|<=|==)\s*[12]\b", beside=_WRAPS),
+        asked_dimensions,
         "Decide which groups are meant: `fsdp-migrate explain FM318` says how to keep the old ones, and how "
         "to change them. `fsdp-migrate scan` names each such line.",
         reproduced=True,

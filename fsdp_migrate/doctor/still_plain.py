@@ -11,7 +11,7 @@ from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fsdp_migrate.doctor.sight import Sight
 
@@ -27,6 +27,9 @@ _SHARDS: Final = frozenset(
         *("prepare_model", "setup", "setup_module"),
     }
 )
+_DIMENSIONS: Final = re.compile(r"\.(?:ndim|dim\(\))\s*(?:<|>|>=|<=|==)\s*[12]\b")
+_WRAPS: Final = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\(")
+_PARAMETERS: Final = frozenset({"modules", "named_modules", "named_parameters", "parameters"})
 _SUMMONS: Final = "summon_full_params"
 _MOST: Final = 3
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,6 +44,12 @@ def goes_beside(sight: Sight) -> str:
     """Return where a sharded model's parameters are gone through beside others, not summoned whole."""
     near = type(sight)(sources={path: text for path, text in sight.sources.items() if _SHARDED.search(text)})
     return listed(_places(near, _SIDE_BY_SIDE, _is_summoned), _MOST)
+
+
+def asked_dimensions(sight: Sight) -> str:
+    """Return where parameters are told apart by their dimensions, not before their model is sharded."""
+    near = type(sight)(sources={path: text for path, text in sight.sources.items() if _WRAPS.search(text)})
+    return listed(_places(near, _DIMENSIONS, _is_asked_before), _MOST)
 
 
 def _places(
@@ -63,15 +72,69 @@ def _parsed(text: str) -> ast.Module:
 
 def _is_copied_before(line: int, tree: ast.Module) -> bool:
     """Tell whether the function of a copy shards what is copied below it, and nowhere above it."""
-    around = [each for each in ast.walk(tree) if _holds(each, line)]
-    functions = [each for each in around if isinstance(each, _Function)]
-    home: ast.AST = functions[-1] if functions else tree
-    if any(isinstance(each, ast.For | ast.While) for each in around):
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and each.lineno == line]
+    copied = {ast.unparse(call.args[0]) for call in calls if _last(call) == "deepcopy" and call.args}
+    return _is_sharded_below(line, copied, tree)
+
+
+def _is_asked_before(line: int, tree: ast.Module) -> bool:
+    """Tell whether whose parameters a line asks is sharded below it, or below the calls of its function."""
+    asking = [each for each in ast.walk(tree) if isinstance(each, ast.expr | ast.For) and _holds(each, line)]
+    loops = {each: set(_gone_through(each.iter)) for each in asking if isinstance(each, ast.For)}
+    names = {name for each in asking for name in _gone_through(each)}.union(*loops.values())
+    first = min([each.lineno for each, found in loops.items() if found], default=line)
+    if not names:  # what was put into a mapping above
+        home = _function_around(line, tree)
+        above = [each for each in ast.walk(home) if isinstance(each, ast.expr) and each.lineno <= line]
+        names = {name for each in above for name in _gone_through(each)}
+    return _is_sharded_below(first, names, tree) or _is_given_before(line, names, tree)
+
+
+def _gone_through(node: ast.AST) -> Iterator[str]:
+    """Yield the models whose parameters an expression goes through."""
+    for each in ast.walk(node) if isinstance(node, ast.expr) else ():
+        func = each.func if isinstance(each, ast.Call) else None
+        if isinstance(func, ast.Attribute) and func.attr in _PARAMETERS:
+            yield ast.unparse(func.value)
+
+
+def _is_given_before(line: int, names: set[str], tree: ast.Module) -> bool:
+    """Tell whether a function goes through a model that it is given, and each call gives a plain one."""
+    home = _function_around(line, tree)
+    if not isinstance(home, _Function) or not names:
+        return False
+    parameters = [each.arg for each in (*home.args.posonlyargs, *home.args.args)]
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and _last(each) == home.name]
+    given = [_given(call, parameters) for call in calls]
+    return bool(calls) and all(
+        names <= each.keys() and _is_sharded_below(call.lineno, {each[name] for name in names}, tree)
+        for call, each in zip(calls, given, strict=True)
+    )
+
+
+def _given(call: ast.Call, parameters: Sequence[str]) -> dict[str, str]:
+    """Return what a call gives under the names of a function's parameters; a method's first is the object."""
+    is_method = parameters[:1] == ["self"]
+    given = dict(zip(parameters[is_method:], map(ast.unparse, call.args), strict=False))
+    if is_method and isinstance(call.func, ast.Attribute):
+        given["self"] = ast.unparse(call.func.value)
+    return given | {each.arg: ast.unparse(each.value) for each in call.keywords if each.arg}
+
+
+def _is_sharded_below(line: int, names: set[str], tree: ast.Module) -> bool:
+    """Tell whether the function of a line shards one of these below it, and nowhere above it."""
+    home = _function_around(line, tree)
+    loops = [each for each in ast.walk(home) if isinstance(each, ast.For | ast.While) and _holds(each, line)]
+    if any(each.lineno < line for each in loops):
         return False
     calls = [each for each in ast.walk(home) if isinstance(each, ast.Call)]
-    copied = {ast.unparse(c.args[0]) for c in calls if c.lineno == line and _last(c) == "deepcopy" and c.args}
-    sharded = [c.lineno for c in calls if _last(c) in _SHARDS and copied & set(map(ast.unparse, c.args))]
+    sharded = [c.lineno for c in calls if _last(c) in _SHARDS and names & set(map(ast.unparse, c.args))]
     return bool(sharded) and min(sharded) > line
+
+
+def _function_around(line: int, tree: ast.Module) -> ast.AST:
+    functions = [each for each in ast.walk(tree) if isinstance(each, _Function) and _holds(each, line)]
+    return functions[-1] if functions else tree
 
 
 def _is_summoned(line: int, tree: ast.Module) -> bool:

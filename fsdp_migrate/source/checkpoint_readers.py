@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.findings import listed
 from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.files import SHELL, SUFFIXES, find_sources, is_shell, read_source
 from fsdp_migrate.source.project_names import targets_of
@@ -33,6 +34,12 @@ _WRITE = frozenset(
 )
 _WRITING = re.compile(r"[awx][bt+]*")
 _COMMENT = re.compile(r"\s*#")
+# What is put into a text: by `.format`, and by `%`.
+_FIELD = re.compile(r"\{[^{}]*\}")
+_PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
+_HOLE = "\0"
+# So that `f"{name}.pt"` does not name every file: a word before the end.
+_OWN_WORD = re.compile(r"[a-zA-Z]{3,}")
 
 
 def with_readers(
@@ -42,14 +49,14 @@ def with_readers(
     if not found:
         return []
     names = {each.path: Path(each.path).name for each in found}
-    patterns = {path: _naming(name) for path, name in names.items() if len(name) >= _SHORTEST_NAME}
+    patterns = {path: _Naming(name) for path, name in names.items() if len(name) >= _SHORTEST_NAME}
     places: defaultdict[str, list[str]] = defaultdict(list)
     for file in find_sources(paths, SUFFIXES | SHELL):
         if file.suffix not in SUFFIXES and not is_shell(file):
             continue
         try:
             text = read_source(file)
-            wanted = {path: pattern for path, pattern in patterns.items() if pattern.search(text)}
+            wanted = {path: pattern for path, pattern in patterns.items() if pattern.may_stand_in(text)}
             for path, place in _places(file, text, wanted) if wanted else ():
                 if len(places[path]) < _MOST_PLACES and place not in places[path]:
                     places[path].append(place)
@@ -58,12 +65,52 @@ def with_readers(
     return [replace(each, read_by=tuple(places[each.path])) for each in found]
 
 
-def _naming(name: str) -> re.Pattern[str]:
-    """Return what a text that names a checkpoint has in it."""
-    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)")
+def said_of_readers(checkpoints: Iterable[CheckpointFound]) -> Iterator[str]:
+    """Yield what the lines that name checkpoints need: nothing for a full state, else the output's name.
+
+    Example:
+        >>> from fsdp_migrate.source.surroundings import CheckpointFound
+        >>> found = CheckpointFound("run/step-1", "DCP", read_by=("train.py:7",), target="run-fsdp2/step-1")
+        >>> list(said_of_readers([found]))
+        ['Where you convert run/step-1, let train.py:7 name run-fsdp2/step-1.']
+    """
+    for each in checkpoints:
+        if not each.read_by:
+            continue
+        lines = listed(each.read_by, _MOST_PLACES)
+        if each.is_full:
+            verb = "names" if len(each.read_by) == 1 else "name"
+            yield f"{lines} {verb} {each.path}, which stays where it is: convert nothing for that."
+        else:
+            yield f"Where you convert {each.path}, let {lines} name {each.target}."
 
 
-def _places(file: Path, text: str, wanted: Mapping[str, re.Pattern[str]]) -> Iterator[tuple[str, str]]:
+class _Naming:
+    """What a text that names a checkpoint has in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._exact = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)")
+        self._word = max(_OWN_WORD.findall(Path(name).stem), key=len, default="")
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Find the name as it is."""
+        return self._exact.search(text)
+
+    def may_stand_in(self, text: str) -> bool:
+        """Tell whether a source may name it: as it is, or but for what is put in when it runs."""
+        return bool(self._word and self._word in text) or self.search(text) is not None
+
+    def fits(self, shape: str) -> bool:
+        """Tell whether a text with holes is the name, or ends by it, once something stands in them."""
+        last = shape.rpartition("/")[2]
+        head = last.rpartition(".")[0] or last
+        if _HOLE not in last or not _OWN_WORD.search(head):
+            return False
+        return re.fullmatch(".+".join(map(re.escape, last.split(_HOLE))), self.name) is not None
+
+
+def _places(file: Path, text: str, wanted: Mapping[str, _Naming]) -> Iterator[tuple[str, str]]:
     """Yield the checkpoint and the place of each line that names one to read it."""
     if is_shell(file):
         for number, line in enumerate(text.splitlines(), 1):
@@ -73,35 +120,36 @@ def _places(file: Path, text: str, wanted: Mapping[str, re.Pattern[str]]) -> Ite
     notebook = code_of(text, str(file)) if file.suffix == ".ipynb" else None
     source = _Texts(parse_any(text if notebook is None else notebook.text))
     for node, said in source.texts:
-        for path, pattern in wanted.items():
-            found = pattern.search(said)
-            if found is None or not source.is_read(node):
+        for path, naming in wanted.items():
+            found = naming.search(said)
+            if not (found or naming.fits(said)) or not source.is_read(node):
                 continue
             # Of a text of several lines the one in which the name stands, if no line end is escaped.
-            at = min(node.lineno + said.count("\n", 0, found.start()), node.end_lineno or node.lineno)
+            start = found.start() if found else 0
+            at = min(node.lineno + said.count("\n", 0, start), node.end_lineno or node.lineno)
             where = f"{at}" if notebook is None else "cell {}:{}".format(*notebook.place(at))
             yield path, f"{file}:{where}"
 
 
 @dataclass(eq=False)
 class _Texts:
-    """The texts of a source, and what is done with each."""
+    """The texts of a source, with holes for what is put in when it runs, and what is done with each."""
 
     tree: ast.Module
-    texts: list[tuple[ast.Constant, str]] = field(default_factory=list)
+    texts: list[tuple[ast.expr, str]] = field(default_factory=list)
     _above: dict[ast.AST, ast.AST] = field(default_factory=dict)
     _loads: defaultdict[str, list[ast.expr]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         for node in walked(self.tree):
             self._above.update((child, node) for child in children_of(node))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.texts.append((node, node.value))
+            if isinstance(node, ast.expr) and (said := _said(node)):
+                self.texts.append((node, said))
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 self._loads[ast.unparse(node)].append(node)
         self.texts.sort(key=lambda each: (each[0].lineno, each[0].col_offset))
 
-    def is_read(self, text: ast.Constant) -> bool:
+    def is_read(self, text: ast.expr) -> bool:
         """Tell whether a text is for reading: it is no docstring, and nothing but writes by it."""
         if isinstance(self._above[text], ast.Expr):
             return False
@@ -126,6 +174,30 @@ class _Texts:
                     return answer, node
             node = above
         return None, node
+
+
+def _said(node: ast.expr) -> str:
+    """Return the text that an expression is, with holes; empty if it is none, or nothing is put into it.
+
+    Example:
+        >>> codes = ("'a.pt'", "f'a_{n}.pt'", "'a_%03d.pt' % n", "'a_' + str(n) + '.pt'", "n")
+        >>> [_said(ast.parse(code, mode="eval").body).replace(_HOLE, "?") for code in codes]
+        ['a.pt', 'a_?.pt', 'a_?.pt', 'a_?.pt', '']
+    """
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(_said(value) or _HOLE for value in values)
+        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()):
+            return _PERCENT.sub(_HOLE, text)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            both = (_said(left), _said(right))
+            return "".join(each or _HOLE for each in both) if any(both) else ""
+        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
+            return _FIELD.sub(_HOLE, text)
+        case _:
+            return ""
 
 
 def _call_reads(call: ast.Call) -> bool | None:

@@ -35,17 +35,16 @@ from fsdp_migrate.source.project import (
     Module,
     Place,
     Project,
-    bound,
     dotted,
     is_seen_alone,
 )
-from fsdp_migrate.source.project_arguments import given_to, is_by_class, rest_of, returned_to
+from fsdp_migrate.source.project_arguments import bound, given_to, is_by_class, rest_of, returned_to
+from fsdp_migrate.source.project_callees import DERIVED
 from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import (
     ANY,
     BARE,
-    DERIVED,
     Fact,
     is_about,
 )

@@ -11,8 +11,8 @@ from fsdp_migrate.source.handed_functions import handed_over, is_partial
 from fsdp_migrate.source.held_callables import called_parameter, given_callables
 from fsdp_migrate.source.item_methods import ItemMethods, takes
 from fsdp_migrate.source.looked_up_functions import looked_up
-from fsdp_migrate.source.project import Definition, Place, bound, dotted
-from fsdp_migrate.source.project_arguments import rest_of
+from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_arguments import bound, rest_of
 from fsdp_migrate.source.project_facts import ProjectFacts
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.renamed_functions import Value

@@ -7,25 +7,23 @@ import contextlib
 import functools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
-from fsdp_migrate.source.python.argument_places import placed_names
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.word_index import WordIndex
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-T = TypeVar("T")
 _DEEPEST = 5
 
 
@@ -374,17 +372,6 @@ class Project:
             if found is not None and found is not owner and isinstance(found.node, ast.ClassDef):
                 yield found
 
-    @staticmethod
-    def overridden(base: Definition, below: Definition) -> set[str]:
-        """Return the methods of a class that one below it has its own of, and does not ask for the other."""
-        found: set[str] = set()
-        for name in base.module.definitions:
-            owner, _, method = name.rpartition(".")
-            own = below.module.definitions.get(f"{below.name}.{method}") if owner == base.name else None
-            if own is not None and not _asks_above(own.node):
-                found.add(name)
-        return found
-
     def is_subclass(self, owner: Definition, depth: int = 0) -> bool:
         """Tell whether a class derives from FSDP1's, also by another class of the project."""
         if not isinstance(owner.node, ast.ClassDef):
@@ -394,32 +381,6 @@ class Project:
         if any(catalog.fsdp1_name(each) == catalog.FSDP for each in known):
             return True
         return depth < _DEEPEST and any(self.is_subclass(base, depth + 1) for base in self.bases(owner))
-
-
-def _asks_above(method: ast.AST) -> bool:
-    """Tell whether a method asks the class above with FSDP1's model.
-
-    Not where the other branch is FSDP1's, by a method that no other model has.
-    """
-    asks = {each for each in _calls_in(method) if dotted(each) == "super()"}
-    for choice in (each for each in ast.walk(method) if isinstance(each, ast.If)):
-        for branch, other in ((choice.body, choice.orelse), (choice.orelse, choice.body)):
-            if any(_clips_itself(call) for each in other for call in _calls_in(each)):
-                asks -= {call for each in branch for call in _calls_in(each)}
-    return bool(asks)
-
-
-def _clips_itself(call: ast.expr) -> bool:
-    """Tell whether a call is ``self.model.clip_grad_norm_(1.0)``."""
-    func = call.func if isinstance(call, ast.Call) else None
-    if not isinstance(call, ast.Call) or not isinstance(func, ast.Attribute) or not call.args:
-        return False
-    is_its = func.attr == "clip_grad_norm_" and (dotted(func) or "").startswith("self.")
-    return is_its and "param" not in ast.unparse(call.args[0])
-
-
-def _calls_in(node: ast.AST) -> Iterator[ast.expr]:
-    return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
 def is_a_test(path: Path) -> bool:
@@ -462,22 +423,6 @@ def last_name(node: ast.expr) -> str:
         ['save', 'save', '']
     """
     return (dotted(node) or "").rpartition(".")[2]
-
-
-def bound(
-    definition: Definition, call: ast.Call, given: list[T], named: dict[str, T], fields: Sequence[str] = ()
-) -> Iterator[tuple[str, T]]:
-    """Yield the parameters, or the ``fields``, that a call gives something to, with what is known of that."""
-    node = definition.node
-    if isinstance(node, ast.ClassDef):
-        is_starred = any(isinstance(arg, ast.Starred) for arg in call.args)
-        yield from () if is_starred else zip(fields, given, strict=False)
-        yield from named.items()
-        return
-    order = placed_names(node, is_method=definition.owner is not None)
-    yield from zip(order, given, strict=False)
-    known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
-    yield from ((name, kinds) for name, kinds in named.items() if name in known)
 
 
 def is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:

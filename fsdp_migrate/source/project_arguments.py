@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from fsdp_migrate.source.project import Definition, Place, bound, dotted
+from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
 from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole, without_models
 from fsdp_migrate.source.python.walked import walked
@@ -14,12 +14,13 @@ from fsdp_migrate.source.shown_plain import is_shown_plain
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.project import Project
     from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 
+T = TypeVar("T")
 _MOST_STARRED = 12
 _DEEPEST = 4
 _ITEM = re.compile(r"(?:^|\s)\['(\w+)'\]>")
@@ -242,3 +243,19 @@ def _parts(node: ast.AST) -> Iterator[ast.expr]:
 def _is_model(known: Facts, made: Definition, name: str) -> bool:
     known.ask((made.key, name))
     return has_model(known.facts.get((made.key, name), ()))
+
+
+def bound(
+    definition: Definition, call: ast.Call, given: list[T], named: dict[str, T], fields: Sequence[str] = ()
+) -> Iterator[tuple[str, T]]:
+    """Yield the parameters, or the ``fields``, that a call gives something to, with what is known of that."""
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        is_starred = any(isinstance(arg, ast.Starred) for arg in call.args)
+        yield from () if is_starred else zip(fields, given, strict=False)
+        yield from named.items()
+        return
+    order = placed_names(node, is_method=definition.owner is not None)
+    yield from zip(order, given, strict=False)
+    known = {*order, *(arg.arg for arg in node.args.kwonlyargs)}
+    yield from ((name, kinds) for name, kinds in named.items() if name in known)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.method_order import run_above
+from fsdp_migrate.source.overridden_methods import overridden
 from fsdp_migrate.source.picked_kinds import PickedKinds
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
@@ -170,7 +171,7 @@ class ProjectFacts(PickedKinds):
         is_one = owner is not None and "fsdp" in kinds and depth < 4
         for base in self.project.bases(owner) if owner is not None and is_one else ():
             if base is not source and (is_rewrapped or not makes_attribute(base, text)):
-                own = self.project.overridden(base, owner) if owner is not None else set()
+                own = overridden(base, owner) if owner is not None else set()
                 own |= self._run_above(base, first, text) if first is owner and first is not None else set()
                 self.not_run[base.key] = self.not_run.get(base.key, own) & own
                 self._update(self.below, (base.key, text), {"fsdp", "other"})

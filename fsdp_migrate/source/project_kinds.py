@@ -20,6 +20,7 @@ from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
 from fsdp_migrate.source.project_arguments import is_bare, is_owed, returned_to
+from fsdp_migrate.source.project_callees import Callees
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
@@ -60,12 +61,9 @@ ANY = "any:"
 BARE = "bare:"
 """The same, of an object whose call gave the constructor none of the models that other calls give it."""
 _OBJECTS = frozenset({IS, ANY, BARE})
-DERIVED = "derived:"
-"""Before the name of a method: the scopes that ask for it of classes below another."""
 MAKES_ONE = "makes:"
 """Before what calling it gives: of a class, a partial of it, or what returns a model."""
 MODELS = frozenset({"fsdp", "ddp", "fsdp2", "params"})
-_DEEPEST = 3
 # What modules call the one that they wrap, and whose parameters are theirs.
 _HELD = ("module", "model")
 
@@ -152,7 +150,7 @@ class ProjectKinds:
 
     def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         """Return what a name, or an attribute of one, may be."""
-        found = self._of_names(text, place)
+        found = self.of_names(text, place)
         if "fsdp" in found and (is_of_other_engine(place) or self._is_before(text, node, place)):
             here = f"{place.module.path}:{place.scope}", text
             # By what shards it below alone, nothing is known of it above.
@@ -171,7 +169,7 @@ class ProjectKinds:
                 found.add(f"{MAKES_ONE}fsdp")
         return found
 
-    def _of_names(self, text: str, place: Place) -> set[str]:
+    def of_names(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name, and of an attribute by the object that it is one of."""
         asked = self.asker, place.module.path, place.scope, text
         known = self.names_seen.get(asked)
@@ -186,7 +184,7 @@ class ProjectKinds:
             found = found | {f"{ANY}{owner.key}"}
         start, _, last = text.rpartition(".")
         if start and start not in {"self", "cls"}:
-            found = found | self.attribute_kinds(self._of_names(start, place), last)
+            found = found | self.attribute_kinds(self.of_names(start, place), last)
         return found
 
     def attribute_kinds(self, kinds: Collection[str], name: str) -> set[str]:
@@ -215,6 +213,10 @@ class ProjectKinds:
                 owner = self.known.get(key)
                 if owner is not None:
                     yield owner, f"{start}:"
+
+    def made_elsewhere(self, kinds: Collection[str]) -> Iterator[Definition]:
+        """Yield the classes of those of the objects that are made elsewhere."""
+        yield from (owner for owner, start in self.objects_in(kinds) if start == ANY)
 
     def _is_before(self, text: str, node: ast.expr, place: Place) -> bool:
         """Tell whether a name is used above the lines of its function that make it one, or without them."""
@@ -397,76 +399,15 @@ class ProjectKinds:
 
     def called(self, func: ast.expr, place: Place, depth: int = 0) -> Iterator[Definition]:
         """Yield the functions and classes of the project that an expression names."""
-        text = dotted(func)
-        if text is None:
-            # What a name is bound to may be made of that name: `model = model.to(device)`.
-            is_bound = isinstance(func, ast.Call) and depth > 0
-            yield from () if is_bound else self._methods_of(func, place)
-            return
-        root, _, rest = text.partition(".")
-        if root == "super()":
-            yield from self._above(rest, place)
-            return
-        if text == "cls" and (owner := self.project.class_of(place)) is not None:
-            yield owner
-            return
-        if root in {"self", "cls"} and rest:
-            own = self.project.own(rest, place)
-            if own is not None:
-                yield own
-                return
-        definition = self.project.named(text, place)
-        if definition is not None:
-            yield from (definition, *self.project.named_elsewhere(text, place))
-            return
-        for value in self.renamed.at(text, place) if depth < _DEEPEST else ():
-            if dotted(value.node) != text:
-                yield from self.renamed.given_by(value)
-                yield from self.called(value.node, value.place, depth + 1)
-        yield from self._by_objects(text, place)
-
-    def _by_objects(self, text: str, place: Place) -> Iterator[Definition]:
-        """Yield the method that a name stands for by the object that it is one of, or is."""
-        start, _, last = text.rpartition(".")
-        for holder, name in ((start, last), (text, "__call__")):
-            for owner, _ in tuple(self.objects_in(self._of_names(holder, place))) if holder else ():
-                method = self.project.method(owner, name)
-                yield from (each for each in (method,) if each is not None)
-
-    def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
-        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
-        is_made = isinstance(func, ast.Call) and read_by_name(func) is None
-        if isinstance(func, ast.Attribute) or is_made:
-            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
-            for owner, _ in tuple(self.objects_in(self.kinds(node, place))):
-                method = self.project.method(owner, name)
-                yield from () if method is None else (method,)
-
-    def _above(self, name: str, place: Place) -> Iterator[Definition]:
-        """Yield the methods that ``super()`` stands for."""
-        owner = self.project.class_of(place)
-        for base in self.project.bases(owner) if owner is not None else ():
-            method = self.project.method(base, name)
-            yield from () if method is None else (method,)
+        return self._callees.called(func, place, depth)
 
     def overriding(self, func: ast.expr, place: Place) -> Iterator[Definition]:
         """Yield the methods that classes below the one around, or an object's, have for ``self.build``."""
-        if not isinstance(func, ast.Attribute):
-            return
-        name = func.attr
-        self.ask(f"{DERIVED}{name}")
-        if name not in self.methods_below:
-            return
-        todo = [(owner, 0) for owner, start in self.objects_in(self.kinds(func.value, place)) if start == ANY]
-        while todo:
-            above, depth = todo.pop()
-            for below in self.derived.get(above.key, ()) if depth < _DEEPEST else ():
-                # Of several classes that one derives from, the first that has it counts: a mixin's.
-                is_mixed = len(self.project.bases(below)) > 1
-                own = self.project.method(below, name) if is_mixed else None
-                own = own or below.module.definitions.get(f"{below.name}.{name}")
-                yield from () if own is None or own.owner is above else (own,)
-                todo.append((below, depth + 1))
+        return self._callees.overriding(func, place)
+
+    @functools.cached_property
+    def _callees(self) -> Callees:
+        return Callees(self)
 
     @functools.cached_property
     def globals(self) -> Globals:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
 
 
@@ -41,8 +42,8 @@ _LIGHTNINGS = (
     "Trainer.fit(model, ckpt_path=FILE)."
 )
 _FLAT = (
-    "Files of ranks with flat parameters (LOCAL_STATE_DICT) need `--model PKG.MOD:FACTORY --config FILE` "
-    "here: the model, and FSDP1's arguments of the run that saved them. `inspect` says whether they are flat."
+    "Files of ranks with flat parameters (LOCAL_STATE_DICT, FM238) need `--model PKG.MOD:FACTORY --config "
+    "FILE` here: the model, and FSDP1's arguments of the run that saved them. `inspect` says so."
 )
 _KEEP = (
     "Keep a copy of the project as it is now, without its checkpoints where they are large: `compare` runs "
@@ -115,6 +116,7 @@ def steps_for_checkpoints(
             *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
             *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in waiting) else []),
             *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
+            *said_of_readers(waiting),
         ]
         pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
         steps.append(

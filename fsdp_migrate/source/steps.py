@@ -120,7 +120,7 @@ _CALLED_BACK = (
     "convert it; a backup is kept."
 )
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
-_UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
+_UNCLEAR = "Look at the places under `To be looked at`, to which comes what could not be followed (FM450)"
 
 
 class Done(TypedDict):
@@ -247,14 +247,15 @@ def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
     if apart is None:
         return []
     said = (
-        (_TOGETHER, apart.trained),
-        (_LEFT_OUT, apart.untrained),
-        (_EITHER, apart.unclear),
-        (_NOT_LOADED, apart.not_loaded),
-        (_TORN, apart.torn),
-        (_IGNORED, apart.ignored),
+        (_TOGETHER, "FM449", apart.trained),
+        (_LEFT_OUT, "FM449", apart.untrained),
+        (_EITHER, "FM449", apart.unclear),
+        (_NOT_LOADED, "FM343", apart.not_loaded),
+        (_TORN, "FM343", apart.torn),
+        (_IGNORED, "FM343", apart.ignored),
     )
-    return [Step(f"{text} ({listed(places, _PLACES)}).", ()) for text, places in said if places]
+    found = ((f"{code}: {listed(places, _PLACES)}", text) for text, code, places in said if places)
+    return [Step(f"{text} ({where}).", ()) for where, text in found]
 
 
 def _amount(uses: Sequence[Use], word: str) -> str:

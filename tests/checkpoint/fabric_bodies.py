@@ -35,7 +35,7 @@ class _Net(nn.Module):
 
 def save(path: str, kind: str) -> Found:
     """Train two steps under ``FSDPStrategy``, save by ``fabric.save``, and return what was saved, whole."""
-    from lightning.fabric.strategies import FSDPStrategy
+    from lightning.fabric.strategies.fsdp import FSDPStrategy
 
     # A class of its own, because Fabric refuses FSDPStrategy itself without a GPU.
     on_cpu = type("OnCpu", (FSDPStrategy,), {})
@@ -55,7 +55,7 @@ def save(path: str, kind: str) -> Found:
 
 def load(path: str) -> Found:
     """Load it by ``fabric.load`` into what we shard under ``ModelParallelStrategy``."""
-    from lightning.fabric.strategies import ModelParallelStrategy
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
 
     def shard(model: nn.Module, mesh: Any) -> nn.Module:
         return prepare_fully_shard(model, {}, mesh=mesh["data_parallel"])
@@ -95,7 +95,8 @@ def _without_offload(module: nn.Module, *, state_dict_type: Any, **configs: Any)
 
 def _whole(model: Any, optimizer: Any) -> Found:
     options = StateDictOptions(full_state_dict=True)
-    root = next(module for module in model.modules() if isinstance(module, FSDP | FSDPModule))
-    weights, states = get_state_dict(root, optimizer.optimizer, options=options)
+    root: Any = next(module for module in model.modules() if isinstance(module, FSDP | FSDPModule))
+    weights, found = get_state_dict(root, optimizer.optimizer, options=options)
+    states: Found = dict(found)
     group = states["param_groups"][0]
     return {"model": weights, "optimizer": states["state"], "lr": group["lr"]}

@@ -250,3 +250,17 @@ def test_what_was_finished_is_not_said_to_be_converted_again(
     shown = capsys.readouterr().out
     assert "All of it was there already" in shown
     assert "Converted" not in shown
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_who_converts_a_full_file_is_told_that_its_reader_needs_no_output(
+    form: str, clean: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    source = clean
+    if form == "file":
+        source = tmp_path / "policy_40.pt"
+        torch.save({"up.weight": torch.ones(2, 2)}, source)
+    assert main(["convert", str(source), str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    is_told = "The output is a folder, which torch.load does not open." in said
+    assert is_told is (form == "file")

@@ -76,3 +76,21 @@ def test_settings_are_read_with_the_framework_that_they_are_of(tmp_path: Path) -
 def test_what_is_not_there_is_refused(capsys: Capture) -> None:
     assert main(["doctor", "no-such-folder"]) == 1
     assert "There is nothing at 'no-such-folder'." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("counts", "given", "shards"),
+    [
+        ("num_processes: 2\nnum_machines: 1\n", [], 2),
+        ("num_processes: 2\n", ["--world-size", "4"], 4),
+        ("", [], 8),
+    ],
+)
+def test_a_model_is_planned_for_the_ranks_of_its_config(
+    counts: str, given: list[str], shards: int, tmp_path: Path, capsys: Capture
+) -> None:
+    config = tmp_path / "a.yaml"
+    config.write_text(f"distributed_type: FSDP\n{counts}fsdp_config:\n  fsdp_auto_wrap_policy: NO_WRAP\n")
+    asked = ["--model", "tests.doctor.sights:one_row", "--config", str(config), *given]
+    assert main(["doctor", *asked]) == 0
+    assert f"with fewer rows than the {shards} shards" in " ".join(capsys.readouterr().out.split())

@@ -92,3 +92,10 @@ def test_errors_and_comments_name_the_command() -> None:
     comments = [line for line in after.splitlines() if line.startswith("# fsdp-migrate: ")]
     assert comments
     assert all("fsdp-migrate explain FM322" in comment for comment in comments)
+
+
+def test_what_decides_is_said_where_a_comment_says_that_it_is_not_seen() -> None:
+    said = explain_code("FM309").action
+    for kind, call in (("FULL", "full_optimizer_state_dict("), ("SHARDED", "sharded_state_dict(")):
+        assert f"for {kind}_STATE_DICT " in said.partition("which state is asked for is not seen")[2]
+        assert call in said

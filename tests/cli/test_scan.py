@@ -883,3 +883,28 @@ def test_a_config_that_composers_callback_reads_is_not_to_be_converted(
     Path("train.py").unlink()
     [step] = [each for each in run_json("scan", ".")[1]["steps"] if command in each["commands"]]
     assert step["text"] == "Convert 1 config; a backup of each is kept."
+
+
+def test_lines_of_other_files_that_read_a_checkpoint_are_told_what_they_need(
+    repository: Path,
+    run_json: Callable[..., tuple[int, dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the number is put in when it runs, as in a function of another file."""
+    monkeypatch.chdir(repository)
+    Path("policies.py").write_text(
+        "def restore(policy, folder, step):\n"
+        '    state = torch.load(os.path.join(folder, f"policy_{step}.pt"))\n'
+        "    policy.load_state_dict(state)\n"
+        "\n"
+        "def resume(folder):\n"
+        '    dcp.load(state, checkpoint_id=folder + "/plain.dcp")\n'
+    )
+    torch.save({"up.weight": torch.ones(2)}, "runs/policy_40.pt")
+    document = run_json("scan", ".")[1]
+    read = {each["path"]: each["read_by"] for each in document["checkpoints"]}
+    assert read == {"runs/policy_40.pt": ["policies.py:2"], "runs/plain.dcp": ["policies.py:6"]}
+    [step] = [each for each in document["steps"] if each["text"].startswith("Only where `inspect`")]
+    stays = "policies.py:2 names runs/policy_40.pt, which stays where it is: convert nothing for that."
+    assert stays in step["text"]
+    assert "Where you convert runs/plain.dcp, let policies.py:6 name runs-fsdp2/plain" in step["text"]

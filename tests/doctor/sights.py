@@ -62,3 +62,8 @@ def assert_seen(fault: KnownFault, there: Sight, absent: Sight) -> None:
         outside = {**NOW, affected.package: affected.before or "0.1"}
         if affected.since or affected.before:
             assert not is_seen(fault, replace(there, versions=outside))
+
+
+def one_row() -> nn.Module:
+    """Make a model with fewer rows than any two ranks."""
+    return nn.Linear(4, 1)

@@ -50,6 +50,16 @@ def _readers(folder: Path, name: str, text: str) -> list[str]:
         # Each line once, and not more of them than anybody reads.
         ('a, b = torch.load("step-20.pt"), torch.load("out/step-20.pt")', [1]),
         ('torch.load("step-20.pt")\n' * 7, [1, 2, 3, 4, 5]),
+        # With what is put in when it runs.
+        ('torch.load(os.path.join(folder, f"step-{number}.pt"))', [1]),
+        ('torch.load(f"{folder}/step-{number}.pt")', [1]),
+        ('torch.load("out/step-%d.pt" % number)', [1]),
+        ('torch.load("step-{}.pt".format(number))', [1]),
+        ('torch.load("step-" + str(number) + ".pt")', [1]),
+        ('PATH = f"step-{number}.pt"\ntorch.save(x, PATH)', []),
+        ('torch.save(x, os.path.join(folder, f"step-{number}.pt"))', []),
+        ('torch.load(f"{name}.pt")\ntorch.load("%s.pt" % name)\ntorch.load(name + ".pt")', []),
+        ('torch.load(f"step-{number}.bin")\ntorch.load(f"ema-{number}.pt")', []),
         # Other files.
         ('torch.load("step-20.pt.old")', []),
         ('torch.load("big-step-20.pt")', []),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.source import scan_paths
-from fsdp_migrate.source.prepared_apart import find_prepared_apart
+from fsdp_migrate.source.prepared_apart import PreparedApart, find_prepared_apart
+from fsdp_migrate.source.steps import next_steps
+from fsdp_migrate.source.uses import ScanReport
 
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.any_torch
+
+_CODE = re.compile(r"\((FM\d{3}): ")
 
 LATER = "optimizer = accelerator.prepare(torch.optim.AdamW(parameters))\n"
 
@@ -89,3 +95,15 @@ def test_whether_anything_asks_accelerate_for_fsdp(
     (tmp_path / "other.py").write_text(f"{ALONE}{LATER}")
     found = find_prepared_apart([tmp_path], scan_paths([tmp_path]), frameworks)
     assert bool(found.trained) is expected
+
+
+def test_each_step_of_what_accelerate_is_given_names_its_code() -> None:
+    """So that ``explain`` can be asked about it."""
+    names = [each.name for each in fields(PreparedApart)]
+    found = PreparedApart(**{name: (f"{name}.py:1",) for name in names})
+    steps = [each.text for each in next_steps([], ScanReport((), 0), [], [], apart=found)]
+    codes = {name: code for name in names for text in steps for code in _CODE.findall(text) if name in text}
+    assert codes == {
+        **dict.fromkeys(("trained", "untrained", "unclear"), "FM449"),
+        **dict.fromkeys(("not_loaded", "torn", "ignored"), "FM343"),
+    }

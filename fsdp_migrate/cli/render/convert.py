@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from fsdp_migrate.cli.render.changes import ACTIONS, show_changes
 from fsdp_migrate.cli.render.findings import show_named_findings
 from fsdp_migrate.cli.render.inspect import _entries
-from fsdp_migrate.cli.render.screen import console
+from fsdp_migrate.cli.render.screen import console, print_text
 
 
 if TYPE_CHECKING:
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
         ConversionPlan,
         ConversionReport,
     )
+
+
+_FOLDER = (
+    "The output is a folder, which torch.load does not open. A line that reads the file with torch.load "
+    "needs no output: rewritten, it reads that file as before."
+)
 
 
 def show_plan(plan: ConversionPlan, *, everything: bool = False) -> None:
@@ -52,6 +58,8 @@ def show_conversion(report: ConversionReport, *, everything: bool = False) -> No
         out.print(f"[green]Converted[/] {held}: {done or 'nothing but metadata written'}")
     # Not broken into lines: people copy paths.
     out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
+    if report.plan.manifest.layout == "file" and report.plan.is_distributed:
+        print_text(out, _FOLDER)
 
 
 def show_verify_command(source: str, output: str | None, asked: Mapping[str, Any]) -> None:

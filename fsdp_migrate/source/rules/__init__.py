@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.rules import (
     accelerate_plugin,
+    after_evaluation,
     class_checks,
     class_names,
     clipping,
@@ -90,6 +91,7 @@ RULES: tuple[ModuleType, ...] = (
     parameter_names,
     dtensors,
     meshes,
+    after_evaluation,
     loggers,
     framework_collectives,
     given_away,
@@ -110,6 +112,7 @@ RULES: tuple[ModuleType, ...] = (
 
 OF_MODELS: frozenset[ModuleType] = frozenset(
     {
+        after_evaluation,
         class_names,
         clipping,
         dtensors,

@@ -1,0 +1,104 @@
+"""Which functions and classes of a project an expression calls, as far as names, objects and bases tell."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.source.project import dotted
+from fsdp_migrate.source.project_names import read_by_name
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.project import Definition, Place
+    from fsdp_migrate.source.project_kinds import ProjectKinds
+
+
+DERIVED = "derived:"
+"""Before the name of a method: the scopes that ask for it of classes below another."""
+_DEEPEST = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Callees:
+    """Answers what is called, by what is known of names. Reads only."""
+
+    known: ProjectKinds
+
+    def called(self, func: ast.expr, place: Place, depth: int = 0) -> Iterator[Definition]:
+        """Yield the functions and classes of the project that an expression names."""
+        text = dotted(func)
+        if text is None:
+            # What a name is bound to may be made of that name: `model = model.to(device)`.
+            is_bound = isinstance(func, ast.Call) and depth > 0
+            yield from () if is_bound else self._methods_of(func, place)
+            return
+        root, _, rest = text.partition(".")
+        if root == "super()":
+            yield from self._above(rest, place)
+            return
+        if text == "cls" and (owner := self.known.project.class_of(place)) is not None:
+            yield owner
+            return
+        if root in {"self", "cls"} and rest:
+            own = self.known.project.own(rest, place)
+            if own is not None:
+                yield own
+                return
+        definition = self.known.project.named(text, place)
+        if definition is not None:
+            yield from (definition, *self.known.project.named_elsewhere(text, place))
+            return
+        for value in self.known.renamed.at(text, place) if depth < _DEEPEST else ():
+            if dotted(value.node) != text:
+                yield from self.known.renamed.given_by(value)
+                yield from self.called(value.node, value.place, depth + 1)
+        yield from self._by_objects(text, place)
+
+    def _by_objects(self, text: str, place: Place) -> Iterator[Definition]:
+        """Yield the method that a name stands for by the object that it is one of, or is."""
+        start, _, last = text.rpartition(".")
+        for holder, name in ((start, last), (text, "__call__")):
+            for owner, _ in (
+                tuple(self.known.objects_in(self.known.of_names(holder, place))) if holder else ()
+            ):
+                method = self.known.project.method(owner, name)
+                yield from (each for each in (method,) if each is not None)
+
+    def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
+        is_made = isinstance(func, ast.Call) and read_by_name(func) is None
+        if isinstance(func, ast.Attribute) or is_made:
+            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
+            for owner, _ in tuple(self.known.objects_in(self.known.kinds(node, place))):
+                method = self.known.project.method(owner, name)
+                yield from () if method is None else (method,)
+
+    def _above(self, name: str, place: Place) -> Iterator[Definition]:
+        """Yield the methods that ``super()`` stands for."""
+        owner = self.known.project.class_of(place)
+        for base in self.known.project.bases(owner) if owner is not None else ():
+            method = self.known.project.method(base, name)
+            yield from () if method is None else (method,)
+
+    def overriding(self, func: ast.expr, place: Place) -> Iterator[Definition]:
+        """Yield the methods that classes below the one around, or an object's, have for ``self.build``."""
+        if not isinstance(func, ast.Attribute):
+            return
+        name = func.attr
+        self.known.ask(f"{DERIVED}{name}")
+        if name not in self.known.methods_below:
+            return
+        todo = [(owner, 0) for owner in self.known.made_elsewhere(self.known.kinds(func.value, place))]
+        while todo:
+            above, depth = todo.pop()
+            for below in self.known.derived.get(above.key, ()) if depth < _DEEPEST else ():
+                # Of several classes that one derives from, the first that has it counts: a mixin's.
+                is_mixed = len(self.known.project.bases(below)) > 1
+                own = self.known.project.method(below, name) if is_mixed else None
+                own = own or below.module.definitions.get(f"{below.name}.{name}")
+                yield from () if own is None or own.owner is above else (own,)
+                todo.append((below, depth + 1))
