@@ -50,6 +50,15 @@ def test_so_did_a_root_without_units_and_hybrid_shards(strategy: str, was: str, 
         assert are_same(found["FSDP1"], found[was])
 
 
+@ALL
+def test_so_did_units_that_a_method_runs_by_themselves(wrap: Wrap) -> None:
+    """Each of them is then a root: ``vae.encode(x)``."""
+    for found in run_ranks(bodies.asked_by_a_method, wrap):
+        first = [found["one process"][0]] * 3
+        assert are_same(found["FSDP2"], found["one process"])
+        assert are_same(found["FSDP1"], found["one process"] if wrap[0] == "NO_SHARD" else first)
+
+
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_what_was_loaded_after_an_evaluation_counted(wrap: Wrap) -> None:
     assert all(run_ranks(bodies.loaded, wrap))

@@ -272,6 +272,27 @@ def kept(wrap: Wrap) -> dict[str, set[str]]:
     return found
 
 
+def asked_by_a_method(wrap: Wrap) -> dict[str, list[float]]:
+    """Return what a method of units alone gives before and after its weights are written, three times."""
+    warnings.simplefilter("ignore")
+    x, found = torch.ones(2, WIDTH), {}
+    kinds: dict[str, Callable[[nn.Module], Any]] = {
+        "one process": lambda net: net,
+        "FSDP1": lambda net: FSDP(net, **_arguments(wrap)),
+        "FSDP2": lambda net: prepare_fully_shard(net, _arguments(wrap)),
+    }
+    for name, make in kinds.items():
+        torch.manual_seed(0)
+        model, given = make(Net()), []
+        for _ in range(3):
+            with torch.no_grad():
+                given.append(model.blocks(x).sum().item())
+                for param in model.parameters():
+                    param.data.mul_(0.5)
+        found[name] = given
+    return found
+
+
 def loaded(wrap: Wrap) -> bool:
     """Tell whether FSDP1 computes with what is loaded after an evaluation."""
     warnings.simplefilter("ignore")

@@ -89,6 +89,7 @@ def told(body: str) -> list[tuple[str, str]]:
         f"{FUNCTION}{TWO}{loop(TEACH, STEP, 'update(teacher, student)', chr(10))}",
         f"{TWO}{loop(TEACH, STEP, 'torch._foreach_mul_(list(teacher.parameters()), 0.9)', chr(10))}",
         f"{TWO}{loop(TEACH, STEP, 'for p in teacher.parameters():', chr(10), '    p *= 0.9', chr(10))}",
+        TWO + loop(TEACH.replace("teacher(x)", "teacher.encode(x)"), STEP, EMA),
         CLASS.format("update"),
     ],
 )
@@ -115,6 +116,7 @@ def test_a_model_that_runs_without_gradients_alone(body: str) -> None:
         TWO
         + "optimizer = torch.optim.SGD(teacher.parameters(), lr=0.1)\n"
         + loop(TEACH, STEP, EMA, "teach()\n"),
+        TWO + loop(TEACH.replace("teacher(x)", "teacher.describe(x)"), STEP, EMA),
         CLASS.format("init_teacher"),
     ],
 )
