@@ -78,7 +78,7 @@ def places_of(
 
 def runs_of(source: Source) -> list[Run]:
     """Return the forwards of sharded models that a source shows."""
-    frozen = {key for model in _frozen(source) for key, _ in places_of(source, model, model)}
+    frozen = {key for model in frozen_models(source) for key, _ in places_of(source, model, model)}
     found: list[Run] = []
     for call in source.calls:
         model = _run_by(source, call.func)
@@ -159,7 +159,7 @@ def _model_in(source: Source, target: cst.BaseExpression) -> cst.BaseExpression 
     return model_of_one(source, root_of(target)) or model_of(source.index, target)
 
 
-def _frozen(source: Source) -> Iterator[cst.BaseExpression]:
+def frozen_models(source: Source) -> Iterator[cst.BaseExpression]:
     """Yield the models of which a source freezes all parameters, in whatever way."""
     for call in source.calls:
         if last_name(call.func) != f"{_FREEZES}_" or not isinstance(call.func, cst.Attribute):

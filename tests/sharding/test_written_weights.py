@@ -126,6 +126,27 @@ def test_written_above_the_forward_it_counts(wrap: Wrap) -> None:
         assert are_same(found["FSDP2"], found["one process"])
 
 
+@pytest.mark.parametrize(
+    ("wrap", "was"),
+    [
+        (("SHARD_GRAD_OP of encoders", True), "never"),
+        (("SHARD_GRAD_OP of encoders", False), "never"),
+        (("FULL_SHARD without a policy", False), "never"),
+        (("FULL_SHARD of encoders", True), "above"),
+        (("FULL_SHARD of encoders", False), "above"),
+        (("NO_SHARD of encoders", True), "above"),
+    ],
+)
+def test_fsdp1_never_took_up_what_a_part_without_gradients_was_given(wrap: Wrap, was: str) -> None:
+    expected = {
+        way: run_ranks(bodies.in_a_forward, wrap, way)[0]["one process"] for way in ("above", "never")
+    }
+    for found in run_ranks(bodies.in_a_forward, wrap, "above"):
+        assert are_same(found["FSDP2"], expected["above"])
+        assert are_same(found["FSDP1"], expected[was])
+    assert not are_same(expected["above"], expected["never"])
+
+
 def test_under_shard_grad_op_the_forward_raises() -> None:
     for found in run_ranks(bodies.in_a_forward, ("SHARD_GRAD_OP", True), "in place"):
         assert MIXED in str(found["FSDP2"])

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 Wrap = tuple[str, bool]
-"""A strategy, also ``STRATEGY without a policy``, and ``use_orig_params``."""
+"""A strategy, also ``STRATEGY without a policy`` or ``of encoders``, and ``use_orig_params``."""
+_UNITS: dict[str, type[nn.Module]] = {"": Block, "of encoders": Net}
 Losses = list[float] | str
 
 
 def _arguments(wrap: Wrap) -> dict[str, Any]:
-    (strategy, _, without), is_orig = wrap[0].partition(" "), wrap[1]
+    (strategy, _, units), is_orig = wrap[0].partition(" "), wrap[1]
     found: dict[str, Any] = {
-        "auto_wrap_policy": None if without else ModuleWrapPolicy({Block}),
+        "auto_wrap_policy": None if units.startswith("without") else ModuleWrapPolicy({_UNITS[units]}),
         "sharding_strategy": ShardingStrategy[strategy],
         "use_orig_params": is_orig,
         "device_id": torch.device("cpu"),
@@ -190,7 +191,7 @@ class Contrast(nn.Module):
         """Return the loss."""
         first = self.query(x)
         with torch.no_grad():
-            if self.way != "above":
+            if self.way not in {"above", "never"}:
                 self.update()
             second = self.key(x + 1)
         loss: torch.Tensor = (first - second).square().mean()
@@ -229,7 +230,9 @@ def saved_in_a_forward(wrap: Wrap, way: str) -> dict[str, bool]:
             model(own if is_sharded else every).backward()
             optimizer.step()
             optimizer.zero_grad()
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        state: dict[str, Any] = dict(
+            get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        )
         are_first = [torch.equal(each, state[f"key.{name}"]) for name, each in first.items()]
         return [float(any(are_first)), float(all(are_first))]
 
@@ -239,7 +242,8 @@ def saved_in_a_forward(wrap: Wrap, way: str) -> dict[str, bool]:
 
 
 def _update(model: Any) -> None:
-    (model.module if isinstance(model, FSDP) else model).update()
+    net: Any = model.module if isinstance(model, FSDP) else model
+    net.update()
 
 
 def kept(wrap: Wrap) -> dict[str, set[str]]:
