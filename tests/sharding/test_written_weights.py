@@ -147,6 +147,14 @@ def test_fsdp1_never_took_up_what_a_part_without_gradients_was_given(wrap: Wrap,
     assert not are_same(expected["above"], expected["never"])
 
 
+@pytest.mark.parametrize("is_orig", [True, False])
+def test_and_saved_it_as_it_was_first(*, is_orig: bool) -> None:
+    for found in run_ranks(bodies.saved_in_a_forward, ("SHARD_GRAD_OP of encoders", is_orig), "above"):
+        assert found == {"one process": False, "FSDP1": True, "FSDP2": False}
+    for found in run_ranks(bodies.saved_in_a_forward, ("FULL_SHARD of encoders", is_orig), "above"):
+        assert not any(found.values())
+
+
 def test_under_shard_grad_op_the_forward_raises() -> None:
     for found in run_ranks(bodies.in_a_forward, ("SHARD_GRAD_OP", True), "in place"):
         assert MIXED in str(found["FSDP2"])

@@ -227,6 +227,8 @@ def saved_in_a_forward(wrap: Wrap, way: str) -> dict[str, bool]:
         model = make(net)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         for every, own in _batches():
+            if way == "above":
+                _update(model)
             model(own if is_sharded else every).backward()
             optimizer.step()
             optimizer.zero_grad()

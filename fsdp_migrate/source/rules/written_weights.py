@@ -81,6 +81,7 @@ _PART = (
     "Nothing is to be done."
 )
 _OPTIMIZERS = re.compile(r"optim|scaler|(^|[._])opt\d*(_|$)")
+_RESHARDS = re.compile(r"\b_?reshard(_\w+)?\(")
 _BEFORE_ALL = re.compile(r"init|copy|setup|build|load|reset|create|make|clone")
 _LOOPS = (cst.For, cst.While)
 
@@ -97,7 +98,7 @@ def find(source: Source) -> Iterator[Found]:
         return
     for each in writes:
         yield from _of_write(source, each, runs)
-    if has_steps and not _is_never_sharded(source):
+    if has_steps and not _are_taken_up(source):
         yield from _of_steps(source, runs)
 
 
@@ -115,7 +116,7 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
             said = _MEETS.format(_named(other), _named(written.model))
             yield Found("FM336", written.node, said, "commented")
             break
-    if _is_never_sharded(source):
+    if _are_taken_up(source):
         return
     for key, place in places:
         its = [run for run in runs if run.key == key]
@@ -128,9 +129,13 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
             return
 
 
-def _is_never_sharded(source: Source) -> bool:
-    """Tell whether the models have NO_SHARD, as far as is seen, under which FSDP1 took up all at once."""
-    return source.models.links.no_shard or chooses_no_shard(source.code)
+def _are_taken_up(source: Source) -> bool:
+    """Tell whether FSDP1 took up all at once: under NO_SHARD, or where a source has it shard again itself."""
+    return (
+        source.models.links.no_shard
+        or chooses_no_shard(source.code)
+        or _RESHARDS.search(source.code) is not None
+    )
 
 
 def _named(model: cst.BaseExpression) -> str:
@@ -242,7 +247,11 @@ def _in_classes(source: Source, writes: list[Written]) -> Iterator[Found]:
         if function.name.value in _run_by_forward(owner):
             said = _PUT_IN_FORWARD if each.is_put else _IN_FORWARD
             yield Found("FM452", each.node, said, "commented")
-        elif owner.name.value in kept and _is_never_trained(source, owner, each.model):
+        elif (
+            owner.name.value in kept
+            and not _RESHARDS.search(source.code)
+            and _is_never_trained(source, owner, each.model)
+        ):
             yield Found("FM451", each.node, _PART.format(_named(each.model)), "commented")
 
 

@@ -137,6 +137,7 @@ def test_a_model_that_runs_without_gradients_alone(body: str) -> None:
         + "optimizer = torch.optim.SGD(teacher.parameters(), lr=0.1)\n"
         + loop(TEACH, STEP, EMA, "teach()\n"),
         TWO + loop(TEACH.replace("teacher(x)", "teacher.describe(x)"), STEP, EMA),
+        TWO + loop(TEACH, "reshard_fsdp_model(teacher)\n", STEP, EMA),
         CLASS.format("init_teacher"),
     ],
 )
