@@ -10,9 +10,9 @@ from fsdp_migrate.source.python.links import NOTHING
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from fsdp_migrate.source.project import Project
     from fsdp_migrate.source.python.links import Links
 
 
@@ -36,11 +36,11 @@ def keeps_old_weights(text: str) -> bool:
     return _KEEPS.search(text) is not None or _ORIGINAL.search(text) is None
 
 
-def with_wrapped_classes(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
+def with_wrapped_classes(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:
     """Add the classes of each file that write to weights, whose objects a file that uses FSDP1 makes."""
-    wrapping = {path: text for path, text in project.texts.items() if _WRAPS in text}
+    wrapping = {path: text for path, text in texts.items() if _WRAPS in text}
     found = dict(links)
-    for path, text in project.texts.items() if wrapping else ():
+    for path, text in texts.items() if wrapping else ():
         if "def forward(" not in text or _WRITES.search(text) is None:
             continue
         others = [other for where, other in wrapping.items() if where != path]
