@@ -123,7 +123,7 @@ HOUSE: House = (
                 "source.states_by_name",
                 "source.unknown_wrappers",
             ],
-            "source.model_runs",
+            ["source.model_runs", "source.wrapped_classes"],
             "source.rules",
             "source.still_fsdp1",
             "source",

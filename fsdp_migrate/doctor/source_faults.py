@@ -214,12 +214,14 @@ SOURCE_FAULTS = (
         "writes-after-evaluation",
         "After a forward without gradients FSDP2's root, and each unit that is not sharded again, shows what "
         "it has gathered: what is written to it (an average of weights, a target network), or set on it "
-        "(`requires_grad`, a hook), is lost silently, or meets DTensors and raises. FSDP1 showed its shards.",
+        "(`requires_grad`, a hook), is lost silently, or meets DTensors and raises. FSDP1 showed its shards, "
+        "and kept what was written, but computed on with what it had gathered (FM451).",
         "measured",
         "sources",
         lambda sight: goes_beside(sight) or late_settings(sight, is_written=True),
         "Call `reshard()` of every `FSDPModule` of both before you go through their parameters, also where "
-        "Accelerate or HF Trainer shards. Models of prepare_fully_shard need nothing.",
+        "Accelerate or HF Trainer shards. Models of prepare_fully_shard need nothing, but their run differs "
+        "from FSDP1's: `scan` names such places.",
         reproduced=True,
         harm="silent",
         is_handled=True,

@@ -274,7 +274,8 @@ EXPLANATIONS = {
     "FM451": (
         "After a forward that no backward followed FSDP1 kept what it had gathered: of the root, and under `SHARD_GRAD_OP` of every unit. It showed its"
         " shards, and what was written to these was not computed with: in the next forward alone if that has a backward, and of a model that only"
-        " runs without gradients (a teacher, MoCo's key encoder, a target network) never. State dicts of FSDP1 held the old weights as well, full and"
+        " runs without gradients (a teacher, MoCo's key encoder, a target network) never. So it was with units of"
+        " a trained model that only run without gradients, under `SHARD_GRAD_OP`. State dicts of FSDP1 held the old weights as well, full and"
         " sharded, and `summon_full_params` wrote them over the new ones. `NO_SHARD` was not concerned. Models of `prepare_fully_shard` gather anew.",
         "Nothing: delete the comment. Losses differ from the old run's, and are those of one process. Tell whoever compares the two. A teacher in a"
         " checkpoint of FSDP1's may be the first one: start it from what it should be.",

@@ -106,7 +106,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_unseen_names(project, links, around)
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
-    links = with_wrapped_classes(project, with_foreign_packages(project, links))
+    links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
     return with_reach(project, links, frameworks.files, around)
 
 

@@ -31,6 +31,11 @@ _WRITES: Final = frozenset(
 TRAINS: Final = re.compile(r"train|fit|epoch|step")
 """What trains the model that it is given, as its name says."""
 OPTIMIZERS: Final = re.compile(r"optim|sgd|adam|lion|muon|prop$")
+COMPUTES: Final = re.compile(
+    r"(^|_)(forward|encode|decode|embed|generate|infer|predict|sample)(_|$)"
+    r"|^(calculate|compute|get)_(\w+_)?(features|logits|log_?probs|loss)$"
+)
+"""Methods that compute, by their names: ``encode_image``, ``get_text_features``, ``compute_loss``."""
 _FREEZES: Final = "requires_grad"
 _DEEPEST: Final = 2
 
@@ -73,17 +78,26 @@ def places_of(
 
 def runs_of(source: Source) -> list[Run]:
     """Return the forwards of sharded models that a source shows."""
-    frozen = {key for model in _frozen(source) for key, _ in places_of(source, model, model)}
+    frozen = {key for model in frozen_models(source) for key, _ in places_of(source, model, model)}
     found: list[Run] = []
     for call in source.calls:
-        func = call.func
-        if not isinstance(func, (cst.Name, cst.Attribute)) or not is_fsdp1s(source, func):
+        model = _run_by(source, call.func)
+        if model is None:
             continue
         is_free = is_without_gradients(source.index, call)
-        for key, place in places_of(source, func, call):
+        for key, place in places_of(source, model, call):
             is_graded = not (is_free or key in frozen or is_without_gradients(source.index, place))
             found.append(Run(key, place, is_graded))
     return [*found, *_trained(source)]
+
+
+def _run_by(source: Source, func: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the sharded model that is called, or asked for a method that computes: ``vae.encode(x)``."""
+    if isinstance(func, (cst.Name, cst.Attribute)) and is_fsdp1s(source, func):
+        return func
+    is_method = isinstance(func, cst.Attribute) and COMPUTES.search(func.attr.value) is not None
+    owner = cst.ensure_type(func, cst.Attribute).value if is_method else None
+    return owner if owner is not None and is_fsdp1s(source, owner) else None
 
 
 def _trained(source: Source) -> Iterator[Run]:
@@ -145,7 +159,7 @@ def _model_in(source: Source, target: cst.BaseExpression) -> cst.BaseExpression 
     return model_of_one(source, root_of(target)) or model_of(source.index, target)
 
 
-def _frozen(source: Source) -> Iterator[cst.BaseExpression]:
+def frozen_models(source: Source) -> Iterator[cst.BaseExpression]:
     """Yield the models of which a source freezes all parameters, in whatever way."""
     for call in source.calls:
         if last_name(call.func) != f"{_FREEZES}_" or not isinstance(call.func, cst.Attribute):

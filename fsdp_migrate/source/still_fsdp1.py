@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.findings import listed
 from fsdp_migrate.left_comments import looks_for_them
-from fsdp_migrate.source.rules.leftovers import CLASS_AS_A_VALUE
+from fsdp_migrate.source.rules import (
+    constructor,
+    leftovers,
+    manual_wrapping,
+    model_methods,
+    partials,
+    subclass,
+)
 
 
 if TYPE_CHECKING:
@@ -18,7 +25,9 @@ if TYPE_CHECKING:
 
 PREPARING: Final = frozenset({"FM301", "FM302", "FM331", "FM429"})
 """What becomes a call of ``prepare_fully_shard``."""
-_WRAPS: Final = frozenset({"constructor", "manual-wrapping", "model-methods", "partials", "subclass"})
+_WRAPS: Final = frozenset(
+    rule.NAME for rule in (constructor, manual_wrapping, model_methods, partials, subclass)
+)
 _CODES: Final = frozenset({"FM303", "FM304"})
 _PLACES: Final = 6
 _STILL: Final = (
@@ -73,7 +82,7 @@ def _shards(use: Use) -> bool:
     """Tell whether a use that is left makes models of FSDP1, or has others make them."""
     if use.action != "commented" or use.code not in _CODES:
         return False
-    is_value = use.rule == "other" and use.becomes == CLASS_AS_A_VALUE
+    is_value = use.rule == leftovers.NAME and use.becomes == leftovers.CLASS_AS_A_VALUE
     return use.rule in _WRAPS or is_value
 
 

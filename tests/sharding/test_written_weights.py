@@ -50,6 +50,15 @@ def test_so_did_a_root_without_units_and_hybrid_shards(strategy: str, was: str, 
         assert are_same(found["FSDP1"], found[was])
 
 
+@ALL
+def test_so_did_units_that_a_method_runs_by_themselves(wrap: Wrap) -> None:
+    """Each of them is then a root: ``vae.encode(x)``."""
+    for found in run_ranks(bodies.asked_by_a_method, wrap):
+        first = [found["one process"][0]] * 3
+        assert are_same(found["FSDP2"], found["one process"])
+        assert are_same(found["FSDP1"], found["one process"] if wrap[0] == "NO_SHARD" else first)
+
+
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_what_was_loaded_after_an_evaluation_counted(wrap: Wrap) -> None:
     assert all(run_ranks(bodies.loaded, wrap))
@@ -115,6 +124,35 @@ def test_what_a_forward_assigns_to_data_is_not_saved(strategy: str) -> None:
 def test_written_above_the_forward_it_counts(wrap: Wrap) -> None:
     for found in run_ranks(bodies.in_a_forward, wrap, "above"):
         assert are_same(found["FSDP2"], found["one process"])
+
+
+@pytest.mark.parametrize(
+    ("wrap", "was"),
+    [
+        (("SHARD_GRAD_OP of encoders", True), "never"),
+        (("SHARD_GRAD_OP of encoders", False), "never"),
+        (("FULL_SHARD without a policy", False), "never"),
+        (("FULL_SHARD of encoders", True), "above"),
+        (("FULL_SHARD of encoders", False), "above"),
+        (("NO_SHARD of encoders", True), "above"),
+    ],
+)
+def test_fsdp1_never_took_up_what_a_part_without_gradients_was_given(wrap: Wrap, was: str) -> None:
+    expected = {
+        way: run_ranks(bodies.in_a_forward, wrap, way)[0]["one process"] for way in ("above", "never")
+    }
+    for found in run_ranks(bodies.in_a_forward, wrap, "above"):
+        assert are_same(found["FSDP2"], expected["above"])
+        assert are_same(found["FSDP1"], expected[was])
+    assert not are_same(expected["above"], expected["never"])
+
+
+@pytest.mark.parametrize("is_orig", [True, False])
+def test_and_saved_it_as_it_was_first(*, is_orig: bool) -> None:
+    for found in run_ranks(bodies.saved_in_a_forward, ("SHARD_GRAD_OP of encoders", is_orig), "above"):
+        assert found == {"one process": False, "FSDP1": True, "FSDP2": False}
+    for found in run_ranks(bodies.saved_in_a_forward, ("FULL_SHARD of encoders", is_orig), "above"):
+        assert not any(found.values())
 
 
 def test_under_shard_grad_op_the_forward_raises() -> None:

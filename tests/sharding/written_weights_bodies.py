@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 Wrap = tuple[str, bool]
-"""A strategy, also ``STRATEGY without a policy``, and ``use_orig_params``."""
+"""A strategy, also ``STRATEGY without a policy`` or ``of encoders``, and ``use_orig_params``."""
+_UNITS: dict[str, type[nn.Module]] = {"": Block, "of encoders": Net}
 Losses = list[float] | str
 
 
 def _arguments(wrap: Wrap) -> dict[str, Any]:
-    (strategy, _, without), is_orig = wrap[0].partition(" "), wrap[1]
+    (strategy, _, units), is_orig = wrap[0].partition(" "), wrap[1]
     found: dict[str, Any] = {
-        "auto_wrap_policy": None if without else ModuleWrapPolicy({Block}),
+        "auto_wrap_policy": None if units.startswith("without") else ModuleWrapPolicy({_UNITS[units]}),
         "sharding_strategy": ShardingStrategy[strategy],
         "use_orig_params": is_orig,
         "device_id": torch.device("cpu"),
@@ -190,7 +191,7 @@ class Contrast(nn.Module):
         """Return the loss."""
         first = self.query(x)
         with torch.no_grad():
-            if self.way != "above":
+            if self.way not in {"above", "never"}:
                 self.update()
             second = self.key(x + 1)
         loss: torch.Tensor = (first - second).square().mean()
@@ -226,10 +227,14 @@ def saved_in_a_forward(wrap: Wrap, way: str) -> dict[str, bool]:
         model = make(net)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         for every, own in _batches():
+            if way == "above":
+                _update(model)
             model(own if is_sharded else every).backward()
             optimizer.step()
             optimizer.zero_grad()
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        state: dict[str, Any] = dict(
+            get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        )
         are_first = [torch.equal(each, state[f"key.{name}"]) for name, each in first.items()]
         return [float(any(are_first)), float(all(are_first))]
 
@@ -239,7 +244,8 @@ def saved_in_a_forward(wrap: Wrap, way: str) -> dict[str, bool]:
 
 
 def _update(model: Any) -> None:
-    (model.module if isinstance(model, FSDP) else model).update()
+    net: Any = model.module if isinstance(model, FSDP) else model
+    net.update()
 
 
 def kept(wrap: Wrap) -> dict[str, set[str]]:
@@ -269,6 +275,27 @@ def kept(wrap: Wrap) -> dict[str, set[str]]:
     found["shards, summoned with writeback"] = {
         str(i) for i, each in enumerate(_flat(model)) if not torch.all(each == 0.5)
     }
+    return found
+
+
+def asked_by_a_method(wrap: Wrap) -> dict[str, list[float]]:
+    """Return what a method of units alone gives before and after its weights are written, three times."""
+    warnings.simplefilter("ignore")
+    x, found = torch.ones(2, WIDTH), {}
+    kinds: dict[str, Callable[[nn.Module], Any]] = {
+        "one process": lambda net: net,
+        "FSDP1": lambda net: FSDP(net, **_arguments(wrap)),
+        "FSDP2": lambda net: prepare_fully_shard(net, _arguments(wrap)),
+    }
+    for name, make in kinds.items():
+        torch.manual_seed(0)
+        model, given = make(Net()), []
+        for _ in range(3):
+            with torch.no_grad():
+                given.append(model.blocks(x).sum().item())
+                for param in model.parameters():
+                    param.data.mul_(0.5)
+        found[name] = given
     return found
 
 

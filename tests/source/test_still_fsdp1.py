@@ -31,6 +31,14 @@ def make(build):
     with enable_wrap(wrapper_cls=FullyShardedDataParallel):
         return wrap(build())
 """
+PARTIAL = f"""{IMPORTS}import functools
+
+
+def make(net, kinds):
+    wrapper = functools.partial(FSDP, *kinds)
+    return wrapper(net)
+"""
+VALUE = f"{IMPORTS}\n\ndef make(net, shard):\n    return shard(net, FSDP)\n"
 SUBCLASS = f"{IMPORTS}\n\nclass Sharded(FSDP):\n    pass\n\n\ndef make(net):\n    return Sharded(net)\n"
 
 
@@ -50,7 +58,7 @@ def test_such_a_script_trains_with_fsdp1_without_a_word() -> None:
 
 
 @pytest.mark.any_torch
-@pytest.mark.parametrize("text", [LEFT, BY_HAND, SUBCLASS])
+@pytest.mark.parametrize("text", [LEFT, BY_HAND, SUBCLASS, PARTIAL, VALUE])
 def test_it_is_the_last_thing_that_is_said(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,8 @@ class Links:
     """Imported functions that ask for FSDP1's class and nothing else, as imports write them."""
     wrapped_classes: frozenset[str] = frozenset()
     """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
+    classes_kept_whole: frozenset[str] = frozenset()
+    """Those of them of which FSDP1 may not have taken up what parts were given."""
     subclasses: frozenset[str] = frozenset()
     """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()

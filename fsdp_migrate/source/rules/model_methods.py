@@ -12,6 +12,7 @@ from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
 from fsdp_migrate.source.initialising import initialises
 from fsdp_migrate.source.method_calls import sureness
+from fsdp_migrate.source.model_runs import COMPUTES
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
@@ -57,11 +58,6 @@ _BY_METHOD = (
     "under NO_SHARD FSDP1 had whole parameters at any time, FSDP2 gathers in model(...) alone: where this "
     "model has that strategy, and this comes before the first model(...) of it, call "
     "fsdp_migrate.runtime.register_forward_methods(model, {!r}) once."
-)
-# Methods that compute, by their names: encode_image, get_text_features, compute_loss.
-_COMPUTES = re.compile(
-    r"(^|_)(forward|encode|decode|embed|generate|infer|predict|sample)(_|$)"
-    r"|^(calculate|compute|get)_(\w+_)?(features|logits|log_?probs|loss)$"
 )
 _REGISTERS = frozenset({"register_forward_methods", "register_fsdp_forward_method"})
 # Those who are given a forward and only look at it.
@@ -267,7 +263,7 @@ def _is_before_forwards(source: Source, call: cst.Call, func: cst.Attribute) -> 
 
     Only NO_SHARD's models could do that outside of a context. It is said once for each method and function.
     """
-    if _COMPUTES.search(func.attr.value) is None or source.models.certainty(func.value) is None:
+    if COMPUTES.search(func.attr.value) is None or source.models.certainty(func.value) is None:
         return False
     if not (source.models.links.no_shard or chooses_no_shard(source.code)):
         return False

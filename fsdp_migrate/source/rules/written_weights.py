@@ -12,10 +12,21 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.fails_at_once import backwards_in, is_backward
-from fsdp_migrate.source.model_runs import TRAINS, Run, Written, is_fsdp1s, places_of, runs_of, writes_of
+from fsdp_migrate.source.model_runs import (
+    TRAINS,
+    Run,
+    Written,
+    frozen_models,
+    is_fsdp1s,
+    places_of,
+    runs_of,
+    writes_of,
+)
+from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.wrapped_classes import keeps_old_weights
 
 
 if TYPE_CHECKING:
@@ -63,7 +74,14 @@ _PUT_IN_FORWARD = (
     "nor what it saves, without an error: write in place, p.data.mul_(m).add_(x), in a method that is called "
     "before model(...), from the loop."
 )
+_PART = (
+    "the run may differ from FSDP1's here, which was wrong: {} runs without gradients alone, and under "
+    "SHARD_GRAD_OP FSDP1 never gathered its units anew, whatever was written to them. Without "
+    "use_orig_params=True a part of a unit had no parameters, so that nothing was written. It counts now. "
+    "Nothing is to be done."
+)
 _OPTIMIZERS = re.compile(r"optim|scaler|(^|[._])opt\d*(_|$)")
+_RESHARDS = re.compile(r"\b_?reshard(_\w+)?\(")
 _BEFORE_ALL = re.compile(r"init|copy|setup|build|load|reset|create|make|clone")
 _LOOPS = (cst.For, cst.While)
 
@@ -72,7 +90,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find what writes to the weights of a sharded model where FSDP1 or FSDP2 does not take it up."""
     writes = list(writes_of(source)) if "parameters" in source.code else []
     if writes:
-        yield from _in_forwards(source, writes)
+        yield from _in_classes(source, writes)
     writes = [each for each in writes if not each.is_put and is_fsdp1s(source, each.model)]
     has_steps = bool(source.index.calls_of_method("step")) and "no_grad" in source.code
     runs = runs_of(source) if writes or has_steps else []
@@ -80,7 +98,7 @@ def find(source: Source) -> Iterator[Found]:
         return
     for each in writes:
         yield from _of_write(source, each, runs)
-    if has_steps and not _is_never_sharded(source):
+    if has_steps and not _are_taken_up(source):
         yield from _of_steps(source, runs)
 
 
@@ -98,7 +116,7 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
             said = _MEETS.format(_named(other), _named(written.model))
             yield Found("FM336", written.node, said, "commented")
             break
-    if _is_never_sharded(source):
+    if _are_taken_up(source):
         return
     for key, place in places:
         its = [run for run in runs if run.key == key]
@@ -111,9 +129,13 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
             return
 
 
-def _is_never_sharded(source: Source) -> bool:
-    """Tell whether the models have NO_SHARD, as far as is seen, under which FSDP1 took up all at once."""
-    return source.models.links.no_shard or chooses_no_shard(source.code)
+def _are_taken_up(source: Source) -> bool:
+    """Tell whether FSDP1 took up all at once: under NO_SHARD, or where a source has it shard again itself."""
+    return (
+        source.models.links.no_shard
+        or chooses_no_shard(source.code)
+        or _RESHARDS.search(source.code) is not None
+    )
 
 
 def _named(model: cst.BaseExpression) -> str:
@@ -209,19 +231,37 @@ def _of_steps(source: Source, runs: list[Run]) -> Iterator[Found]:
                 break
 
 
-def _in_forwards(source: Source, writes: list[Written]) -> Iterator[Found]:
-    """Find writes to ``self``'s weights in what a module's forward runs, where a source wraps its objects."""
-    made = set(source.links.wrapped_classes)
+def _in_classes(source: Source, writes: list[Written]) -> Iterator[Found]:
+    """Find writes to ``self``'s weights in a module's class whose objects are wrapped."""
+    made, kept = set(source.links.wrapped_classes), set(source.links.classes_kept_whole)
     if any(source.models.is_constructor(call.func) for call in source.calls):
         made |= {last_name(call.func) for call in source.calls}
+        kept |= made if keeps_old_weights(source.code) else set()
     for each in writes:
         owner, function = source.index.class_of(each.node), source.index.function(each.node)
         if owner is None or function is None or not (text_of(each.model) + ".").startswith("self."):
             continue
         is_module = any(text_of(base.value).endswith("Module") for base in owner.bases)
-        if is_module and owner.name.value in made and function.name.value in _run_by_forward(owner):
+        if not is_module or owner.name.value not in made:
+            continue
+        if function.name.value in _run_by_forward(owner):
             said = _PUT_IN_FORWARD if each.is_put else _IN_FORWARD
             yield Found("FM452", each.node, said, "commented")
+        elif (
+            owner.name.value in kept
+            and not _RESHARDS.search(source.code)
+            and _is_never_trained(source, owner, each.model)
+        ):
+            yield Found("FM451", each.node, _PART.format(_named(each.model)), "commented")
+
+
+def _is_never_trained(source: Source, owner: cst.ClassDef, part: cst.BaseExpression) -> bool:
+    """Tell whether a class runs a part of its objects without gradients alone."""
+    text = text_of(part)
+    calls = [each for each in walk_for(owner, cst.Call) if text_of(each.func) == text]
+    if any(text_of(each) == text for each in frozen_models(source)):
+        return bool(calls)
+    return bool(calls) and all(is_without_gradients(source.index, each) for each in calls)
 
 
 def _run_by_forward(owner: cst.ClassDef) -> set[str]:

@@ -63,6 +63,26 @@ class MoCo(torch.nn.Module):
 model = FSDP(MoCo(){})
 model(x).mean().backward()
 """
+APART = """\
+class MoCo(torch.nn.Module):
+    @torch.no_grad()
+    def average(self):
+        for p, q in zip(self.{}.parameters(), self.query.parameters()):
+            p.data.mul_(0.9).add_(q.data)
+
+    def forward(self, x):
+        q = self.query(x)
+        with torch.no_grad():
+            k = self.key(x)
+        return q - k
+
+
+model = FSDP(MoCo(){})
+for x in loader:
+    model.module.average()
+    model(x).mean().backward()
+"""
+SHARDED_ONCE = ", use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
 IN_PLACE = "p.data.mul_(0.9).add_(q.data)"
 
 
@@ -89,6 +109,7 @@ def told(body: str) -> list[tuple[str, str]]:
         f"{FUNCTION}{TWO}{loop(TEACH, STEP, 'update(teacher, student)', chr(10))}",
         f"{TWO}{loop(TEACH, STEP, 'torch._foreach_mul_(list(teacher.parameters()), 0.9)', chr(10))}",
         f"{TWO}{loop(TEACH, STEP, 'for p in teacher.parameters():', chr(10), '    p *= 0.9', chr(10))}",
+        TWO + loop(TEACH.replace("teacher(x)", "teacher.encode(x)"), STEP, EMA),
         CLASS.format("update"),
     ],
 )
@@ -115,6 +136,8 @@ def test_a_model_that_runs_without_gradients_alone(body: str) -> None:
         TWO
         + "optimizer = torch.optim.SGD(teacher.parameters(), lr=0.1)\n"
         + loop(TEACH, STEP, EMA, "teach()\n"),
+        TWO + loop(TEACH.replace("teacher(x)", "teacher.describe(x)"), STEP, EMA),
+        TWO + loop(TEACH, "reshard_fsdp_model(teacher)\n", STEP, EMA),
         CLASS.format("init_teacher"),
     ],
 )
@@ -185,7 +208,9 @@ def test_a_forward_that_averages_weights(write: str, says: str, strategy: str) -
 @pytest.mark.parametrize(
     "body",
     [
-        MOCO.format(IN_PLACE, "pass", ""),  # called from the loop
+        MOCO.format(IN_PLACE, "pass", ""),  # called from the loop, of a part that is trained
+        APART.format("key", ", use_orig_params=True"),
+        APART.format("query", ", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"),
         MOCO.format("q.grad.mul_(0.5)", "self.average()", ""),
         MOCO.format(IN_PLACE, "self.average()", "").replace("FSDP(MoCo())", "FSDP(net)"),
         MOCO.format(IN_PLACE, "self.average()", "").replace("FSDP(MoCo())", "MoCo()"),
@@ -202,11 +227,26 @@ def test_a_comment_stands_above_the_write_and_goes_nowhere_else() -> None:
     assert after[place + 1].strip().startswith("p.data.mul_")
 
 
-def test_a_class_of_another_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["", SHARDED_ONCE])
+def test_a_part_that_runs_without_gradients_alone(given: str) -> None:
+    ((code, text),) = told(APART.format("key", given))
+    assert code == "FM451"
+    assert "`self.key` runs without gradients alone" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (MOCO.format(IN_PLACE, "self.average()", SHARDED_ONCE), "FM452"),
+        (APART.format("key", SHARDED_ONCE), "FM451"),
+        (APART.format("key", ", use_orig_params=True"), ""),
+    ],
+)
+def test_a_class_of_another_file(text: str, code: str, tmp_path: Path) -> None:
     """MoCo's own repository has it so: the class in one file, the loop in another."""
-    module, _, script = MOCO.format(IN_PLACE, "self.average()", "").partition("\n\nmodel")
+    module, _, script = text.partition("\n\nmodel")
     (tmp_path / "builder.py").write_text(f"import torch\n\n\n{module}\n")
     (tmp_path / "train.py").write_text(f"{IMPORTS}from builder import MoCo\n\nmodel{script}")
     (tmp_path / "other.py").write_text(f"import torch\n\n\n{module.replace('MoCo', 'Plain')}\n")
     found = [use for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
-    assert [(use.path, use.code) for use in found] == [(str(tmp_path / "builder.py"), "FM452")]
+    assert [(use.path, use.code) for use in found] == ([(str(tmp_path / "builder.py"), code)] if code else [])
