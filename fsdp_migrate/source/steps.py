@@ -120,7 +120,7 @@ _CALLED_BACK = (
     "convert it; a backup is kept."
 )
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
-_UNCLEAR = "Look at the places under `To be looked at`, to which comes what could not be followed (FM450)"
+_UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 
 
 class Done(TypedDict):
@@ -187,7 +187,7 @@ def next_steps(
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     if unclear := [use for use in uses if use.action == "unclear"]:
-        steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}.", ()))
+        steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}. See FM450.", ()))
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
@@ -254,8 +254,7 @@ def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
         (_TORN, "FM343", apart.torn),
         (_IGNORED, "FM343", apart.ignored),
     )
-    found = ((f"{code}: {listed(places, _PLACES)}", text) for text, code, places in said if places)
-    return [Step(f"{text} ({where}).", ()) for where, text in found]
+    return [Step(f"{text}: {code} ({listed(places, _PLACES)}).", ()) for text, code, places in said if places]
 
 
 def _amount(uses: Sequence[Use], word: str) -> str:
