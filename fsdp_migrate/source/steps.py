@@ -146,7 +146,9 @@ _COMPARE = (
     "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
     "without an error is named. BEFORE is a copy of the project as it is now: make it first."
 )
-_UNCLEAR = "Look at the places under `To be looked at`, to which comes what could not be followed (FM450)"
+_UNCLEAR = (
+    "Look at the places under `To be looked at` (FM450), to which a model comes that could not be followed"
+)
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -244,8 +246,8 @@ def next_steps(
             (_TORN, "FM343", apart.torn),
             (_IGNORED, "FM343", apart.ignored),
         )
-        found = ((f"{code}: {listed(places, _PLACES)}", text) for text, code, places in said if places)
-        steps += [Step(f"{text} ({where_it_is}).", ()) for where_it_is, text in found]
+        found = ((f"{code}: {text}", listed(places, _PLACES)) for text, code, places in said if places)
+        steps += [Step(f"{text} ({places}).", ()) for text, places in found]
     if rewrites or left or "changes" in states:
         steps.append(
             Step(_COMPARE, (f"fsdp-migrate compare BEFORE {shlex.quote(_folder(paths))} -- COMMAND",))
