@@ -146,9 +146,7 @@ _COMPARE = (
     "Compare a short run of your own command before and after: what trains, prints or saves otherwise "
     "without an error is named. BEFORE is a copy of the project as it is now: make it first."
 )
-_UNCLEAR = (
-    "Look at the places under `To be looked at` (FM450), to which a model comes that could not be followed"
-)
+_UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -231,7 +229,7 @@ def next_steps(
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     if unclear := [use for use in uses if use.action == "unclear"]:
-        steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}.", ()))
+        steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}. See FM450.", ()))
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
@@ -246,7 +244,7 @@ def next_steps(
             (_TORN, "FM343", apart.torn),
             (_IGNORED, "FM343", apart.ignored),
         )
-        found = ((f"{code}: {text}", listed(places, _PLACES)) for text, code, places in said if places)
+        found = ((f"{text}: {code}", listed(places, _PLACES)) for text, code, places in said if places)
         steps += [Step(f"{text} ({places}).", ()) for text, places in found]
     if rewrites or left or "changes" in states:
         steps.append(
