@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.any_torch
 
-_CODE = re.compile(r"^(FM\d{3}): ")
+_CODE = re.compile(r": (FM\d{3}) \(")
 
 LATER = "optimizer = accelerator.prepare(torch.optim.AdamW(parameters))\n"
 
