@@ -32,6 +32,12 @@ _CKPT = re.compile(r"\bCKPT\b")  # and for the checkpoint that it goes on from
 _WHOLE = "FSDP_MIGRATE_WHOLE"  # asks the module in `at_start` to have FSDP1 shard nothing
 
 _FIRST, _SECOND, _AGAIN, _UNSHARDED = "first", "second", "again", "unsharded"
+# By whether FSDP1 that shards nothing is near FSDP1 with shards, and near FSDP2.
+_UNSHARDEDS: dict[tuple[bool | None, bool | None], Unsharded] = {
+    (False, True): "FSDP2",
+    (True, False): "FSDP1",
+    (False, False): "neither",
+}
 _MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
 _LAST_LINES = 15
 _NO_FILES = "Files were not compared: the command has no `OUT`."
@@ -73,19 +79,21 @@ class Comparison:
         folder: Path,
         name: str,
         *,
-        against: str | None = None,
+        against: Sequence[str] = (),
         keeps: bool = False,
         is_whole: bool = False,
         checkpoint: str | None = None,
     ) -> Run:
         """Run the command, keep its steps for others, and compare them with those that another one kept."""
         own = _new(self.work / name)
-        out, kept, found = (_new(own / each) for each in ("out", "kept", "found"))
+        out, kept = (_new(own / each) for each in ("out", "kept"))
         given = {STEPS: str(self.steps)}
         if keeps:
             given[KEPT] = str(kept)
-        if against is not None:
-            given |= {WITH: str(self.work / against / "kept"), FOUND: str(found)}
+        if against:
+            found = (_new(own / f"found in {each}") for each in against)
+            given[WITH] = os.pathsep.join(str(self.work / each / "kept") for each in against)
+            given[FOUND] = os.pathsep.join(map(str, found))
         if is_whole:
             given[_WHOLE] = "1"
         words = [_OUT.sub(lambda _: str(out), each) for each in self.command]
@@ -93,9 +101,9 @@ class Comparison:
             words = [_CKPT.sub(lambda _: checkpoint, each) for each in words]
         return Run(folder, _run(folder, words, given), out)
 
-    def documents(self, name: str) -> list[dict[str, Any]]:
-        """Return what was found in the steps of a run."""
-        paths = (self.work / name / "found").glob("step-*.json")
+    def documents(self, name: str, against: str = _FIRST) -> list[dict[str, Any]]:
+        """Return what was found in the steps of a run, compared with another one."""
+        paths = (self.work / name / f"found in {against}").glob("step-*.json")
         ordered = sorted(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
         return [json.loads(path.read_text()) for path in ordered]
 
@@ -155,25 +163,25 @@ def compare_scripts(
         say(f"the script under FSDP1 runs in {folders[0]}")
         first = runs.run(folders[0], _FIRST, keeps=True, checkpoint=starts[0])
         say(f"the script under FSDP2 runs in {folders[1]}")
-        second = runs.run(folders[1], _SECOND, keeps=True, against=_FIRST, checkpoint=starts[1])
+        second = runs.run(folders[1], _SECOND, keeps=True, against=[_FIRST], checkpoint=starts[1])
         report = report_of(first, second, runs)
         if report.first is None or report.were_fsdp1[1]:
             return report
         say("the two part: the script under FSDP1 runs again, and is compared with itself")
         try:
-            runs.run(folders[0], _AGAIN, against=_FIRST, checkpoint=starts[0])
+            runs.run(folders[0], _AGAIN, against=[_FIRST], checkpoint=starts[0])
         except RankError as error:
             return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
         if any(each["differences"] for each in runs.documents(_AGAIN)):
             return replace(report, differs_from_itself=True)
         if report.num_differences == report.num_rounded:
             return report
-        say(
-            "once more under FSDP1, which keeps all parameters whole (NO_SHARD): which of the two is like it?"
-        )
+        say("once more under FSDP1, with whole parameters (NO_SHARD): which of the two is like it?")
+        both = [_FIRST, _SECOND]
         with suppress(RankError):  # what it did until then tells as much
-            runs.run(folders[0], _UNSHARDED, against=_SECOND, is_whole=True, checkpoint=starts[0])
-        return replace(report, unsharded=_unsharded(report, runs.documents(_UNSHARDED)))
+            runs.run(folders[0], _UNSHARDED, against=both, is_whole=True, checkpoint=starts[0])
+        near = [_is_near(report.first.step, runs.documents(_UNSHARDED, each)) for each in both]
+        return replace(report, unsharded=_UNSHARDEDS.get((near[0], near[1]), "unknown"))
 
 
 def _starts(
@@ -201,14 +209,13 @@ def _starts(
     return str(Path(checkpoints[0]).resolve()), str(Path(checkpoints[1]).resolve())
 
 
-def _unsharded(report: ScriptReport, documents: Sequence[dict[str, Any]]) -> Unsharded:
-    """Tell how FSDP1 that shards nothing differs from FSDP2, up to where FSDP1's own run parted from it."""
-    assert report.first is not None
-    in_both = [each for each in documents if each["is_in_both"]]
-    if len(in_both) < max(1, report.first.step):
-        return "unknown"
-    found = (read_difference(each) for document in in_both for each in document["differences"])
-    return "differs" if any(not is_rounding(each.gap) for each in found) else "alike"
+def _is_near(step: int, documents: Sequence[dict[str, Any]]) -> bool | None:
+    """Tell whether two runs are the same but for rounding up to a step; None where one did not come to it."""
+    seen = [each for each in documents[: max(1, step)] if each["is_in_both"]]
+    if len(seen) < max(1, step):
+        return None
+    found = (read_difference(each) for document in seen for each in document["differences"])
+    return all(is_rounding(each.gap) for each in found if each.step <= step)
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -170,13 +170,25 @@ class UnderFSDP1(Trainee):
         carried = {
             param: {} if param.grad is None else {_CARRIED: param.grad} for param in self.model.parameters()
         }
-        trained = {clean_name(name) for name, param in self.model.named_parameters() if param.requires_grad}
-        found = self._whole(carried)
+        found, is_trained = self._whole(carried), self._trained()
         return {
             name: self._own(values[_CARRIED])
             for name, values in found.items()
-            if _CARRIED in values and (name in trained or not self.uses_originals)
+            if _CARRIED in values and is_trained(name)
         }
+
+    def _trained(self) -> Callable[[str], bool]:
+        """Return what tells whether a parameter is trained: of flat ones, whether its unit is."""
+        trains = {clean_name(name): param.requires_grad for name, param in self.model.named_parameters()}
+        if self.uses_originals:
+            return lambda name: trains.get(name, False)
+        flat = {name.rpartition(".")[0]: is_trained for name, is_trained in trains.items()}
+
+        def of_unit(name: str) -> bool:
+            units = [each for each in flat if not each or name.startswith(f"{each}.")]
+            return flat[max(units, key=len)] if units else True
+
+        return of_unit
 
     def take_gradients(self, gradients: Tensors) -> None:
         """Take whole gradients for its own, where it has any; torch shards them, as an optimizer's state."""

@@ -108,7 +108,7 @@ def test_what_trains_prints_and_leaves_otherwise_is_named(
     assert "last.pt: differs: model." in said
     assert said.splitlines()[-1].startswith("Different: 16 of 20 tensors of 2 steps; the first is gradient ")
     # Without shards FSDP1 trains as with them: the factor stands in the script.
-    assert " cause:     not FSDP1's shards alone: with sharding_strategy=NO_SHARD" in said
+    assert " cause:     not FSDP1's shards: with sharding_strategy=NO_SHARD" in said
 
 
 # FSDP1 keeps a root whole after a forward without a backward: what is then written to its shards, the next
@@ -157,7 +157,7 @@ def test_a_fault_of_fsdp1_itself_is_told_from_one_of_the_migration(tmp_path: Pat
     command = ["torchrun", "--nproc-per-node", "2", "train.py"]
     report = compare_scripts(tmp_path / "before", tmp_path / "after", command)
     assert report.first is not None
-    assert (report.first.step, report.unsharded, report.alike) == (2, "alike", False)
+    assert (report.first.step, report.unsharded, report.alike) == (2, "FSDP2", False)
     assert "FSDP1's own run was off" in cause(report)
     assert verdict(report).endswith("FSDP1's own run was off.")
 
@@ -239,7 +239,7 @@ def report_on(
     folder: Path, found: list[Difference], were_fsdp1: tuple[bool, bool] = (True, False)
 ) -> ScriptReport:
     """Report on two runs of two steps, with what was found in them."""
-    kept, seen = folder / "first" / "kept", folder / "second" / "found"
+    kept, seen = folder / "first" / "kept", folder / "second" / "found in first"
     kept.mkdir(parents=True)
     seen.mkdir(parents=True)
     for step in (1, 2):
@@ -270,11 +270,12 @@ def test_a_script_that_stayed_fsdp1_and_one_that_never_was_are_told(tmp_path: Pa
 
 
 def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
-    report = replace(report_on(tmp_path, []), unsharded="differs")
+    report = replace(report_on(tmp_path, []), unsharded="FSDP1")
     assert "Look at what was rewritten" in cause(report)
     assert "FM354" not in cause(report)
     assert "FM354" in cause(replace(report, is_others=True))
-    assert "FM354" not in cause(replace(report, is_others=True, unsharded="alike"))
+    assert "Leave out the clipping once" in cause(replace(report, unsharded="neither"))
+    assert "FM354" not in cause(replace(report, is_others=True, unsharded="FSDP2"))
 
 
 def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:

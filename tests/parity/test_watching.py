@@ -115,8 +115,8 @@ def test_what_belongs_to_no_module_is_compared_too(how: str, kept: dict[str, Pat
     alike = compared(kept[how], tmp_path / "alike", fault="temperature")
     plain = compared(kept["originals"], tmp_path / "plain")
     assert [each["differences"] for each in alike] == [[], []]
-    # Its gradient, and its value after the step.
-    assert [each["compared"] for each in alike] == [each["compared"] + 2 for each in plain]
+    # Its gradient, its value after each step, and before the first.
+    assert [each["compared"] - other["compared"] for each, other in zip(alike, plain, strict=True)] == [3, 2]
     other = compared(kept[how], tmp_path / "other", fault="temperature lr")
     found = [each for document in other for each in document["differences"]]
     assert {each["name"] for each in found} == {"(of no module) 0"}
