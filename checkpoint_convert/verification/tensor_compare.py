@@ -23,6 +23,8 @@ class TensorDifference:
         values: The first two that differ, as text; None where the type has no numbers here (float8).
         largest: The largest absolute difference; None where there is none to tell: bool, float8, only NaN.
         num_nan: In how many of the elements that differ one or both are NaN.
+        scale: The largest number of the first, without its sign, among elements that differ; None where
+            ``largest`` is.
     """
 
     index: tuple[int, ...]
@@ -31,6 +33,7 @@ class TensorDifference:
     values: tuple[str, str] | None
     largest: float | None
     num_nan: int
+    scale: float | None = None
 
     def __str__(self) -> str:
         by = "" if self.largest is None else f", by at most {self.largest:.3g}"
@@ -56,6 +59,7 @@ class TensorComparison:
         self._first: int | None = None
         self._values: tuple[str, str] | None = None
         self._largest: float | None = None
+        self._scale: float | None = None
 
     def add(self, block: memoryview, other: memoryview) -> None:
         """Compare as many elements of each."""
@@ -88,6 +92,7 @@ class TensorComparison:
             known = sizes[~is_nan]
             if known.size:
                 self._largest = max(float(known.max()), self._largest or 0.0)
+                self._scale = max(float(np.abs(one[~is_nan]).max()), self._scale or 0.0)
 
     def result(self, shape: tuple[int, ...]) -> TensorDifference | None:
         """Return how they differ, or None where they are the same."""
@@ -95,7 +100,8 @@ class TensorComparison:
             return None
         index = tuple(int(i) for i in np.unravel_index(self._first, shape))
         size = math.prod(shape)
-        return TensorDifference(index, self._count, size, self._values, self._largest, self._num_nan)
+        sizes = self._largest, self._num_nan, self._scale
+        return TensorDifference(index, self._count, size, self._values, *sizes)
 
 
 def _numbers(data: Any, dtype: str) -> Any:

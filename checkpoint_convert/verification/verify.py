@@ -62,7 +62,8 @@ class Difference:
     """One thing that is not the same.
 
     ``index`` is the first element of a tensor that differs, and ``largest`` the largest absolute difference
-    of its elements: None where there is no such number (bool, float8, only NaN).
+    of its elements: None where there is no such number (bool, float8, only NaN). ``scale`` is the largest
+    number of the first among them, so that ``largest`` can be seen beside it.
     """
 
     key: str
@@ -70,6 +71,7 @@ class Difference:
     message: str
     index: tuple[int, ...] | None = None
     largest: float | None = None
+    scale: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -393,7 +395,8 @@ class _Comparison:
         found = self._difference(ours, theirs, advance)
         if found is not None:
             cast = f"once cast to {wanted}, it " if wanted != ours.dtype else ""
-            self._add(Difference(self._name(0, key), "value", f"{cast}{found}", found.index, found.largest))
+            sizes = found.index, found.largest, found.scale
+            self._add(Difference(self._name(0, key), "value", f"{cast}{found}", *sizes))
 
     def _other_dtype(
         self, key: str, ours: TensorEntry, theirs: TensorEntry, wanted: str, advance: Advance

@@ -36,7 +36,7 @@ def compare(
             "converted to, in AFTER.",
         ),
     ] = None,
-    steps: Annotated[int, option("N", "How many steps of optimizers are compared.", min=1)] = 20,
+    steps: Annotated[int, option("N", "How many steps of each model are compared.", min=1)] = 20,
     everything: All = False,
     json: Json = False,
 ) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import math
 import os
 import re
 import shutil
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.checkpoint_convert import verify_checkpoints
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
+from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.report import read_difference
 from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_rounding
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
@@ -25,6 +28,8 @@ from fsdp_migrate.source.surroundings import find_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fsdp_migrate.checkpoint_convert.verification.verify import Difference
 
 
 _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
@@ -39,9 +44,10 @@ _UNSHARDEDS: dict[tuple[bool | None, bool | None], Unsharded] = {
     (False, False): "neither",
 }
 _MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
-_LAST_LINES = 15
+_LAST_LINES, _MOST_UNREAD = 15, 6
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
+_UNREAD = "Written by both, with other bytes, and in no form that is compared"
 _NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
 _ROUNDED = 1e-4
 _AT_START = Path(__file__).parent / "at_start"
@@ -50,11 +56,16 @@ _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
 # What follows a message: the next traceback, the launcher's log, or what another rank says.
 _LAUNCHERS = re.compile(rf"[WE]\d{{4}} |{_TRACEBACK.pattern}|{_RANK.pattern}|\[default\d+\]:")
+_ABORTS, _TRIES = "terminate called", 3
 _WARNS = re.compile(r"[Ww]arn(?:ing)?\b|\bW\d{4} |\*{9}")
 # What torchrun and logging write before a line, and what differs whenever something runs.
 _OF_THIS_RUN = re.compile(
     r"\b(?:\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|\d{4}-\d\d-\d\d)\b|\bpid[ =:]*\d+|0x[0-9a-f]+"
 )
+
+
+class _AbortError(RankError):
+    """gloo ended a process, as it does now and then where one rank leaves before another."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +96,34 @@ class Comparison:
         checkpoint: str | None = None,
     ) -> Run:
         """Run the command, keep its steps for others, and compare them with those that another one kept."""
-        own = _new(self.work / name)
-        out, kept = (_new(own / each) for each in ("out", "kept"))
         given = {STEPS: str(self.steps)}
-        if keeps:
-            given[KEPT] = str(kept)
         if against:
-            found = (_new(own / f"found in {each}") for each in against)
             given[WITH] = os.pathsep.join(str(self.work / each / "kept") for each in against)
-            given[FOUND] = os.pathsep.join(map(str, found))
         if is_whole:
             given[_WHOLE] = "1"
+        # The same for every run: scripts write the paths of their files into files.
+        out, own = self.work / "out", self.work / name
         words = [_OUT.sub(lambda _: str(out), each) for each in self.command]
         if checkpoint is not None:
             words = [_CKPT.sub(lambda _: checkpoint, each) for each in words]
-        return Run(folder, _run(folder, words, given), out)
+        tries, printed = _TRIES, tuple[str, ...]()
+        while True:
+            tries -= 1
+            for each in (out, own):
+                shutil.rmtree(each, ignore_errors=True)
+            _new(out)
+            kept = _new(own / "kept")
+            found = [_new(own / f"found in {each}") for each in against]
+            folders = {**({KEPT: str(kept)} if keeps else {}), FOUND: os.pathsep.join(map(str, found))}
+            try:
+                printed = _run(folder, words, {**given, **folders})
+            except _AbortError:
+                if not tries:
+                    raise
+            else:
+                break
+        out.rename(own / "out")
+        return Run(folder, tuple(line.replace(str(out), "OUT") for line in printed), own / "out")
 
     def documents(self, name: str, against: str = _FIRST) -> list[dict[str, Any]]:
         """Return what was found in the steps of a run, compared with another one."""
@@ -139,7 +163,7 @@ def compare_scripts(
         before: The folder of the script under FSDP1, such as a copy from before ``rewrite --write``.
         after: The folder of the script under FSDP2.
         command: The words of the command, such as ``torchrun --nproc-per-node 2 train.py``.
-        steps: How many steps of optimizers are compared; each is kept on the disk for both runs, as large as
+        steps: How many steps of each model are compared; each is kept on the disk for both runs, as large as
             gradients, parameters and buffers.
         checkpoints: What stands for ``CKPT`` in the command: the checkpoint that FSDP1 saved, and the one
             that the script under FSDP2 goes on from, which may be the same.
@@ -255,7 +279,8 @@ def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[
     lines = tuple(done.stdout.splitlines())
     if done.returncode:
         said = "\n".join(_what_failed(lines))
-        raise RankError(
+        is_aborted = any(_ABORTS in line for line in lines) and not any(map(_TRACEBACK.match, lines))
+        raise (_AbortError if is_aborted else RankError)(
             f"`{' '.join(words)}` failed in {folder} (exit code {done.returncode}). It printed:\n{said}"
         )
     return lines
@@ -288,6 +313,11 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     files = [_files(each.out) for each in (first, second)]
     saved = list(_checkpoints(first.out, second.out))
     inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
+    unread = [
+        each
+        for each in sorted((files[0] & files[1]) - inside)
+        if not filecmp.cmp(first.out / each, second.out / each, shallow=False)
+    ]
     return ScriptReport(
         before=str(first.folder),
         after=str(second.folder),
@@ -307,15 +337,17 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         checkpoints=tuple(saved),
         were_fsdp1=were_fsdp1,
         is_others=any(each["is_others"] for each in documents),
-        notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents))),
+        notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents), unread)),
     )
 
 
-def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool) -> Iterator[str]:
+def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool, unread: Sequence[str]) -> Iterator[str]:
     if is_seen and not was_fsdp1:
         yield _NO_FSDP1
     if not any(map(_OUT.search, command)):
         yield _NO_FILES
+    if unread:
+        yield f"{_UNREAD}: {listed(unread, _MOST_UNREAD)}."
 
 
 def _files(folder: Path) -> set[str]:
@@ -340,12 +372,20 @@ def _checkpoints(before: Path, after: Path) -> Iterator[Checkpoints]:
         except FSDPMigrateError as error:
             yield Checkpoints(path=name, is_same=None, words=str(error).partition("\n")[0])
             continue
-        words = "" if report.is_same else f"{report.differences[0].key}: {report.differences[0].message}"
-        is_rounded = all(
-            each.kind == "value" and each.largest is not None and each.largest < _ROUNDED
-            for each in report.differences
+        most = max(report.differences, key=_part_that_differs, default=None)
+        yield Checkpoints(
+            path=name,
+            is_same=report.is_same,
+            words="" if most is None else f"{most.key}: {most.message}",
+            is_rounded=most is not None and _part_that_differs(most) < _ROUNDED,
         )
-        yield Checkpoints(path=name, is_same=report.is_same, words=words, is_rounded=is_rounded)
+
+
+def _part_that_differs(difference: Difference) -> float:
+    """Return by what part of its numbers a tensor differs; of what is no number, all."""
+    if difference.kind != "value" or difference.largest is None or not difference.scale:
+        return math.inf
+    return difference.largest / difference.scale
 
 
 def _printed(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tuple[list[str], list[str]]]:
@@ -391,7 +431,6 @@ def _said(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _shown(line: str, run: Run) -> str:
-    """Return a line without what names the run: its folders, the hour, numbers of processes."""
-    for path, name in ((run.out, "OUT"), (run.folder, ".")):
-        line = line.replace(str(path), name)
+    """Return a line without what names the run: its folder, the hour, numbers of processes."""
+    line = line.replace(str(run.folder), ".")
     return _OF_THIS_RUN.sub("...", line).rstrip()

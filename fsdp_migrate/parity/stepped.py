@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from fsdp_migrate.parity.comparing import groups_of
 from fsdp_migrate.parity.recording import clean_name
 from fsdp_migrate.parity.trainees import Prepared, UnderFSDP1
-from fsdp_migrate.runtime.fsdp1_models import holds_fsdp1
+from fsdp_migrate.runtime.fsdp1_models import holds_fsdp1, is_fsdp1
 from fsdp_migrate.sharding.prepare import fsdp1_arguments
 
 
@@ -88,35 +88,43 @@ class Stepped:
         }
 
 
-def models_of(optimizer: Optimizer, known: Sequence[nn.Module]) -> list[nn.Module]:
+def models_of(optimizer: Optimizer) -> list[nn.Module]:
     """Return the outermost modules that hold what an optimizer steps, in the order of its parameters.
 
-    Names begin there in both runs. Those in ``known`` come before others that hold the same.
+    Names begin there in both runs. Of several that hold the same, the smallest is taken.
     """
     places = {id(param): place for place, param in enumerate(_params_of(optimizer))}
-    left, found = set(places), dict[nn.Module, int]()
+    # By the type: `isinstance` asks an object for its class, which runs code of lazy imports and proxies.
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inner = {id(child) for each in modules for child in each.children()}
+    held = {
+        each: places.keys() & {id(param) for param in each.parameters()}
+        for each in modules
+        if id(each) not in inner
+    }
 
-    def take(module: nn.Module) -> None:
-        held = left & {id(param) for param in module.parameters()}
-        if held:
-            found[module] = min(places[each] for each in held)
-            left.difference_update(held)
+    def rank(module: nn.Module) -> tuple[int, int, str]:
+        return -len(held[module]), len(list(module.modules())), type(module).__name__
 
-    for each in known:
-        take(each)
-    if left:
-        # By the type: `isinstance` asks an object for its class, which runs code of lazy imports and proxies.
-        modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-        inner = {id(child) for each in modules for child in each.children()}
-        outermost = [each for each in modules if id(each) not in inner]
-
-        def rank(module: nn.Module) -> tuple[int, int, str]:
-            held = sum(id(param) in left for param in module.parameters())
-            return -held, len(list(module.modules())), type(module).__name__
-
-        for each in sorted(outermost, key=rank):
-            take(each)
+    found, left = {}, set(places)
+    for each in sorted((each for each in held if held[each]), key=rank):
+        if own := held[each] & left:
+            found[each] = min(places[param] for param in own)
+            left -= own
     return sorted(found, key=lambda each: found[each])
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module in FSDP1's wrapper, which is the same before it is wrapped and under FSDP2."""
+    while is_fsdp1(model):
+        model = model.module
+    return model
+
+
+def are_sharded(models: Sequence[nn.Module]) -> bool:
+    """Tell whether FSDP1 or FSDP2 shards a part of one of them."""
+    inside = [each for model in models for each in model.modules()]
+    return any(is_fsdp1(each) or isinstance(each, FSDPModule) for each in inside)
 
 
 def plain_value(value: Any) -> Any:

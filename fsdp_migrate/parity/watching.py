@@ -20,7 +20,7 @@ from torch import nn
 from fsdp_migrate.parity.comparing import group_gap
 from fsdp_migrate.parity.explaining import clue_of
 from fsdp_migrate.parity.report import Difference
-from fsdp_migrate.parity.stepped import Stepped, models_of, plain_value
+from fsdp_migrate.parity.stepped import Stepped, are_sharded, models_of, plain_value, unwrapped
 from fsdp_migrate.parity.tensors import Gap, find_gap
 from fsdp_migrate.parity.trainees import is_alone, quiet_fsdp1
 
@@ -64,7 +64,7 @@ class Seen:
 
 @dataclass
 class Watch:
-    """What is watched in this process, in the order in which it was seen first."""
+    """What is watched in this process, in the order in which it was seen first; models without wrappers."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -119,13 +119,14 @@ def _changes_nothing(optimizer: Optimizer) -> bool:
 def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
     with quiet_fsdp1():
         models = _models_of(optimizer, watch)
-        new = [each for each in models if each not in watch.models]
+        plain = [unwrapped(each) for each in models]
+        new = [each for each in plain if each not in watch.models]
         watch.models += new
         if optimizer not in watch.optimizers:
             watch.optimizers.append(optimizer)
-        numbers = [watch.models.index(each) for each in models]
+        numbers = [watch.models.index(each) for each in plain]
         # By model: a script may train a plain one first, and step an optimizer of each parameter.
-        counted = tuple(numbers) or (-1, watch.optimizers.index(optimizer))
+        counted = are_sharded(models), *(numbers or (-1, watch.optimizers.index(optimizer)))
         if watch.counts.get(counted, 0) >= int(os.environ.get(STEPS, "0")):
             return
         watch.counts[counted] = watch.counts.get(counted, 0) + 1
@@ -149,7 +150,7 @@ def _models_of(optimizer: Optimizer, watch: Watch) -> list[nn.Module]:
     """Return the models of an optimizer, looked for again where it has other parameters."""
     params = frozenset(id(param) for group in optimizer.param_groups for param in group["params"])
     if (id(optimizer), params) not in watch.found:
-        watch.found[id(optimizer), params] = models_of(optimizer, watch.models)
+        watch.found[id(optimizer), params] = models_of(optimizer)
     return watch.found[id(optimizer), params]
 
 

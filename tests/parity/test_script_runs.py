@@ -252,8 +252,8 @@ def report_on(
         }
         (seen / f"step-{step}.json").write_text(json.dumps(document))
         (kept / f"step-{step}.pt").touch()
-    run = Run(folder, (), folder / "out")
-    return report_of(run, run, Comparison(("python", "OUT"), 2, folder))
+    first, second = (Run(folder, (), folder / each / "out") for each in ("first", "second"))
+    return report_of(first, second, Comparison(("python", "OUT"), 2, folder))
 
 
 def test_a_script_that_stayed_fsdp1_and_one_that_never_was_are_told(tmp_path: Path) -> None:
@@ -306,3 +306,42 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     report = report_on(tmp_path, found)
     assert [each.name for each in report.differences] == ["other", "rounded"]
     assert verdict(report) == "Different: 1 of 4 tensors of 2 steps; the first is gradient other, step 2."
+
+
+def test_what_abort_at_the_end_runs_again(tmp_path: Path) -> None:
+    """As gloo aborts now and then under FSDP1; the second of these runs goes well."""
+    (tmp_path / "train.py").write_text(
+        "import pathlib, sys\n"
+        "here = pathlib.Path('tries')\n"
+        "here.open('a').write('x')\n"
+        "out = pathlib.Path(sys.argv[1], 'notes.txt')\n"
+        "assert not out.exists()\n"
+        "out.write_text(sys.argv[1] + here.read_text())\n"
+        "if len(here.read_text()) % 2:\n"
+        "    print(\"terminate called after throwing an instance of 'gloo::EnforceNotMet'\")\n"
+        "    sys.exit(1)\n"
+    )
+    report = compare_scripts(tmp_path, tmp_path, ["python", "train.py", "OUT"])
+    assert (tmp_path / "tries").read_text() == "x" * 4
+    # The path in it is the same in both, what follows is not.
+    [note] = report.notes
+    assert note == "Written by both, with other bytes, and in no form that is compared: notes.txt."
+
+
+@pytest.mark.parametrize(("factor", "is_alike"), [(1 + 1e-6, True), (2.0, False)])
+def test_small_numbers_of_a_checkpoint_are_measured_by_themselves(
+    factor: float, is_alike: bool, tmp_path: Path
+) -> None:
+    """Of moments, which are near 0, twice as much is not rounding; the largest difference is named."""
+    values = torch.linspace(1, 2, 4)
+    for name, scale in (("first", 1.0), ("second", factor)):
+        (tmp_path / name / "out").mkdir(parents=True)
+        state = {"a": values * (1 + 1e-7 * (scale != 1.0)), "moment": values * 1e-9 * scale}
+        torch.save({"model": state}, tmp_path / name / "out" / "last.pt")
+    rounded = find_gap(values, values * (1 + 3e-7))
+    assert rounded is not None
+    found = [Difference(step=1, stage="gradient", name="a", module="", rank=0, gap=rounded)]
+    report = report_on(tmp_path, found)
+    [saved] = report.checkpoints
+    assert (saved.is_same, saved.is_rounded, report.alike) == (False, is_alike, is_alike)
+    assert saved.words.startswith("model.moment: ")

@@ -26,9 +26,11 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ways |= {
         "closure": ("originals", "closure"),
         "flat and a temperature": ("flat", "temperature"),
+        "flat, two models": ("flat", "two models, plain first"),
+        "originals, two models": ("originals", "two models, plain first"),
         "a temperature": ("originals", "temperature"),
     }
-    folders = {name: tmp_path_factory.mktemp(name.replace(" ", "-")) for name in ways}
+    folders = {name: tmp_path_factory.mktemp(name.replace(" ", "-").replace(",", "")) for name in ways}
     for name, folder in folders.items():
         given = ways[name]
         run_ranks(watched_bodies.train, *given, str(folder), None)
@@ -121,3 +123,16 @@ def test_what_belongs_to_no_module_is_compared_too(how: str, kept: dict[str, Pat
     found = [each for document in other for each in document["differences"]]
     assert {each["name"] for each in found} == {"(of no module) 0"}
     assert [each["stage"] for each in found if each["step"] == 1] == ["optimizer group", "parameter"]
+
+
+@pytest.mark.parametrize("how", ["flat", "originals"])
+def test_all_models_of_an_optimizer_are_seen_also_after_a_plain_one(
+    how: str, kept: dict[str, Path], tmp_path: Path
+) -> None:
+    """The steps of the plain model, before it is sharded, use up none of those after it."""
+    steps = compared(kept[f"{how}, two models"], tmp_path, fault="two models, plain first")
+    assert [each["differences"] for each in steps] == [[]] * 4
+    assert [each["are_fsdp1"] for each in steps] == [[False, False]] * 2 + [[True, False]] * 2
+    alone = compared(kept[how], tmp_path / "alone")
+    # The first model was seen before; gradients and values of the second's weight and bias are new.
+    assert steps[-1]["compared"] == alone[-1]["compared"] + 4

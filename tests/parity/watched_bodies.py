@@ -27,22 +27,20 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
     register_optimizer_step_pre_hook(watching.before_step)
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watching.after_step(optimizer))
     torch.manual_seed(0)
-    model = _sharded(how, fault)
+    net = Net()
+    if "plain first" in fault:
+        _train_plain(net)
+    model = _sharded(net, how, fault)
     optimizer = _optimizer(model, fault)
-    temperature = torch.ones(3, requires_grad=True) if "temperature" in fault else None
-    if temperature is not None:
-        optimizer.add_param_group({"params": [temperature], "lr": 0.2 if "lr" in fault else 0.1})
-    if fault == "state made":  # as torch does where it loads or saves an optimizer
-        settings = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
-        optimizer.step()
-        for group, lr in zip(optimizer.param_groups, settings, strict=True):
-            group["lr"] = lr
+    projector, temperature = _besides(optimizer, how, fault)
+    if fault == "state made":
+        _make_state(optimizer)
     for step in range(3 if fault == "a step more" else 2):
 
         def backward(step: int = step) -> torch.Tensor:
             loss = loss_of(model, batch(step, dist.get_rank()))
+            if projector is not None:
+                loss = loss + projector(torch.full((2, 4), dist.get_rank() + 1.0)).square().mean()
             (loss * (2 if fault == "loss" and step == 1 else 1)).backward()
             return loss
 
@@ -58,8 +56,45 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
         optimizer.zero_grad()
 
 
-def _sharded(how: str, fault: str) -> nn.Module:
-    net = Net()
+def _besides(
+    optimizer: torch.optim.Optimizer, how: str, fault: str
+) -> tuple[nn.Module | None, torch.Tensor | None]:
+    """Give the optimizer a second model, or a parameter of no model."""
+    projector = temperature = None
+    if "two models" in fault:
+        projector = _alone(nn.Linear(4, 3), how)
+        optimizer.add_param_group({"params": list(projector.parameters()), "lr": 0.1})
+    if "temperature" in fault:
+        temperature = torch.ones(3, requires_grad=True)
+        optimizer.add_param_group({"params": [temperature], "lr": 0.2 if "lr" in fault else 0.1})
+    return projector, temperature
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Step without learning, as torch does where it loads or saves an optimizer."""
+    settings = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, lr in zip(optimizer.param_groups, settings, strict=True):
+        group["lr"] = lr
+
+
+def _alone(module: nn.Module, how: str) -> nn.Module:
+    if how == "prepared":
+        return prepare_fully_shard(module, {"use_orig_params": True})
+    return FSDP(module, use_orig_params=how == "originals", device_id=CPU)
+
+
+def _train_plain(net: Net) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        loss_of(net, batch(step, 0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _sharded(net: Net, how: str, fault: str) -> nn.Module:
     if fault == "start":
         with torch.no_grad():
             net.head.out.bias.add_(1)
