@@ -10,9 +10,13 @@ from fsdp_migrate.parity.report import place
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fsdp_migrate.parity.report import Difference
     from fsdp_migrate.parity.tensors import Gap
 
+
+_FLOAT32 = 2.0**-23
 
 Unsharded = Literal["", "FSDP1", "FSDP2", "neither", "unknown"]
 """Like which of the two runs FSDP1 that shards nothing trains; empty where it did not run."""
@@ -46,6 +50,7 @@ class ScriptReport:
     ``is_others`` tells that the second run has FSDP2 of other code than ``prepare_fully_shard``, such as a
     framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
+    ``is_enlarged`` tells that the first step that differs by more has the same gradients but for rounding.
     ``unsharded`` tells like which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first
     difference. ``notes`` say what was not compared.
     """
@@ -69,6 +74,7 @@ class ScriptReport:
     were_fsdp1: tuple[bool, bool] = (True, False)
     is_others: bool = False
     differs_from_itself: bool = False
+    is_enlarged: bool = False
     unsharded: Unsharded = ""
     notes: tuple[str, ...] = ()
 
@@ -113,6 +119,32 @@ def is_rounding(gap: Gap) -> bool:
         (True, False, False)
     """
     return gap.epsilons is not None and gap.epsilons <= _MOST_EPSILONS
+
+
+def is_enlarged(differences: Sequence[Difference], largest: float) -> bool:
+    """Tell whether what differs in a step by more than rounding comes of gradients that do not.
+
+    An optimizer such as Adam divides by the size of a gradient. Where it is 0 but for rounding, as that of
+    the bias of an attention's keys is, any other rounding is another step.
+
+    Args:
+        differences: All those of the step.
+        largest: The largest number of the step's gradients: a gradient is 0 but for rounding beside it.
+    """
+    rounded = {each.name for each in differences if each.stage == "gradient" and is_rounding(each.gap)}
+    more = [each for each in differences if not is_rounding(each.gap)]
+    noise = {
+        each.name
+        for each in more
+        if each.stage == "gradient"
+        and each.gap.largest is not None
+        and each.gap.largest <= _MOST_EPSILONS * _FLOAT32 * largest
+    }
+    gradients = [each for each in more if each.stage == "gradient"]
+    others = [each for each in more if each.stage != "gradient"]
+    return all(each.name in noise for each in gradients) and all(
+        each.stage == "parameter" and each.name in rounded | noise for each in others
+    )
 
 
 def verdict(report: ScriptReport) -> str:
@@ -169,6 +201,10 @@ _CAUSES: dict[Unsharded, str] = {
     "unknown": "not known: with sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, the script "
     "did not come so far",
 }
+_ENLARGED = (
+    "rounding, as it seems. All gradients of this step are the same but for rounding, and Adam makes more of "
+    "it where they are near 0. Leave out the clipping once, or take SGD, and compare again"
+)
 _THEIRS = (
     ". Not prepare_fully_shard shards the model, but other code, such as a framework: `fsdp-migrate config` "
     "names what that computes otherwise, above all in mixed precision (FM354)"
@@ -177,5 +213,7 @@ _THEIRS = (
 
 def cause(report: ScriptReport) -> str:
     """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
+    if report.is_enlarged and report.unsharded != "FSDP2":
+        return _ENLARGED
     theirs = _THEIRS if report.is_others and report.unsharded in {"FSDP1", "neither"} else ""
     return _CAUSES[report.unsharded] + theirs

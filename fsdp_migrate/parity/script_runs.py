@@ -21,7 +21,7 @@ from fsdp_migrate.checkpoint_convert import verify_checkpoints
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_rounding
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_enlarged, is_rounding
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
 from fsdp_migrate.source.surroundings import find_checkpoints
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.verification.verify import Difference
+    from fsdp_migrate.parity import report as parity
 
 
 _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
@@ -56,7 +57,7 @@ _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
 # What follows a message: the next traceback, the launcher's log, or what another rank says.
 _LAUNCHERS = re.compile(rf"[WE]\d{{4}} |{_TRACEBACK.pattern}|{_RANK.pattern}|\[default\d+\]:")
-_ABORTS, _TRIES = "terminate called", 3
+_ABORTS, _LOST, _TRIES = "terminate called", "ChildFailedError: ", 3
 _WARNS = re.compile(r"[Ww]arn(?:ing)?\b|\bW\d{4} |\*{9}")
 # What torchrun and logging write before a line, and what differs whenever something runs.
 _OF_THIS_RUN = re.compile(
@@ -279,7 +280,9 @@ def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[
     lines = tuple(done.stdout.splitlines())
     if done.returncode:
         said = "\n".join(_what_failed(lines))
-        is_aborted = any(_ABORTS in line for line in lines) and not any(map(_TRACEBACK.match, lines))
+        tracebacks = sum(_TRACEBACK.match(line) is not None for line in lines)
+        of_launchers = sum(_LOST in line for line in lines)
+        is_aborted = any(_ABORTS in line for line in lines) and tracebacks <= of_launchers
         raise (_AbortError if is_aborted else RankError)(
             f"`{' '.join(words)}` failed in {folder} (exit code {done.returncode}). It printed:\n{said}"
         )
@@ -336,9 +339,21 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
         were_fsdp1=were_fsdp1,
+        is_enlarged=bool(differences) and _is_enlarged(documents, differences[0]),
         is_others=any(each["is_others"] for each in documents),
         notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents), unread)),
     )
+
+
+def _is_enlarged(documents: Sequence[dict[str, Any]], first: parity.Difference) -> bool:
+    """Tell whether the first difference comes of rounding: that of the step itself, or of one before it."""
+    for document in documents:
+        own = [read_difference(each) for each in document["differences"]]
+        if not first.step or any(each.step < 1 for each in own):
+            return False
+        if any(each.step == first.step for each in own):
+            return is_enlarged(own, document["largest_gradient"])
+    return False
 
 
 def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool, unread: Sequence[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ has more than one model in memory.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -188,9 +189,15 @@ def _compare(seen: Seen, path: Path, found: Path) -> None:
         "are_fsdp1": [before is not None and before.is_fsdp1, seen.is_fsdp1],
         "is_others": seen.is_others,
         "compared": compared,
+        "largest_gradient": max((_size(each) for each in seen.tensors["gradient"].values()), default=0.0),
         "differences": [each.as_dict() for each in differences],
     }
     (found / f"step-{seen.number}.json").write_text(json.dumps(document))
+
+
+def _size(tensor: torch.Tensor) -> float:
+    found = float(tensor.abs().max()) if tensor.numel() else 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 def _differences(before: Seen, after: Seen) -> Iterator[Difference]:

@@ -248,6 +248,7 @@ def report_on(
             "are_fsdp1": were_fsdp1,
             "is_others": False,
             "compared": 2,
+            "largest_gradient": 1.0,
             "differences": [each.as_dict() for each in found if each.step == step],
         }
         (seen / f"step-{step}.json").write_text(json.dumps(document))
@@ -319,6 +320,8 @@ def test_what_abort_at_the_end_runs_again(tmp_path: Path) -> None:
         "out.write_text(sys.argv[1] + here.read_text())\n"
         "if len(here.read_text()) % 2:\n"
         "    print(\"terminate called after throwing an instance of 'gloo::EnforceNotMet'\")\n"
+        "    print('Traceback (most recent call last):')  # as torchrun does then\n"
+        "    print('torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ')\n"
         "    sys.exit(1)\n"
     )
     report = compare_scripts(tmp_path, tmp_path, ["python", "train.py", "OUT"])
@@ -345,3 +348,30 @@ def test_small_numbers_of_a_checkpoint_are_measured_by_themselves(
     [saved] = report.checkpoints
     assert (saved.is_same, saved.is_rounded, report.alike) == (False, is_alike, is_alike)
     assert saved.words.startswith("model.moment: ")
+
+
+@pytest.mark.parametrize(
+    ("gradient", "is_small", "stage", "expected"),
+    [
+        (1 + 3e-7, False, "parameter", True),  # as of an attention's keys: part of a gradient is near 0
+        (3.0, True, "parameter", True),  # all of it is, beside the others
+        (3.0, False, "parameter", False),
+        (1 + 3e-7, False, "buffer", False),
+        (1.0, False, "parameter", False),  # the same gradient, and another step
+    ],
+)
+def test_rounding_that_an_optimizer_enlarges_is_told(
+    gradient: float, is_small: bool, stage: Any, expected: bool, tmp_path: Path
+) -> None:
+    values = torch.tensor([1.0, -2.0]) * (1e-9 if is_small else 1)
+    gaps = {"gradient": find_gap(values, values * gradient), stage: find_gap(values, values * 1.5)}
+    found = [
+        Difference(step=1, stage=each, name="a", module="", rank=0, gap=gap)
+        for each, gap in gaps.items()
+        if gap is not None
+    ]
+    report = replace(report_on(tmp_path, found), unsharded="FSDP1")
+    assert report.is_enlarged == expected
+    assert cause(report).startswith("rounding, as it seems") == expected
+    # What a run without shards shows for sure goes before that.
+    assert "FSDP1's own run was off" in cause(replace(report, unsharded="FSDP2"))
