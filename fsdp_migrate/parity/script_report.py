@@ -21,7 +21,7 @@ _FLOAT32 = 2.0**-23
 Unsharded = Literal["", "FSDP1", "FSDP2", "neither", "unknown"]
 """Like which of the two runs FSDP1 that shards nothing trains; empty where it did not run."""
 
-_MOST_EPSILONS = 64.0
+_MOST_EPSILONS, _MUCH = 64.0, 1e4  # what is rounding, and what is none for sure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +205,11 @@ _ENLARGED = (
     "rounding, as it seems. All gradients of this step are the same but for rounding, and Adam makes more of "
     "it where they are near 0. Leave out the clipping once, or take SGD, and compare again"
 )
+_THIRD = (
+    "not known. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, it gives a third set of "
+    "numbers, by more than rounding makes: one of FSDP1's own runs is off at least. It computes on with old "
+    "weights where they are written after a forward without a backward (`fsdp-migrate explain FM451`)"
+)
 _THEIRS = (
     ". Not prepare_fully_shard shards the model, but other code, such as a framework: `fsdp-migrate config` "
     "names what that computes otherwise, above all in mixed precision (FM354)"
@@ -215,5 +220,8 @@ def cause(report: ScriptReport) -> str:
     """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
     if report.is_enlarged and report.unsharded != "FSDP2":
         return _ENLARGED
+    first = report.first
+    if first is not None and report.unsharded == "neither" and (first.gap.epsilons or 0.0) > _MUCH:
+        return _THIRD
     theirs = _THEIRS if report.is_others and report.unsharded in {"FSDP1", "neither"} else ""
     return _CAUSES[report.unsharded] + theirs

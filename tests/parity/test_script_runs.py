@@ -275,7 +275,12 @@ def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
     assert "Look at what was rewritten" in cause(report)
     assert "FM354" not in cause(report)
     assert "FM354" in cause(replace(report, is_others=True))
-    assert "Leave out the clipping once" in cause(replace(report, unsharded="neither"))
+    neither = replace(report, unsharded="neither")
+    for factor, said in ((1 + 1e-4, "Leave out the clipping once"), (1.1, "FSDP1's own runs is off")):
+        gap = find_gap(torch.ones(2), torch.ones(2) * factor)
+        assert gap is not None
+        first = Difference(step=1, stage="gradient", name="a", module="", rank=0, gap=gap)
+        assert said in cause(replace(neither, differences=(first,)))
     assert "FM354" not in cause(replace(report, is_others=True, unsharded="FSDP2"))
 
 
