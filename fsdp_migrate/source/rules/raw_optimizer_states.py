@@ -40,12 +40,12 @@ CODES = ("FM333", "FM425")
 _SAVED = (
     "this is one rank's part of the state, keyed by numbers, now as DTensors: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
-    "asked for on every rank."
+    "asked for on every rank. The first gives rank 0 the whole, to save it, and the others {}."
 )
 _MAYBE = (
     "where this optimizer has a sharded model, this is one rank's part of the state, keyed by numbers: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
-    "asked for on every rank."
+    "asked for on every rank. The first gives rank 0 the whole, to save it, and the others {}."
 )
 _SAVED_BY_RANKS = (
     "each rank saves its part of the state here, keyed by numbers, now as DTensors: save the whole, "
