@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from fsdp_migrate.checkpoint_convert.manifest.classify import MODEL_NAMES
 from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
 from fsdp_migrate.checkpoint_convert.sources.lightning import FABRICS
+from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, stem_of
 from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
+from fsdp_migrate.findings import named
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
 
@@ -135,11 +137,25 @@ def _others(manifest: Manifest) -> str | None:
     if not loader:
         return (
             "It reads none of the other files named above: what your script needs of them, such as a "
-            "scheduler's state, it loads as it does now."
+            "scheduler's state, it loads as it does now." + _of_ranks(manifest.extra_files)
         )
     return (
         f"It reads none of the other files named above, which {loader} does: with `load_checkpoint` you load "
         "what you need of them yourself, such as the scheduler's state."
+    )
+
+
+def _of_ranks(names: Iterable[str]) -> str:
+    """Say what does not fit of files that ranks saved by themselves, by their names, or nothing."""
+    beside = list(names)
+    found = [name for name in beside if stem_of(name) is not None]
+    found += [name for family in find_counted(beside) for name in family.files.values()]
+    if not found:
+        return ""
+    return (
+        " But not an optimizer's state that each rank of FSDP1 saved by itself, where "
+        f"{named(sorted(found))} hold one: its flat parts do not fit. `fsdp-migrate explain FM425` says "
+        "how it is brought over."
     )
 
 

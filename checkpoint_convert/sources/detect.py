@@ -250,5 +250,5 @@ def _other_kind(names: list[str]) -> str | None:
         return "a Hugging Face model in safetensors" if config else "safetensors files"
     weights = [name for name in names if name.endswith((".pt", ".pth", ".bin", ".ckpt"))]
     if weights:
-        return f"{len(weights)} files ({named(sorted(weights))}), each of which can be converted by itself"
+        return f"{len(weights)} files ({named(sorted(weights))}), each of which `inspect` looks at by itself"
     return None

@@ -233,7 +233,9 @@ EXPLANATIONS = {
         "Parameters are numbered in it, and each rank has its own shards. If one rank saves it, or all ranks under one name, the rest is lost;"
         " it was so under FSDP1 too.",
         "Save `fsdp_migrate.runtime.full_optimizer_state_dict(model, optimizer)` or `sharded_state_dict(model, optimizer)`, and load"
-        " with `optim_state_dict_to_load` or `load_checkpoint`.",
+        " with `optim_state_dict_to_load` or `load_checkpoint`. The first gives rank 0 the state and the others `{}`: where each rank saves a file, ask"
+        " with `rank0_only=False`. `load_checkpoint` joins FSDP1's files of ranks that hold the model too. From an optimizer's files alone, let the old"
+        " script load them once, and save what `full_optimizer_state_dict` gives there.",
     ),
     "FM445": (
         "FSDP1 gave an optimizer plain tensors: one rank's flat part of each unit. FSDP2 gives it `DTensor`s of the parameters' own shapes."

@@ -13,13 +13,18 @@ from fsdp_migrate.checkpoint_convert.sources.made_here import is_made_here
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.surroundings import CheckpointFound
 
 
 _CONVERTED = "fsdp2"
 _NUMBER = re.compile(r"\d+")
+# Ranks of one save end within so many seconds.
+_TOGETHER = 2.0
+_STEPS = re.compile(
+    r"step|epoch|iter|check|ckpt|(?:^|[_\-.])(?:ep|ba|e|s|it)[_\-.]?\*|^[_\-.]?\*", re.IGNORECASE
+)
 _COUNTED = re.compile(r"(?:^|.*[-_=.])\d+")
 
 
@@ -32,12 +37,13 @@ def placed(found: Sequence[CheckpointFound], roots: Iterable[str | Path] = ()) -
     """
     tops = [Path(root) for root in roots]
     taken: set[str] = set()
+    found = _joined(found)
     targets = [target_of(each.path, taken) for each in found]
     outputs = {str(Path(target)) for target in targets}
     kept = [
         replace(
             each,
-            **_measured(each.path),
+            **_measured(each.path, each.beside),
             target=target,
             is_converted=Path(target).exists(),
             is_fsdp2s=_is_where_conversions_are(each.path, tops) or is_made_here(Path(each.path)),
@@ -84,10 +90,47 @@ def _is_where_conversions_are(path: str, roots: Iterable[Path]) -> bool:
     return any(name == _CONVERTED or name.endswith(f"-{_CONVERTED}") for name in names)
 
 
-def _measured(path: str) -> dict[str, Any]:
+def _joined(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
+    """Return checkpoints, the first of the files that the ranks saved of one state standing for all of them.
+
+    Those that are counted from 0 on and were saved together. Where the name says that steps are counted, they
+    are checkpoints of one run after another. A folder of files whose names say "rank" is one as a whole.
+    """
+    files: defaultdict[str, dict[str, CheckpointFound]] = defaultdict(dict)
+    for each in found:
+        if each.is_full and not each.is_lightnings and Path(each.path).is_file():
+            files[str(Path(each.path).parent)][Path(each.path).name] = each
+    stands: dict[str, tuple[str, ...]] = {}
+    for own in files.values():
+        for names in _families(own):
+            paths = tuple(own[name].path for name in names)
+            stands |= dict.fromkeys(paths, ()) | {paths[0]: paths[1:]}
+    joined = []
+    for each in found:
+        beside = stands.get(each.path)
+        if beside:
+            shown = ", ".join(Path(path).name for path in (each.path, *beside))
+            joined.append(replace(each, layout=f"a file of each rank, as it seems: {shown}", beside=beside))
+        elif beside is None:
+            joined.append(each)
+    return joined
+
+
+def _families(own: Mapping[str, CheckpointFound]) -> Iterator[list[str]]:
+    """Yield the names of the files of a folder that ranks saved together, by what they are called."""
+    from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted
+
+    for family in find_counted(own):
+        names = list(family.files.values())
+        saved = [Path(own[name].path).stat().st_mtime for name in names]
+        if max(saved) - min(saved) < _TOGETHER and not _STEPS.search(family.stem):
+            yield names
+
+
+def _measured(path: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     """Return the bytes of a file, or of all files below a folder, and when the newest was written."""
     files = (
-        [Path(path)]
+        [Path(each) for each in (path, *beside)]
         if Path(path).is_file()
         else [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     )

@@ -62,6 +62,7 @@ _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _SAVED = (".bin", ".ckpt", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar")
+_BARE = re.compile(r"[._-][a-z]*optim\w*\Z", re.IGNORECASE)  # last.pt.optim
 _ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
 _VERSION = b"pytorch-lightning_version"
 _META = "meta.pt"
@@ -129,6 +130,7 @@ class CheckpointFound:
         is_lightnings: Whether Lightning's Trainer saved it.
         saved: When it was saved last, in seconds.
         is_fsdp2s: Whether it was saved after FSDP1 was gone from the sources and configs, or converted.
+        beside: The files of the other ranks.
     """
 
     path: str
@@ -141,6 +143,7 @@ class CheckpointFound:
     is_lightnings: bool = False
     saved: float = 0.0
     is_fsdp2s: bool = False
+    beside: tuple[str, ...] = ()
 
     @property
     def is_full(self) -> bool:
@@ -447,12 +450,10 @@ def _as_words(title: str) -> str:
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
     if path.suffix == ".safetensors" and not _is_data(path):
         yield CheckpointFound(str(path), _title("safetensors"))
-    elif path.name.endswith(_SAVED) and not _is_beside_a_model(path) and _is_checkpoint(path):
-        layout = _title("file")
-        if _is_lightnings(path):
-            yield CheckpointFound(str(path), f"{layout} of Lightning's Trainer", is_lightnings=True)
-        else:
-            yield CheckpointFound(str(path), layout)
+    elif _BARE.sub("", path.name).endswith(_SAVED) and not _is_beside_a_model(path) and _is_checkpoint(path):
+        is_lightnings = _is_lightnings(path)
+        layout = f"{_title('file')} of Lightning's Trainer" if is_lightnings else _title("file")
+        yield CheckpointFound(str(path), layout, is_lightnings=is_lightnings)
 
 
 def _is_beside_a_model(path: Path) -> bool:

@@ -64,6 +64,15 @@ def test_inspect_says_what_else_is_there_and_who_reads_it(
     said = " ".join(capsys.readouterr().out.split())
     assert "1 other file: scheduler.bin" in said
     assert "It reads none of the other files named above: what your script needs" in said
+    assert "flat parts" not in said
+    for rank in range(2):
+        torch.save({"opt": {"state": {0: {"exp_avg": torch.zeros(3)}}}}, folder / f"extra_{rank}.pt")
+    assert main(["inspect", str(folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "an optimizer's state that each rank of FSDP1 saved by itself, where `extra_0.pt`, `extra_1.pt`"
+        in said
+    )
     assert "files copied" not in said  # nothing is converted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
+from fsdp_migrate import load_checkpoint
 from fsdp_migrate.runtime import full_optimizer_state_dict, optim_state_dict_to_load, sharded_state_dict
 from tests.rank_bodies.parity import full
 from tests.rank_bodies.runtime import backward, error_of, fsdp1, prepared, whole_of
@@ -101,6 +103,41 @@ def load(case: str, how: str) -> dict[str, Any]:
         "untouched": all(map(torch.equal, _flat(before), _flat(state))),
         "lr": [[group["lr"] for group in each.param_groups] for each in (fresh, new)],
     }
+
+
+def of_files_of_ranks(folder: str) -> list[tuple[Tensors, Tensors]]:
+    """Do what FM425 says where each rank saves a file; return the weights a step later, expected and ours."""
+    rank = dist.get_rank()
+    old, old_optimizer = _trained(fsdp1("blocks"))
+    torch.save(old_optimizer.state_dict(), f"{folder}/old_{rank}.pt")
+    model, optimizer = _trained(prepared("blocks"))
+    whole = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    torch.save({"opt": whole}, f"{folder}/extra_{rank}.pt")
+    Path(folder, "both").mkdir(exist_ok=True)
+    both = {"model": sharded_state_dict(model)["model"], "optimizer": whole}
+    torch.save(both, f"{folder}/both/rank{rank}.pt")
+    # The old script, once: it loads its files, and below that the whole is taken.
+    fresh_old = optimizer_of(old, lr=9.0)
+    fresh_old.load_state_dict(torch.load(f"{folder}/old_{rank}.pt", weights_only=False))
+    brought = full_optimizer_state_dict(old, fresh_old)
+    if rank == 0:
+        torch.save(brought, f"{folder}/whole.pt")
+    dist.barrier()
+
+    def resumed(state: dict[str, Any]) -> Tensors:
+        again, _ = _trained(prepared("blocks"))
+        fresh = optimizer_of(again, lr=9.0)
+        fresh.load_state_dict(optim_state_dict_to_load(again, fresh, state))
+        return _go_on(again, fresh)
+
+    from_new = resumed(torch.load(f"{folder}/extra_{rank}.pt", weights_only=False)["opt"])
+    from_old = resumed(torch.load(f"{folder}/whole.pt", weights_only=False))
+    joined = prepared("blocks")
+    fresh = optimizer_of(joined, lr=9.0)
+    load_checkpoint(f"{folder}/both", joined, fresh)
+    from_both = _go_on(joined, fresh)
+    expected = _go_on(model, optimizer)
+    return [(expected, from_new), (_go_on(old, old_optimizer), from_old), (expected, from_both)]
 
 
 def _flat(state: dict[str, Any]) -> list[torch.Tensor]:

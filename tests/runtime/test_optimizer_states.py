@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.ranks import run_ranks
 from tests.runtime import optimizer_states_bodies as optimizer_states
 from tests.runtime.cases import Cases, assert_equal
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 GIVEN = [("blocks", False), ("blocks", True), ("NO_SHARD", False)]
@@ -51,6 +57,13 @@ def test_a_state_is_loaded_as_fsdp1_loaded_it(case: str, how: str) -> None:
         assert_equal(found["ours"], found["FSDP1"])
         assert found["lr"] == [[0.03, 0.01, 0.005]] * 2
         assert found["untouched"], "steps have changed the state that was given"
+
+
+def test_files_of_ranks_are_resumed_from_as_is_said_of_them(tmp_path: Path) -> None:
+    """New ones, old ones that the old script loads once, and new ones with the model in them."""
+    for found in run_ranks(optimizer_states.of_files_of_ranks, str(tmp_path)):
+        for expected, ours in found:
+            assert_equal(ours, expected)
 
 
 def test_a_state_that_does_not_fit_is_an_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -92,6 +93,40 @@ def test_files_of_ranks_are_converted_with_the_model_where_they_are_flat(tmp_pat
     steps = next_steps([], ScanReport((), 0), [], find_checkpoints([tmp_path]))
     (step,) = (step for step in steps if any(" convert " in command for command in step.commands))
     assert "need `--model PKG.MOD:FACTORY --config FILE`" in step.text
+
+
+@pytest.mark.parametrize(
+    ("names", "seconds", "is_one"),
+    [
+        (("tables_0.pt", "tables_1.pt"), 1.0, True),
+        (("tables_0.pt", "tables_1.pt"), 60.0, False),
+        (("step_0.pt", "step_1.pt"), 1.0, False),
+        (("model_4.pt", "model_5.pt"), 1.0, False),
+    ],
+)
+def test_files_of_ranks_of_one_save_are_one_checkpoint(
+    names: tuple[str, str], seconds: float, is_one: bool, tmp_path: Path
+) -> None:
+    """Not one file and an older one of the same run, as those of steps are."""
+    torch.save({"model": torch.ones(1)}, tmp_path / "dense.pt")
+    for number, name in enumerate(names):
+        torch.save({"w": [torch.ones(1)]}, tmp_path / name)
+        os.utime(tmp_path / name, (1e9 + number * seconds,) * 2)
+    dense, *found = sorted(find_checkpoints([tmp_path]), key=lambda each: each.path)
+    assert dense.layout == "full state in one file"
+    if is_one:
+        (one,) = found
+        assert one.layout == f"a file of each rank, as it seems: {names[0]}, {names[1]}"
+        assert one.nbytes == sum((tmp_path / name).stat().st_size for name in names)
+        assert one.is_latest
+    else:
+        assert [each.layout for each in found] == ["full state in one file"] * 2
+
+
+def test_an_optimizers_file_beside_a_models_is_seen_by_its_suffix(tmp_path: Path) -> None:
+    for name in ("last.pt", "last.pt.optim", "last.pth_optimizer", "last.pt.log", "notes.optim"):
+        torch.save({"w": torch.ones(1)}, tmp_path / name)
+    assert _layouts(tmp_path).keys() == {"last.pt", "last.pt.optim", "last.pth_optimizer"}
 
 
 def test_what_stays_is_not_taken_for_fsdp2(tmp_path: Path) -> None:

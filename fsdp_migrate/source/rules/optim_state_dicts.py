@@ -69,13 +69,18 @@ _WHICH = (
     "Call optim_state_dict_to_load(model, optimizer, state) of fsdp_migrate.runtime."
 )
 _REKEY = (
-    "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them; rekey nothing."
+    "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them; rekey nothing. "
+    "Where they are loaded, keep the call that asks for PARAM_NAME: checkpoints that were saved by numbers "
+    "need it, and it leaves names as they are."
 )
 _REKEY_UNSEEN = (
     "FSDP2's optimizer states are keyed by names, as full_optimizer_state_dict gives them: rekey nothing to "
     "numbers. To names, OptimStateKeyType.PARAM_NAME, this goes on as it is."
 )
-_TO_NAMES = "stays: it asks a model and its optimizer alone, and FSDP2's optimizer states are keyed by names"
+_TO_NAMES = (
+    "stays: it asks a model and its optimizer alone, and FSDP2's optimizer states are keyed by names; "
+    "checkpoints that were saved by numbers need it"
+)
 _NAMED = "stays: torch gave this state, keyed by names as FSDP2's are"
 _REKEYED = ((0, "optim_state_dict"), (1, "optim_state_key_type"), (2, "model"))
 _KEYS = re.compile(r"PARAM_(NAME|ID)")

@@ -13,7 +13,7 @@ from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import last_name, parameters_of, text_of, walk_for
+from fsdp_migrate.source.python.nodes import argument_of, last_name, parameters_of, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
 from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
@@ -40,13 +40,20 @@ CODES = ("FM333", "FM425")
 _SAVED = (
     "this is one rank's part of the state, keyed by numbers, now as DTensors: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
-    "asked for on every rank."
+    "asked for on every rank. The first gives rank 0 the whole, to save it, and the others {}."
 )
 _MAYBE = (
     "where this optimizer has a sharded model, this is one rank's part of the state, keyed by numbers: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
-    "asked for on every rank."
+    "asked for on every rank. The first gives rank 0 the whole, to save it, and the others {}."
 )
+_SAVED_BY_RANKS = (
+    "each rank saves its part of the state here, keyed by numbers, now as DTensors: save the whole, "
+    "full_optimizer_state_dict(model, optimizer, rank0_only=False) of fsdp_migrate.runtime, which gives "
+    "other ranks {} without rank0_only=False; load it by "
+    "optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, state))."
+)
+_MAY_BE_SAVED_BY_RANKS = f"where this optimizer has a sharded model, {_SAVED_BY_RANKS}"
 _AMONG = (
     "where an optimizer of a sharded model is among these, this is one rank's part of its state, keyed by "
     "numbers: save full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime in its place, or "
@@ -63,7 +70,16 @@ _DEEPEST = 2
 _MODEL = re.compile(r"model|module|net", re.IGNORECASE)
 _LOADED = (
     "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit: take "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate, which puts the parts of all ranks together."
+    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate, which puts the parts of all ranks together. "
+    "It reads what full_optimizer_state_dict(model, optimizer, rank0_only=False) saved in these files, too."
+)
+_LOADED_APART = (
+    "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit. "
+    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate joins it only where ranks' files in FOLDER "
+    "hold the model too. Where none does, let the old script load it once, and below that, on every rank, "
+    "take full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, which rank 0 saves; or begin "
+    "it anew. What that function saved is loaded by "
+    "optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, state))."
 )
 _LOADED_ALONE = (
     "what an FSDP1 run saved of this optimizer by itself is one rank's part, of flat parameters, which does "
@@ -94,7 +110,7 @@ def _found(source: Source) -> Iterator[Found]:
             saves = "mixed" if is_saved or source.models.strategies.is_run_sharded(call) else None
         if saves and not _is_given_to_fsdp1(source, call):
             saved.add(name_of(source, func.value))
-            yield Found("FM425", call, _SAVED if saves == "certain" else _MAYBE, "commented")
+            yield Found("FM425", call, _said_of_saved(source, call, saves), "commented")
             beside = _models_beside(source, call) if saves == "mixed" else ()
             yield from (Found("FM333", each, _MODELS, "commented") for each in beside)
     yield from (Found("FM425", call, _AMONG, "commented") for call in _of_checkpointables(source))
@@ -109,7 +125,8 @@ def _found(source: Source) -> Iterator[Found]:
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
-            yield Found("FM425", call, _LOADED, "commented")
+            is_joined = _is_beside_its_model(source, file)
+            yield Found("FM425", call, _LOADED if is_joined else _LOADED_APART, "commented")
         elif name_of(source, func.value) in saved or _is_of_a_model(source, func.value):
             yield Found("FM425", call, _LOADED_ALONE, "commented")
             loaded[name_of(source, func.value)] = _SAVED
@@ -254,26 +271,60 @@ def _has_a_model(source: Source) -> bool:
     return any(map(has_model, source.models.facts.values()))
 
 
+def _is_beside_its_model(source: Source, file: cst.Call) -> bool:
+    """Tell whether a sharded model loads of the same file of a rank, which is then read as one."""
+    return any(
+        isinstance(call.func, cst.Attribute)
+        and call.func.attr.value == "load_state_dict"
+        and source.models.certainty(call.func.value) is not None
+        and file_of(source, call) is file
+        for call in source.calls
+    )
+
+
+def _said_of_saved(source: Source, call: cst.Call, saves: str) -> str:
+    """Return what is to be saved in the place of a state: the whole on each rank that saves a file."""
+    if _is_saved_by_ranks(source, call):
+        return _SAVED_BY_RANKS if saves == "certain" else _MAY_BE_SAVED_BY_RANKS
+    return _SAVED if saves == "certain" else _MAYBE
+
+
+def _is_saved_by_ranks(source: Source, call: cst.Call) -> bool:
+    """Tell whether a state goes to a file whose name holds the rank, so that each rank saves one."""
+    saves = [*_saves_above(source, call), *_saves_by_name(source, call)]
+    given = (argument_of(save, 1, {"f"}) for save in saves)
+    return any(path is not None and is_of_a_rank(source, path) for path in given)
+
+
 def _is_saved_by_name(source: Source, call: cst.Call) -> bool:
     """Tell whether a name, or an item of it, is given a state, and the name to ``torch.save`` below."""
+    return any(True for _ in _saves_by_name(source, call))
+
+
+def _saves_by_name(source: Source, call: cst.Call) -> Iterator[cst.Call]:
+    """Yield the calls of ``torch.save`` below that are given a name which holds a state."""
     assign = next((a for a in source.index.ancestors(call) if isinstance(a, cst.Assign)), None)
     target: cst.BaseExpression | None = assign.targets[0].target if assign is not None else None
     target = target.value if isinstance(target, cst.Subscript) else target
     function = source.index.function(call)
     if not isinstance(target, cst.Name) or function is None:
-        return False
+        return
     for other in walk_for(function, cst.Call):
         if "torch.save" in source.index.qualified(other.func) and any(
             name.value == target.value for arg in other.args for name in walk_for(arg, cst.Name)
         ):
-            return True
-    return False
+            yield other
 
 
 def _is_saved(source: Source, call: cst.Call) -> bool:
     """Tell whether a call stands in what ``torch.save`` is given."""
+    return any(True for _ in _saves_above(source, call))
+
+
+def _saves_above(source: Source, call: cst.Call) -> Iterator[cst.Call]:
+    """Yield the calls of ``torch.save`` in what is given to which a call stands."""
     above = (each for each in source.index.ancestors(call) if isinstance(each, cst.Call))
-    return any("torch.save" in source.index.qualified(each.func) for each in above)
+    return (each for each in above if "torch.save" in source.index.qualified(each.func))
 
 
 def _of_optimizers(source: Source, name: str) -> Iterator[cst.Call]:

@@ -61,6 +61,15 @@ def test_a_folder_of_another_kind_says_what_it_is(tmp_path: Path) -> None:
     refuse(tmp_path / "other", tmp_path, "Hugging Face", UnsupportedFeatureError)
 
 
+def test_files_of_a_folder_are_not_said_to_be_convertible_before_they_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for name in ("dense.pt", "tables_0.pt", "tables_1.pt"):
+        (tmp_path / "other" / name).write_bytes(b"x")
+    refuse(
+        tmp_path / "other", tmp_path, "each of which `inspect` looks at by itself", UnsupportedFeatureError
+    )
+
+
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.jpg").write_bytes(b"x")

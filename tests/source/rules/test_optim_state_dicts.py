@@ -158,6 +158,10 @@ def test_a_plain_models_state_is_given_names_as_before(body: str) -> None:
     ("kind", "said"),
     [
         ("OptimStateKeyType.PARAM_ID", "rekey nothing."),
+        (
+            "OptimStateKeyType.PARAM_ID",
+            "keep the call that asks for PARAM_NAME: checkpoints that were saved by",
+        ),
         ("kind", "rekey nothing to numbers."),
         (
             "OptimStateKeyType.PARAM_NAME if named else OptimStateKeyType.PARAM_ID",

@@ -59,6 +59,48 @@ def test_files_of_ranks_that_are_loaded_are_said(body: str, path: str, is_of_a_r
     assert (("FM425", "commented") in found) is is_of_a_rank
 
 
+RANKS_SAVE = """\
+def save(path, extra):
+    m = FSDP(net)
+    {}
+"""
+IN_PLACE = 'torch.save({"m": m.state_dict(), "opt": optimizer.state_dict()}, FILE)'
+BY_NAME_ = (
+    'file = FILE\n    s = {"m": m.state_dict(), "opt": optimizer.state_dict()}\n    torch.save(s, f=file)'
+)
+
+
+@pytest.mark.parametrize("how", [IN_PLACE, BY_NAME_])
+@pytest.mark.parametrize(
+    ("file", "is_of_a_rank"), [('f"extra_{rank}.pt"', True), ('"last.pt"', False), ('f"rank0-{n}.pt"', False)]
+)
+def test_each_rank_that_saves_is_told_to_take_the_whole(how: str, file: str, is_of_a_rank: bool) -> None:
+    """Without rank0_only=False the files of the other ranks hold {}, and none can be resumed from."""
+    said = comments(RANKS_SAVE.format(how.replace("FILE", file)))
+    assert ("full_optimizer_state_dict(model, optimizer, rank0_only=False)" in said) is is_of_a_rank
+    assert ("asked for on every rank" in said) is not is_of_a_rank
+
+
+@pytest.mark.parametrize(
+    ("model", "is_apart"),
+    [
+        ('m.load_state_dict(blob["model"])\n', False),
+        ('m.load_state_dict(torch.load("model.pt"))\n', True),
+        ("dcp.load(m.state_dict(), checkpoint_id=folder)\n", True),
+    ],
+)
+def test_what_of_ranks_files_can_be_joined_is_said(model: str, is_apart: bool) -> None:
+    """No file of the model beside: load_checkpoint finds no optimizer there, and raises."""
+    load = 'blob = torch.load(f"extra_{rank}.pt")\noptimizer.load_state_dict(blob["opt"])\n'
+    said = comments(f"m = FSDP(net)\n{load}{model}")
+    assert ("let the old script load it once" in said) is is_apart
+    assert "load_checkpoint(FOLDER, model, optimizer)" in said
+
+
+def comments(body: str) -> str:
+    return " ".join(line.strip("# ") for line in turned(body).splitlines() if line.lstrip().startswith("#"))
+
+
 def test_the_optimizers_own_state_need_not_be_given() -> None:
     given = "optim_state_dict=self.opt.state_dict()"
     body = (
