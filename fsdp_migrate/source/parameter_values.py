@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.answers import Answers
-from fsdp_migrate.source.lists_of_lists import is_a_list_of_one
+from fsdp_migrate.source.lists_of_lists import ListsOfLists
 from fsdp_migrate.source.parts_of_objects import (
     given_to_method,
     methods_of,
@@ -189,7 +189,8 @@ class ParameterValues:
     def _is_a_list_of_one(self, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Attribute):
             return any(self._once(each, self.is_many) for each in property_of(self.source, node))
-        return is_a_list_of_one(self, node, functools.partial(self._once, ask=self.is_many))
+        is_many = functools.partial(self._once, ask=self.is_many)
+        return ListsOfLists(self.source, self.fillings, is_many).is_one(node)
 
     def _holds_many(self, node: cst.Name | cst.Attribute) -> bool:
         """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
