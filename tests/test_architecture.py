@@ -72,7 +72,7 @@ HOUSE: House = (
             "config_notes",
             ["source.catalog", "source.uses"],
             "source.python",
-            ["source.answers", "source.assigned_names", "source.parts_of_objects"],
+            ["source.answers", "source.assigned_names", "source.lists_of_lists", "source.parts_of_objects"],
             [
                 "source.called_methods",
                 "source.check_functions",

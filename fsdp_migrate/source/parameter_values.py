@@ -11,7 +11,14 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.answers import Answers
-from fsdp_migrate.source.parts_of_objects import methods_of, set_in_class, values_annotated
+from fsdp_migrate.source.lists_of_lists import ListsOfLists
+from fsdp_migrate.source.parts_of_objects import (
+    given_to_method,
+    methods_of,
+    property_of,
+    set_in_class,
+    values_annotated,
+)
 from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.held import whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
@@ -168,7 +175,8 @@ class ParameterValues:
         if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add):
             return self.is_many(node.left) or self.is_many(node.right)
         if isinstance(node, (cst.Name, cst.Attribute)):
-            return self.is_list(node) or self._is_filled(node) or self._holds_many(node)
+            is_its = self.is_list(node) or self._is_filled(node) or self._holds_many(node)
+            return is_its or self._is_a_list_of_one(node)
         if isinstance(node, cst.Call):
             func = node.func
             if isinstance(func, cst.Attribute) and func.attr.value in _ITEMS:
@@ -176,7 +184,13 @@ class ParameterValues:
             if last_name(func) in SAME_PARAMETERS:
                 return any(self.is_many(arg.value) for arg in node.args)
             return self.is_list(node) or self._gives(node, self.is_many)
-        return self.is_list(node)
+        return self.is_list(node) or self._is_a_list_of_one(node)
+
+    def _is_a_list_of_one(self, node: cst.BaseExpression) -> bool:
+        if isinstance(node, cst.Attribute):
+            return any(self._once(each, self.is_many) for each in property_of(self.source, node))
+        is_many = functools.partial(self._once, ask=self.is_many)
+        return ListsOfLists(self.source, self.fillings, is_many).is_one(node)
 
     def _holds_many(self, node: cst.Name | cst.Attribute) -> bool:
         """Tell whether a name is given parameters in one piece: ``grads = [p.grad for p in ...]``."""
@@ -208,9 +222,9 @@ class ParameterValues:
         for each, is_in_it in nameless:
             if self._once(each, self.is_many if is_in_it else ask) and (ask == self.is_one or not is_in_it):
                 return True
-        given = stands_for(index, models.guards, name) if is_given else ()
+        given = (*stands_for(index, models.guards, name), *given_to_method(self.source, name))
         is_summoned = self.source.contexts.is_summoned
-        return any(self._once(each, ask) and not is_summoned(each) for each in given)
+        return is_given and any(self._once(each, ask) and not is_summoned(each) for each in given)
 
     def _gives(self, call: cst.Call, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         """Tell whether a function of this source returns such: ``def grads(m): return [p.grad for ...]``."""
@@ -286,7 +300,9 @@ class ParameterValues:
             return True
         if isinstance(over, cst.Call) and self._gives(over, self.is_many):
             return True
-        if isinstance(over, _PUT_TOGETHER) and self._once(over, self.is_many):
+        if isinstance(over, (*_PUT_TOGETHER, cst.Subscript)) and self._once(over, self.is_many):
+            return True
+        if isinstance(over, (cst.Name, cst.Attribute)) and self._is_a_list_of_one(over):
             return True
         names = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(over, kind))
         known = [each for each in names if each in self.source.index.scopes]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.by_name import is_property
 from fsdp_migrate.source.python.last_values import stands_for, values_set
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, placed_parameters, walk_for
 from fsdp_migrate.source.python.object_fields import classes
 
 
@@ -56,6 +57,40 @@ def methods_of(source: Source, func: cst.BaseExpression) -> Iterator[cst.Functio
         for line in owner.body.body:
             if isinstance(line, cst.FunctionDef) and line.name.value == func.attr.value:
                 yield line
+
+
+def property_of(source: Source, node: cst.Attribute) -> Iterator[cst.BaseExpression]:
+    """Yield what a property of a class of this source returns: of ``self.params``, or of ``task.params``."""
+    own = source.index.class_of(node) if dotted(node.value) in {"self", "cls"} else None
+    lines = own.body.body if own is not None else ()
+    its = [each for each in lines if isinstance(each, cst.FunctionDef) and each.name.value == node.attr.value]
+    for function in filter(is_property, (*its, *methods_of(source, node))):
+        for given in walk_for(function.body, cst.Return):
+            if given.value is not None and source.index.function(given) is function:
+                yield given.value
+
+
+def given_to_method(source: Source, name: cst.Name) -> Iterator[cst.BaseExpression]:
+    """Yield what calls give to a method's argument: ``self.dot(a, b)``, ``tasks.dot(a, b)``, by its place."""
+    index, function = source.index, source.index.function(name)
+    owner = index.class_of(function) if function is not None else None
+    names = [each.name.value for each in placed_parameters(function)] if function is not None else []
+    if function is None or owner is None or name.value not in names[0 if _is_static(function) else 1 :]:
+        return
+    place = names.index(name.value) - (0 if _is_static(function) else 1)
+    for call in index.calls_of_method(function.name.value):
+        func = cst.ensure_type(call.func, cst.Attribute)
+        is_own = dotted(func.value) in {"self", "cls", owner.name.value} and index.class_of(call) is owner
+        if not is_own and function not in methods_of(source, func):
+            continue
+        named = [each.value for each in call.args if each.keyword and each.keyword.value == name.value]
+        placed = call.args[: place + 1]
+        is_placed = len(placed) > place and not any(each.star or each.keyword for each in placed)
+        yield from named or ([placed[-1].value] if is_placed else ())
+
+
+def _is_static(function: cst.FunctionDef) -> bool:
+    return any(dotted(each.decorator) == "staticmethod" for each in function.decorators)
 
 
 def _classes_of(source: Source, node: cst.BaseExpression) -> Iterator[cst.ClassDef]:

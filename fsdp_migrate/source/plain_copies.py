@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 
 COPIES: Final = (
-    "a plain tensor of a whole parameter, from before sharding or of the full state, meets a DTensor here, "
+    "a plain tensor, from before sharding, of the full state or of a file, meets a DTensor here, "
     "which torch refuses: take .full_tensor() of the parameter, on every rank, or, where the parameter is "
-    "changed, give it torch.distributed.tensor.distribute_tensor(it, p.device_mesh, p.placements)."
+    "changed, give it torch.distributed.tensor.distribute_tensor(it, p.device_mesh, p.placements). "
+    "A file's part of a flat parameter of FSDP1 fits none: load the whole model's state."
 )
 _DEEPEST: Final = 8
 _COPIES: Final = frozenset({"copy", "deepcopy"})
@@ -77,7 +78,11 @@ class PlainCopies:
             is_picked = isinstance(func, cst.Attribute) and func.attr.value in _PICKS
             return is_picked and self._once(cst.ensure_type(func, cst.Attribute).value, self.is_table)
         if isinstance(node, cst.Subscript):
-            is_item = self._once(node.value, self.is_table) or self._once(node.value, self.is_list)
+            is_item = (
+                self._is_of_a_file(node)
+                or self._once(node.value, self.is_table)
+                or self._once(node.value, self.is_list)
+            )
             return is_item and not is_slice(node)
         if isinstance(node, cst.Attribute):
             return node.attr.value in WEIGHTS and self._is_before_sharding(node.value)
@@ -92,6 +97,8 @@ class PlainCopies:
         """Tell whether an expression is a list of such tensors, one after another."""
         if isinstance(node, _LISTS):
             return self._once_one(node.elt)
+        if isinstance(node, cst.Subscript):
+            return self._is_of_a_file(node)
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self._is_filled(node, is_table=False) or self._stands_for(node, self.is_list)
         if not isinstance(node, cst.Call):
@@ -102,6 +109,15 @@ class PlainCopies:
                 return self._once(func.value, self.is_table)
             return self._is_before_sharding(func.value)
         return self._is_of_the_same(node, self.is_list)
+
+    def _is_of_a_file(self, node: cst.Subscript) -> bool:
+        """Tell whether it is an item of what ``torch.load`` gives: ``torch.load(path)["weights"]``."""
+        root: cst.BaseExpression | None = node
+        while isinstance(root, cst.Subscript):
+            root = root.value
+        if isinstance(root, cst.Name) and root in self.values.source.index.scopes:
+            root = last_value(self.values.source.index, root)
+        return isinstance(root, cst.Call) and "torch.load" in self.values.source.index.qualified(root.func)
 
     def is_table(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a dict of such tensors."""

@@ -1,14 +1,16 @@
-"""Models that a source wraps twice, one wrapper around the other: FSDP2 shards a model once."""
+"""Models that a source wraps twice, or in parts and as a whole by one function: FSDP2 shards a model once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.source.parts_of_objects import methods_of
 from fsdp_migrate.source.python.branches import leaves
-from fsdp_migrate.source.python.last_values import was_run
-from fsdp_migrate.source.python.nodes import argument_of, dotted
+from fsdp_migrate.source.python.last_values import last_value, was_run
+from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.nodes import argument_of, dotted, placed_parameters, text_of
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL
 
 
@@ -36,6 +38,100 @@ def wrapped_twice(source: Source, calls: Collection[cst.Call]) -> set[cst.Call]:
         inner = set(_made_by(source, model, calls, call, 0)) if model is not None else set()
         found |= {call, *inner} if inner else set()
     return found
+
+
+class _Site(NamedTuple):
+    """A place where a model is wrapped."""
+
+    call: cst.Call
+    model: cst.BaseExpression
+    made: cst.Call
+    """The call of FSDP's class that does it: this one, or the one in the function that is called here."""
+
+
+def nested_by_functions(source: Source, calls: Collection[cst.Call]) -> set[cst.Call]:
+    """Return the calls in functions that wrap what they are given, first parts of a model, then the whole.
+
+    Args:
+        source: The source.
+        calls: Its calls that make FSDP1's models.
+    """
+    wrapped = ((call, argument_of(call, 0, {"module"})) for call in calls)
+    direct = [_Site(call, model, call) for call, model in wrapped if model is not None]
+    sites = list(direct)
+    for _ in range(_DEEPEST):
+        direct = [one for each in direct for one in _by_callers(source, each)]
+        sites += direct
+    if len(sites) == len(calls):
+        return set()
+    found: set[cst.Call] = set()
+    for whole in sites:
+        text = text_of(_itself(source, whole.model))
+        home = source.index.function(whole.call)
+        for part in sites:
+            is_direct = part.call is part.made and whole.call is whole.made
+            if part is whole or is_direct or source.index.function(part.call) is not home:
+                continue
+            below = (f"{text}.", f"{text}[")
+            is_part = any(each.startswith(below) for each in _places(source, part, 0))
+            if is_part and not source.index.excludes(part.call, whole.call):
+                found |= {part.made, whole.made}
+    return found
+
+
+def _by_callers(source: Source, site: _Site) -> Iterator[_Site]:
+    """Yield the calls of the function around a place, where that wraps and returns what it is given."""
+    model, function = _itself(source, site.model), source.index.function(site.call)
+    names = [each.name.value for each in placed_parameters(function)] if function is not None else []
+    if function is None or not isinstance(model, cst.Name) or model.value not in names:
+        return
+    if site.call not in set(_given_by(source, function, {site.call}, 0)):
+        return
+    name, place = function.name.value, names.index(model.value)
+    is_method = names[0] in {"cls", "self"}
+    for call in source.calls:
+        func = call.func
+        last = func.attr.value if isinstance(func, cst.Attribute) else dotted(func)
+        called = (*source.models.guards.functions(func), *methods_of(source, func)) if last == name else ()
+        given = argument_of(call, place - is_method, {model.value}) if function in called else None
+        if given is not None:
+            yield _Site(call, given, site.made)
+
+
+def _places(source: Source, site: _Site, depth: int) -> Iterator[str]:
+    """Yield where a wrapped part comes from, and where it is put: ``net.blocks``, of a loop over them."""
+    above: cst.CSTNode = site.call
+    while not isinstance(above, (cst.Assign, cst.BaseStatement)):
+        above = source.index.parents[above]
+        func = above.func if isinstance(above, cst.Call) else None
+        if isinstance(above, cst.Call) and func is not None and dotted(func) == "setattr" and above.args:
+            yield f"{text_of(above.args[0].value)}."
+    if isinstance(above, cst.Assign):
+        yield from (text_of(each.target) for each in above.targets)
+    yield from _origins(source, _itself(source, site.model), depth)
+
+
+def _origins(source: Source, node: cst.BaseExpression, depth: int) -> Iterator[str]:
+    yield text_of(node)
+    root = node
+    while isinstance(root, (cst.Attribute, cst.Call, cst.Subscript)):
+        if (
+            isinstance(root, cst.Call)
+            and dotted(root.func) in {"enumerate", "list", "reversed"}
+            and root.args
+        ):
+            root = root.args[0].value
+            yield text_of(root)
+            continue
+        root = root.func if isinstance(root, cst.Call) else root.value
+    if depth > _DEEPEST or not isinstance(root, cst.Name) or root not in source.index.scopes:
+        return
+    loops = [loop for loop in loops_around(source.index, root) if binds(loop, root.value)]
+    for loop in loops:
+        yield from _origins(source, loop.iter, depth + 1)
+    value = None if loops else last_value(source.index, root)
+    if isinstance(value, (cst.Attribute, cst.Subscript)):
+        yield from _origins(source, value, depth + 1)
 
 
 def _made_by(

@@ -57,3 +57,62 @@ def run(net, others):
 )
 def test_lists_are_followed_into_functions_and_back(use: str, is_said: bool) -> None:
     assert (("FM423", "commented") in codes(GIVEN.format(use))) is is_said
+
+
+TASKS = """\
+class Tasks:
+    def __init__(self, opt):
+        self.o = opt
+
+    @property
+    def params(self):
+        return [p for g in self.o.param_groups for p in g["params"]]
+
+    def take(self):
+        out = []
+        for p in self.params:
+            out.append(torch.zeros_like(p) if p.grad is None else p.grad.detach().clone())
+        return out
+
+    @staticmethod
+    def dot(a, b):
+        return sum((x * y).sum() for x, y in zip(a, b))
+
+    def scaled(self, a, by=1):
+        return [t * by for t in a]
+
+    def run(self, others):
+        grads = []
+        for _ in range(2):
+            grads.append(self.take())
+        {}
+
+def main(net, others):
+    m = FSDP(net)
+    opt = torch.optim.SGD({}.parameters(), lr=0.1)
+    tasks = Tasks(opt)
+    tasks.run(others)
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "stepped", "is_said"),
+    [
+        ("x = self.dot(grads[0], grads[1])", "m", True),
+        ("x = [[self.dot(a, b) for b in grads] for a in grads]", "m", True),
+        ("x = Tasks.dot(b=grads[1], a=grads[0])", "m", True),
+        ("for a in grads:\n            x = torch.stack([t.norm() for t in a])", "m", True),
+        ("x = [t.norm() for t in grads[0]]", "m", True),
+        ("x = torch.stack([p.grad.norm() for p in self.params])", "m", True),
+        ("x = len(grads[0]), grads[:1]", "m", False),
+        ("x = self.dot(others[0], others[1])", "m", False),
+        ("x = [t.norm() for t in others[0]]", "m", False),
+        ("x = self.dot(grads[0], grads[1])", "head", False),
+        ("x = [t.to_local().norm() for t in grads[0]]", "m", False),
+    ],
+)
+def test_gradients_of_tasks_are_followed_through_a_class_that_holds_the_optimizer(
+    use: str, stepped: str, is_said: bool
+) -> None:
+    """A property, lists of lists, methods with and without ``self``: torch refused such sums in step 1."""
+    assert (("FM423", "commented") in codes(TASKS.format(use, stepped))) is is_said

@@ -157,3 +157,28 @@ def test_what_a_trainer_is_given(tmp_path: Path, model: str) -> None:
     (tmp_path / "train.py").write_text(TRAINER.replace("in net.", f"in {model}."))
     found = [use for use in scan_paths([tmp_path]).uses if use.code in {"FM318", "FM423"}]
     assert [use.line for use in found] == ([12, 13] if model == "net" else [])
+
+
+OF_A_FILE = """\
+def main(net, path):
+    m = FSDP(net)
+    mean = [torch.zeros_like(p) for p in m.parameters()]
+    saved = torch.load(path)
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("for p, q in zip(m.parameters(), saved['weights']):\n        p.copy_(q)", True),
+        ("for a, q in zip(mean, torch.load(path)['mean']):\n        a.copy_(q)", True),
+        ("for n, p in m.named_parameters():\n        p.data.copy_(saved['w'][n])", True),
+        ("for p, q in zip(m.parameters(), saved['weights']):\n        q.copy_(distribute(q))", False),
+        ("for p, q in zip(net2.parameters(), saved['weights']):\n        p.copy_(q)", False),
+        ("with FSDP.summon_full_params(m):\n        next(m.parameters()).copy_(saved['w'])", False),
+    ],
+)
+def test_tensors_of_a_file_that_meet_parameters_are_said(use: str, is_said: bool) -> None:
+    """Torch refuses them: the file holds plain tensors, and the parameters are DTensors."""
+    assert any(each.becomes == COPIES for each in uses(OF_A_FILE.format(use))) is is_said

@@ -19,7 +19,7 @@ from fsdp_migrate.source.python.makers import is_partial_of_fsdp
 from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.uses import Found, Need, Replace
-from fsdp_migrate.source.wrapped_twice import wrapped_twice
+from fsdp_migrate.source.wrapped_twice import nested_by_functions, wrapped_twice
 
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ _TWICE = (
     "FSDP around a model that it has wrapped already, and FSDP2 shards a model once: make one "
     "prepare_fully_shard(model, {...}) of both. Parameters that the first call ignored for the second are "
     "sharded with the others then."
+)
+_BY_A_FUNCTION = (
+    "FSDP inside FSDP: this is called for parts of a model, and for the whole. Shard the whole once, "
+    "prepare_fully_shard(model, {'auto_wrap_policy': ...}), and select the parts by the policy: CustomPolicy "
+    "gives a part arguments of its own, such as its mixed_precision."
 )
 _ASKED_FOR = (
     "no FSDP is seen around `{}`, which shards its parts: call prepare_fully_shard(part, {{...}}) "
@@ -112,6 +117,8 @@ def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> st
     """Return what is said of a part that is wrapped: also where the file wraps nothing but such parts."""
     if call in wrapped_twice(source, calls):
         return _TWICE
+    if call in nested_by_functions(source, calls):
+        return _BY_A_FUNCTION
     owners = {source.index.class_of(each) for each in calls}
     names = {source.index.path_of(owner) if owner is not None else "" for owner in owners}
     owner = source.index.class_of(call)
@@ -216,7 +223,7 @@ def words_of_container(source: Source, call: cst.Call) -> str | None:
 
 def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
     """Return the calls that wrap a part of a model, those that wrap a model with such parts, or twice."""
-    twice = wrapped_twice(source, calls)
+    twice = wrapped_twice(source, calls) | nested_by_functions(source, calls)
     inner = {call for call in calls if _wraps_a_part(source, call)}
     wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}
     pairs = {

@@ -145,6 +145,50 @@ def test_a_model_that_is_wrapped_once_in_each_run_is_turned(body: str) -> None:
     assert "FM303" not in dict(codes(body))
 
 
+BY_A_FUNCTION = """\
+def fsdp(module, **kw):
+    return FSDP(module, use_orig_params=True, **kw)
+
+class Strategy:
+    def _fsdp(self, module, mp=None):
+        module = FSDP(module, mixed_precision=mp)
+        return module
+
+    def around(self, module):
+        return self._fsdp(module)
+
+    def prepare(self, net, blocks):
+        {}
+"""
+IN_PARTS = [
+    "net.head = self._fsdp(net.head)\n        return self._fsdp(net)",
+    "net.head = self._fsdp(mp=bf16, module=net.head)\n        net = self.around(net.to(0))",
+    "net.body = self._fsdp(net.body)\n        return FSDP(net)",
+    "for i, b in enumerate(net.blocks):\n            net.blocks[i] = fsdp(b)\n        return fsdp(net)",
+    "for s in net.stacks:\n            for b in s:\n                s[0] = fsdp(b)\n        return fsdp(net)",
+    "for n, b in net.named_children():\n            setattr(net, n, fsdp(b))\n        return fsdp(net)",
+    "net.blocks = torch.nn.ModuleList([fsdp(b) for b in blocks])\n        return fsdp(net)",
+]
+APART = [
+    "net = fsdp(net)\n        return net, fsdp(build())",
+    "net.actor, net.critic = fsdp(net.actor), fsdp(net.critic)\n        return net",
+    "for i, b in enumerate(blocks):\n            blocks[i] = fsdp(b)\n        return blocks, fsdp(net)",
+    "if flag:\n            net.head = fsdp(net.head)\n        else:\n            return fsdp(net)",
+    "network = fsdp(network.body)\n        return fsdp(net)",
+]
+
+
+@pytest.mark.parametrize("use", IN_PARTS)
+def test_a_function_that_wraps_parts_and_then_the_whole_gets_a_comment(use: str) -> None:
+    """FSDP2 shards a model once: the second call of such a function raised."""
+    assert "FM303 FSDP inside FSDP: this is called for parts of a model" in turned(BY_A_FUNCTION.format(use))
+
+
+@pytest.mark.parametrize("use", APART)
+def test_a_function_that_wraps_models_of_their_own_is_turned(use: str) -> None:
+    assert "FM303" not in dict(codes(BY_A_FUNCTION.format(use)))
+
+
 COMMENTED = [
     ("model = FSDP(*args, **kwargs)\n", ["FM303"]),
     ("self.module = FSDP(module, *args, **kwargs)\n", ["FM303"]),
