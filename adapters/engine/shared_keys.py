@@ -296,40 +296,55 @@ def keep_classes(value: Any, block: Block) -> Outcome:
     return Outcome("FM341", f"Written as {joined}, as Accelerate reads it.", value=joined, has_value=True)
 
 
-def _decays(block: Block) -> bool:
+def _decays(block: Block) -> bool | None:
     """Tell whether HF Trainer, or Axolotl that is one, decays parameters that it picks by name.
 
-    Of low-rank matrices it decays each.
+    None where ``weight_decay`` is not seen: in a file of ``fsdp_config`` alone, or known only elsewhere. Of
+    low-rank matrices each is decayed.
     """
     values = plain_values(block.owner)
-    given = values.get("weight_decay")
-    if block.framework not in {"hf", "axolotl"} or not is_known(given) or trains_low_rank_alone(values):
+    if block.framework == "accelerate":
+        return False if block.settings.decays_alike() else None
+    if block.framework not in {"hf", "axolotl"} or trains_low_rank_alone(values):
         return False
+    given = values.get("weight_decay")
+    if words.is_nothing(given):
+        is_alone = block.node is block.owner and "output_dir" not in values
+        return None if is_alone and not block.settings.decays_alike() else False
     try:
         return float(str(given)) != 0
-    except ValueError:
-        return False
+    except ValueError:  # a reference to what is known only elsewhere
+        return None
+
+
+_ONE_GROUP = (
+    "In FSDP1's checkpoints the optimizer has one group then, and in the new run two: what is resumed "
+    "from them as they are gives a group settings that are not its own, without an error."
+)
+_GIVE_ONE_GROUP = (
+    "To train, and to resume, as before give the Trainer an optimizer with one group of all parameters."
+)
 
 
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
     off = value is not None and not words.read_bool(value, "value")
-    if off and block.framework == "accelerate" and not block.settings.decays_alike():
+    decays = _decays(block) if off else False
+    if decays is None:
         text = (
             f"{shown(value)}: where weight decay is chosen by names of parameters, as HF Trainer and TRL do "
             "if `weight_decay` is not 0, norms and biases were decayed too: FSDP1's flat parameters have no "
-            "such names. Under FSDP2 they are not. A loop that gives its optimizer all parameters in one "
-            "group trains as before."
+            f"such names. Under FSDP2 they are not. {_ONE_GROUP} A loop that gives its optimizer all "
+            "parameters in one group trains as before."
         )
-        how = "To train as before give the Trainer an optimizer with one group of all parameters."
-        return Outcome("FM343", text, how, remove=True)
-    if off and _decays(block):
+        return Outcome("FM343", text, _GIVE_ONE_GROUP, remove=True)
+    if decays:
         text = (
             f"{shown(value)}: HF Trainer chose by name what `weight_decay` is for, and FSDP1's flat "
-            "parameters have no such names: norms and biases were decayed too. Under FSDP2 they are not."
+            "parameters have no such names: norms and biases were decayed too. Under FSDP2 they are not. "
+            f"{_ONE_GROUP}"
         )
-        how = "To train as before give the Trainer an optimizer with one group of all parameters."
-        return Outcome("FM343", text, how, remove=True)
+        return Outcome("FM343", text, _GIVE_ONE_GROUP, remove=True)
     hint = (
         "Code that counts parameters, or groups them by `ndim`, now sees the original ones." if off else None
     )
