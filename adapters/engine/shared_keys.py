@@ -197,6 +197,12 @@ _SHARED_BIAS = re.compile(
 """Layers of models of which a language model's head holds the bias of its decoder too."""
 
 
+_HOLDS_EMBEDDINGS = re.compile(
+    r"(?!\w*(?:Patch|Rotary|Sinusoidal|Position(?:al)?|Word|Token|Time(?:step)?)Embeddings\Z)[A-Z]\w+Embeddings\Z"
+)
+"""Parts of transformers' models that hold the input embeddings, and are not these themselves."""
+
+
 def names_transformers_layer(names: str) -> bool:
     """Tell whether one of several classes, with commas between, can be a layer of transformers.
 
@@ -235,6 +241,16 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
                 "managed by another FSDP group`."
             )
             draft.say("FM343", block.at(key), text, EMBEDDINGS_STAY)
+    holders = [name for name in class_names(block.settled(value)) if _HOLDS_EMBEDDINGS.match(name)]
+    if key is not None and holders:
+        text = (
+            f"{','.join(holders)}: it holds the model's embeddings where `get_input_embeddings()` gives a "
+            f"part of it. Accelerate {ACCELERATE['carves_units'].versions} makes it a unit, then gives that part "
+            "a unit of its own, and stops: `Invariant encountered: value was None when it should not be`."
+        )
+        draft.say(
+            "FM343", block.at(key), text, f"Leave this class out; values are the same. Or: {EMBEDDINGS_STAY}"
+        )
 
 
 _BIAS_OF_HEAD = (

@@ -50,6 +50,24 @@ def test_parameters_that_two_modules_hold_are_told(classes: str, is_told: bool) 
 
 
 @pytest.mark.parametrize(
+    ("classes", "is_told"),
+    [
+        ("BertLayer,BertEmbeddings", True),
+        ("ViTEmbeddings", True),
+        ("BertLayer", False),
+        ("ViTLayer,ViTPatchEmbeddings", False),
+        ("LlamaRotaryEmbedding", False),
+        ("Embedding", False),
+    ],
+)
+def test_a_unit_that_holds_the_embeddings_is_told(classes: str, is_told: bool) -> None:
+    for document in (of_accelerate(classes), of_hf(classes)):
+        done = convert_text(json.dumps(document))
+        told = [f for f in done.findings if f.code == "FM343" and "Invariant encountered" in f.message]
+        assert [f.subject.endswith("transformer_layer_cls_to_wrap") for f in told] == [True] * is_told
+
+
+@pytest.mark.parametrize(
     ("classes", "code"),
     [
         ("BartDecoderLayer", "FM343"),
