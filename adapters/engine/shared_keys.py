@@ -171,7 +171,15 @@ _BY_SIZE = (
     "or ModuleDict of that size, which FSDP1 leaves out, is wrapped too, and stops the run: `fully_shard "
     "does not support containers that do not implement forward`."
 )
-_BY_CLASS = "Write TRANSFORMER_BASED_WRAP with the layers' class: the same units in both, and no container."
+EVERY_MODEL_HAS = (
+    "Each model that is prepared must have every class that is named: else Accelerate stops with `Could not "
+    "find the transformer layer class`. For models without a common class write NO_WRAP, which makes each "
+    "model one unit, or shard by `prepare_fully_shard`."
+)
+_BY_CLASS = (
+    "Write TRANSFORMER_BASED_WRAP with the layers' class: the same units in both, and no container. "
+    f"{EVERY_MODEL_HAS}"
+)
 
 
 def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
@@ -245,8 +253,8 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
     if key is not None and holders:
         text = (
             f"{','.join(holders)}: it holds the model's embeddings where `get_input_embeddings()` gives a "
-            f"part of it. Accelerate {ACCELERATE['carves_units'].versions} makes it a unit, then gives that part "
-            "a unit of its own, and stops: `Invariant encountered: value was None when it should not be`."
+            f"part of it. Accelerate {ACCELERATE['carves_units'].versions} makes it a unit, then gives that "
+            "part one of its own, and stops: `Invariant encountered: value was None when it should not be`."
         )
         draft.say(
             "FM343", block.at(key), text, f"Leave this class out; values are the same. Or: {EMBEDDINGS_STAY}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
-from fsdp_migrate.adapters.engine.shared_keys import EMBEDDINGS_STAY
+from fsdp_migrate.adapters.engine.shared_keys import EMBEDDINGS_STAY, EVERY_MODEL_HAS
 from fsdp_migrate.doctor.accelerate_units import (
     EMBEDDINGS_AND_HEAD,
     carved_within_units,
@@ -256,7 +256,7 @@ FRAMEWORK_FAULTS = (
         "config",
         _containers_by_size,
         "Write `TRANSFORMER_BASED_WRAP` with the layers' class; or shard by `prepare_fully_shard`, which "
-        "takes the size as FSDP1 does.",
+        f"takes the size as FSDP1 does. {EVERY_MODEL_HAS}",
         (Affected("accelerate", "1.7"),),
     ),
     KnownFault(

@@ -83,3 +83,12 @@ def test_models_of_transformers_with_buffers_in_their_state_are_told(classes: st
     done = convert_text(json.dumps(of_accelerate(classes)))
     [said] = [f for f in done.findings if f.subject.endswith("fsdp_cpu_ram_efficient_loading")]
     assert said.code == code
+
+
+@pytest.mark.parametrize("policy", ["SIZE_BASED_WRAP", "NO_WRAP"])
+def test_classes_in_place_of_a_size_are_those_of_each_model(policy: str) -> None:
+    keys = {"fsdp_auto_wrap_policy": policy, "fsdp_min_num_params": 1500}
+    done = convert_text(json.dumps({"distributed_type": "FSDP", "fsdp_config": keys}))
+    hints = " ".join(str(f.hint) for f in done.findings)
+    by_size = policy == "SIZE_BASED_WRAP"
+    assert ("`Could not find the transformer layer class`" in hints and "write NO_WRAP" in hints) is by_size
