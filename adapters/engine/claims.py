@@ -114,6 +114,10 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "FSDP2 gives the embeddings a unit of their own, and the head with the last norm another",
             since="1.14",
         ),
+        "carves_units": Claim(
+            "FSDP2 stops where the embeddings, the head or the last norm lie in a unit of the policy",
+            since="1.14",
+        ),
         "tied_in_one_unit": Claim("FSDP2 gives tied embeddings and head one unit", since="1.15"),
         "loads_not_all": Claim(
             "with `fsdp_cpu_ram_efficient_loading` FSDP2 stops at buffers that the state dict holds, such as "

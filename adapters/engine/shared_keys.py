@@ -171,7 +171,15 @@ _BY_SIZE = (
     "or ModuleDict of that size, which FSDP1 leaves out, is wrapped too, and stops the run: `fully_shard "
     "does not support containers that do not implement forward`."
 )
-_BY_CLASS = "Write TRANSFORMER_BASED_WRAP with the layers' class: the same units in both, and no container."
+EVERY_MODEL_HAS = (
+    "Each model that is prepared must have every class that is named: else Accelerate stops with `Could not "
+    "find the transformer layer class`. For models without a common class write NO_WRAP, which makes each "
+    "model one unit, or shard by `prepare_fully_shard`."
+)
+_BY_CLASS = (
+    "Write TRANSFORMER_BASED_WRAP with the layers' class: the same units in both, and no container. "
+    f"{EVERY_MODEL_HAS}"
+)
 
 
 def say_units_by_size(policy: object, subject: str, draft: Draft) -> None:
@@ -195,6 +203,12 @@ _SHARED_BIAS = re.compile(
     r"(?:Bert|(?:XLM)?Roberta|DebertaV2|Albert|MPNet|BigBird|Longformer)Layer(?:Group)?\Z"
 )
 """Layers of models of which a language model's head holds the bias of its decoder too."""
+
+
+_HOLDS_EMBEDDINGS = re.compile(
+    r"(?!\w*(?:Patch|Rotary|Sinusoidal|Position(?:al)?|Word|Token|Time(?:step)?)Embeddings\Z)[A-Z]\w+Embeddings\Z"
+)
+"""Parts of transformers' models that hold the input embeddings, and are not these themselves."""
 
 
 def names_transformers_layer(names: str) -> bool:
@@ -235,6 +249,16 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
                 "managed by another FSDP group`."
             )
             draft.say("FM343", block.at(key), text, EMBEDDINGS_STAY)
+    holders = [name for name in class_names(block.settled(value)) if _HOLDS_EMBEDDINGS.match(name)]
+    if key is not None and holders:
+        text = (
+            f"{','.join(holders)}: it holds the model's embeddings where `get_input_embeddings()` gives a "
+            f"part of it. Accelerate {ACCELERATE['carves_units'].versions} makes it a unit, then gives that "
+            "part one of its own, and stops: `Invariant encountered: value was None when it should not be`."
+        )
+        draft.say(
+            "FM343", block.at(key), text, f"Leave this class out; values are the same. Or: {EMBEDDINGS_STAY}"
+        )
 
 
 _BIAS_OF_HEAD = (
@@ -296,40 +320,55 @@ def keep_classes(value: Any, block: Block) -> Outcome:
     return Outcome("FM341", f"Written as {joined}, as Accelerate reads it.", value=joined, has_value=True)
 
 
-def _decays(block: Block) -> bool:
+def _decays(block: Block) -> bool | None:
     """Tell whether HF Trainer, or Axolotl that is one, decays parameters that it picks by name.
 
-    Of low-rank matrices it decays each.
+    None where ``weight_decay`` is not seen: in a file of ``fsdp_config`` alone, or known only elsewhere. Of
+    low-rank matrices each is decayed.
     """
     values = plain_values(block.owner)
-    given = values.get("weight_decay")
-    if block.framework not in {"hf", "axolotl"} or not is_known(given) or trains_low_rank_alone(values):
+    if block.framework == "accelerate":
+        return False if block.settings.decays_alike() else None
+    if block.framework not in {"hf", "axolotl"} or trains_low_rank_alone(values):
         return False
+    given = values.get("weight_decay")
+    if words.is_nothing(given):
+        is_alone = block.node is block.owner and "output_dir" not in values
+        return None if is_alone and not block.settings.decays_alike() else False
     try:
         return float(str(given)) != 0
-    except ValueError:
-        return False
+    except ValueError:  # a reference to what is known only elsewhere
+        return None
+
+
+_ONE_GROUP = (
+    "In FSDP1's checkpoints the optimizer has one group then, and in the new run two: what is resumed "
+    "from them as they are gives a group settings that are not its own, without an error."
+)
+_GIVE_ONE_GROUP = (
+    "To train, and to resume, as before give the Trainer an optimizer with one group of all parameters."
+)
 
 
 def drop_orig_params(value: Any, block: Block) -> Outcome:
     """Take out ``use_orig_params``: FSDP2 always shows the original parameters."""
     off = value is not None and not words.read_bool(value, "value")
-    if off and block.framework == "accelerate" and not block.settings.decays_alike():
+    decays = _decays(block) if off else False
+    if decays is None:
         text = (
             f"{shown(value)}: where weight decay is chosen by names of parameters, as HF Trainer and TRL do "
             "if `weight_decay` is not 0, norms and biases were decayed too: FSDP1's flat parameters have no "
-            "such names. Under FSDP2 they are not. A loop that gives its optimizer all parameters in one "
-            "group trains as before."
+            f"such names. Under FSDP2 they are not. {_ONE_GROUP} A loop that gives its optimizer all "
+            "parameters in one group trains as before."
         )
-        how = "To train as before give the Trainer an optimizer with one group of all parameters."
-        return Outcome("FM343", text, how, remove=True)
-    if off and _decays(block):
+        return Outcome("FM343", text, _GIVE_ONE_GROUP, remove=True)
+    if decays:
         text = (
             f"{shown(value)}: HF Trainer chose by name what `weight_decay` is for, and FSDP1's flat "
-            "parameters have no such names: norms and biases were decayed too. Under FSDP2 they are not."
+            "parameters have no such names: norms and biases were decayed too. Under FSDP2 they are not. "
+            f"{_ONE_GROUP}"
         )
-        how = "To train as before give the Trainer an optimizer with one group of all parameters."
-        return Outcome("FM343", text, how, remove=True)
+        return Outcome("FM343", text, _GIVE_ONE_GROUP, remove=True)
     hint = (
         "Code that counts parameters, or groups them by `ndim`, now sees the original ones." if off else None
     )

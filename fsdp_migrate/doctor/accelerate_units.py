@@ -68,6 +68,56 @@ def accelerate_units(model: nn.Module, policy: Any, version: str) -> dict[nn.Mod
     return units
 
 
+def carved_within_units(model: nn.Module, policy: Any, version: str) -> list[tuple[str, str]]:
+    """Return what Accelerate carves out of a unit of the policy, with that unit: FSDP2 then stops.
+
+    It makes the policy's units first, and these hold sharded parameters already.
+
+    Args:
+        model: The model; it is not changed.
+        policy: What FSDP1's ``auto_wrap_policy`` is read as. None: the model's own ``_no_split_modules``.
+        version: Accelerate's.
+
+    Example:
+        >>> model = nn.Sequential(nn.Sequential(nn.Embedding(2, 2), nn.LayerNorm(2)))
+        >>> model.get_input_embeddings = lambda: model[0][0]
+        >>> [carved_within_units(model, ClassWrap(classes=("Sequential",)), v) for v in ("1.13", "1.14")]
+        [[], [('0.0', '0')]]
+    """
+    outer = {module: name for name, module in _by_policy(model, policy)}
+    names = {module: name for name, module in model.named_modules()}
+    carved = (each for each in accelerate_units(model, policy, version) if each not in outer)
+    return [
+        (names.get(module, "the embeddings"), name)
+        for module in carved
+        for unit, name in outer.items()
+        if any(module is inner for inner in unit.modules()) and any(True for _ in module.parameters())
+    ]
+
+
+def unsaid_embeddings(model: nn.Module, version: str) -> list[str]:
+    """Return the methods by which Accelerate asks for embeddings and head, and which raise.
+
+    Example:
+        >>> unsaid_embeddings(nn.Linear(2, 2), "1.15")
+        []
+    """
+    asked = ("get_input_embeddings", "get_output_embeddings")
+    return [
+        name for name in asked if ACCELERATE["embeddings_apart"].holds(version) and _is_unsaid(model, name)
+    ]
+
+
+def _is_unsaid(model: nn.Module, method: str) -> bool:
+    try:
+        getattr(model, method, lambda: None)()
+    except NotImplementedError:
+        return True
+    except Exception:  # a model's own code
+        return False
+    return False
+
+
 def _by_policy(model: nn.Module, policy: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield what the policy makes units; it counts otherwise than FSDP1's where it goes by size."""
     below = ((name, module) for name, module in post_order(model) if module is not model)

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
-from fsdp_migrate.adapters.engine.shared_keys import EMBEDDINGS_STAY
-from fsdp_migrate.doctor.accelerate_units import EMBEDDINGS_AND_HEAD, shared_across_units
+from fsdp_migrate.adapters.engine.shared_keys import EMBEDDINGS_STAY, EVERY_MODEL_HAS
+from fsdp_migrate.doctor.accelerate_units import (
+    EMBEDDINGS_AND_HEAD,
+    carved_within_units,
+    shared_across_units,
+    unsaid_embeddings,
+)
 from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import listed, named
@@ -117,6 +122,21 @@ def _splits(sight: Sight, *, modules: bool) -> str:
         for tie in ties
         if is_one_module(sight.model, tie) is modules
     )
+
+
+def _carves_within(sight: Sight) -> str:
+    if sight.model is None or sight.config is None or not _is_accelerates(sight):
+        return ""
+    version = sight.versions["accelerate"]
+    found = carved_within_units(sight.model, sight.config.auto_wrap_policy, version)
+    return seen_of(f"`{name}` is in the unit `{unit}`" for name, unit in found)
+
+
+def _says_no_embeddings(sight: Sight) -> str:
+    if sight.model is None or not _is_accelerates(sight):
+        return ""
+    found = unsaid_embeddings(sight.model, sight.versions["accelerate"])
+    return seen_of(f"`{name}()` of `{type(sight.model).__name__}` raises" for name in found)
 
 
 def _loads_on_meta(sight: Sight) -> bool:
@@ -236,7 +256,7 @@ FRAMEWORK_FAULTS = (
         "config",
         _containers_by_size,
         "Write `TRANSFORMER_BASED_WRAP` with the layers' class; or shard by `prepare_fully_shard`, which "
-        "takes the size as FSDP1 does.",
+        f"takes the size as FSDP1 does. {EVERY_MODEL_HAS}",
         (Affected("accelerate", "1.7"),),
     ),
     KnownFault(
@@ -312,6 +332,35 @@ FRAMEWORK_FAULTS = (
         "`fsdp_config` without `fsdp_`): it is a unit of its own then. `prepare_fully_shard` takes it as it "
         "is.",
         (Affected("accelerate", "1.6"),),
+        reproduced=True,
+        looked_up=_TRIED,
+    ),
+    KnownFault(
+        "accelerate-carves-units",
+        "Accelerate's FSDP2, which HF Trainer takes too, gives embeddings, head and last norm units of their "
+        "own after those of the policy. Where one of them lies in a unit of the policy (`BertEmbeddings` "
+        "holds the word embeddings), it stops in `prepare`: Invariant encountered: value was None, or on "
+        "older torch: FSDP requires named DeviceMesh dims. FSDP1 trains it.",
+        "measured",
+        "model",
+        _carves_within,
+        f"{EMBEDDINGS_STAY} Or leave the class of that unit out of the policy, as one must where it is the "
+        "last norm that lies in it: the root holds it then, and values are the same.",
+        (Affected("accelerate", ACCELERATE["carves_units"].since),),
+        reproduced=True,
+        looked_up=_TRIED,
+    ),
+    KnownFault(
+        "accelerate-asks-for-embeddings",
+        "Accelerate's FSDP2, which HF Trainer takes too, calls the model's `get_input_embeddings()` and "
+        "`get_output_embeddings()` in `prepare`. A class of a project's own that extends transformers' "
+        "`PreTrainedModel`, and names its embeddings otherwise, raises NotImplementedError there: not "
+        "auto-handled. FSDP1 does not ask.",
+        "measured",
+        "model",
+        _says_no_embeddings,
+        f"Give the class that method, which returns the embeddings. Or: {EMBEDDINGS_STAY}",
+        (Affected("accelerate", ACCELERATE["embeddings_apart"].since),),
         reproduced=True,
         looked_up=_TRIED,
     ),

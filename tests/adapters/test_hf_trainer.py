@@ -453,7 +453,8 @@ def test_optimizers_that_stop_at_their_first_step_are_told(name: str, why: str |
 
 
 @pytest.mark.parametrize(
-    ("decay", "code"), [("0.1", "FM343"), ("1e-2", "FM343"), ("0.0", "FM342"), ("", "FM342")]
+    ("decay", "code"),
+    [("0.1", "FM343"), ("1e-2", "FM343"), ("${DECAY}", "FM343"), ("0.0", "FM342"), ("", "FM342")],
 )
 def test_flat_parameters_whose_decay_went_by_name_are_told(decay: str, code: str) -> None:
     beside = f"weight_decay: {decay}\n" if decay else ""

@@ -1,10 +1,13 @@
-"""Of low-rank matrices alone (LoRA) FSDP1's flat parameters were decayed as FSDP2's are."""
+"""Which configs decayed FSDP1's flat parameters otherwise than FSDP2's; of LoRA alone they are alike."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from fsdp_migrate.adapters.conversion.text import convert_text
+from fsdp_migrate.adapters.engine.settings import Settings
 
 
 pytestmark = pytest.mark.any_torch
@@ -49,3 +52,13 @@ def test_a_trainers_config(beside: str, code: str) -> None:
 )
 def test_a_config_of_axolotls(beside: str, code: str) -> None:
     assert code_of(f"{AXOLOTL}{beside}\n{ORIGINAL}") == code
+
+
+@pytest.mark.parametrize(("given", "code"), [("false", "FM343"), (False, "FM343"), (True, "FM342")])
+def test_a_file_of_fsdp_config_alone_does_not_show_the_decay(given: object, code: str) -> None:
+    text = json.dumps({"transformer_layer_cls_to_wrap": "GPT2Block", "use_orig_params": given})
+    [said] = [f for f in convert_text(text, framework="hf").findings if f.subject == "use_orig_params"]
+    assert said.code == code
+    assert ("the optimizer has one group" in said.message) is (code == "FM343")
+    alike = convert_text(text, framework="hf", settings=Settings(decays_alike=lambda: True))
+    assert [f.code for f in alike.findings if f.subject == "use_orig_params"] == ["FM342"]

@@ -50,6 +50,24 @@ def test_parameters_that_two_modules_hold_are_told(classes: str, is_told: bool) 
 
 
 @pytest.mark.parametrize(
+    ("classes", "is_told"),
+    [
+        ("BertLayer,BertEmbeddings", True),
+        ("ViTEmbeddings", True),
+        ("BertLayer", False),
+        ("ViTLayer,ViTPatchEmbeddings", False),
+        ("LlamaRotaryEmbedding", False),
+        ("Embedding", False),
+    ],
+)
+def test_a_unit_that_holds_the_embeddings_is_told(classes: str, is_told: bool) -> None:
+    for document in (of_accelerate(classes), of_hf(classes)):
+        done = convert_text(json.dumps(document))
+        told = [f for f in done.findings if f.code == "FM343" and "Invariant encountered" in f.message]
+        assert [f.subject.endswith("transformer_layer_cls_to_wrap") for f in told] == [True] * is_told
+
+
+@pytest.mark.parametrize(
     ("classes", "code"),
     [
         ("BartDecoderLayer", "FM343"),
@@ -65,3 +83,12 @@ def test_models_of_transformers_with_buffers_in_their_state_are_told(classes: st
     done = convert_text(json.dumps(of_accelerate(classes)))
     [said] = [f for f in done.findings if f.subject.endswith("fsdp_cpu_ram_efficient_loading")]
     assert said.code == code
+
+
+@pytest.mark.parametrize("policy", ["SIZE_BASED_WRAP", "NO_WRAP"])
+def test_classes_in_place_of_a_size_are_those_of_each_model(policy: str) -> None:
+    keys = {"fsdp_auto_wrap_policy": policy, "fsdp_min_num_params": 1500}
+    done = convert_text(json.dumps({"distributed_type": "FSDP", "fsdp_config": keys}))
+    hints = " ".join(str(f.hint) for f in done.findings)
+    by_size = policy == "SIZE_BASED_WRAP"
+    assert ("`Could not find the transformer layer class`" in hints and "write NO_WRAP" in hints) is by_size

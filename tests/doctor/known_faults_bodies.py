@@ -314,6 +314,45 @@ def _splits_modules(folder: Path) -> bool:
     return refused
 
 
+class Inside(nn.Module):
+    """Has embeddings in a part that the policy makes a unit, as BERT has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Embedding(4, 4), nn.LayerNorm(4))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.part[0]
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        return self.part(tokens)
+
+
+def _carves_units(folder: Path) -> bool:
+    del folder
+    words = ("value was None", "FSDP requires named DeviceMesh dims")
+    refused = _says(words[0], lambda: _by_accelerate(Inside(), classes=["Sequential"]), words[1])
+    # The way out that the fault names.
+    model: Any = Inside()
+    model.get_input_embeddings = lambda: None
+    _by_accelerate(model, classes=["Sequential"])
+    del model.get_input_embeddings
+    model(torch.ones(1, 2, dtype=torch.long)).sum().backward()
+    return refused
+
+
+class Mute(nn.Sequential):
+    """Has no embeddings to tell of, as a class of a project's own that extends transformers'."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise NotImplementedError("not auto-handled")
+
+
+def _asks_for_embeddings(folder: Path) -> bool:
+    del folder
+    return _says("not auto-handled", lambda: _by_accelerate(Mute(nn.Linear(2, 2))))
+
+
 def _loads_not_all(folder: Path) -> bool:
     del folder
     buffered, bare = nn.Sequential(nn.BatchNorm1d(2)), nn.Linear(2, 2)
@@ -437,6 +476,8 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "accelerate-resumes-without-moments": _resumes_empty,
     "accelerate-splits-ties": _splits_ties,
     "accelerate-splits-modules": _splits_modules,
+    "accelerate-carves-units": _carves_units,
+    "accelerate-asks-for-embeddings": _asks_for_embeddings,
     "accelerate-loads-not-all": _loads_not_all,
     "accelerate-tears-ties": _forgets_ties,
     "writes-after-evaluation": _loses_what_is_written,

@@ -56,6 +56,19 @@ def with_model(model: nn.Module, framework: str = "accelerate", **settings: obje
     return replace(of_config(framework, settings=settings), model=model)
 
 
+class Inside(nn.Module):
+    """Has embeddings in a part that the policy makes a unit; ``is_mute``: it does not tell of them."""
+
+    def __init__(self, *, is_mute: bool = False) -> None:
+        super().__init__()
+        self.part, self.is_mute = nn.Sequential(nn.Embedding(4, 4), nn.LayerNorm(4)), is_mute
+
+    def get_input_embeddings(self) -> nn.Module:
+        if self.is_mute:
+            raise NotImplementedError
+        return self.part[0]
+
+
 BLOCKS = {"transformer_layer_cls": "Sequential"}
 PARTS = {"transformer_layer_cls": ["Sequential", "Linear"]}
 
@@ -101,6 +114,14 @@ CASES: dict[str, tuple[Sight, Sight]] = {
     "accelerate-splits-modules": (
         replace(of_config("accelerate", auto_wrap_policy=BLOCKS), model=Towers()),
         replace(of_config("accelerate", auto_wrap_policy=PARTS), model=Towers()),
+    ),
+    "accelerate-carves-units": (
+        replace(of_config("hf", auto_wrap_policy=BLOCKS), model=Inside()),
+        replace(of_config("hf", auto_wrap_policy={"transformer_layer_cls": "Embedding"}), model=Inside()),
+    ),
+    "accelerate-asks-for-embeddings": (
+        with_model(Inside(is_mute=True), "hf"),
+        with_model(Inside(), "hf"),
     ),
     "accelerate-loads-not-all": (
         with_model(nn.BatchNorm1d(2, affine=False)),

@@ -139,6 +139,26 @@ for own in (nn.Sequential(*layers), nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 
     except (AttributeError, ValueError) as error:
         refused.append(str(error))
 found["loads_not_all"] = [bool(each) for each in refused] == [True, True, False]
+class Within(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Embedding(2, 2), nn.LayerNorm(2))
+    def get_input_embeddings(self):
+        return self.part[0]
+stopped = []
+for classes in (["Sequential"], ["Sequential", "Embedding"]):
+    by_class = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=classes,
+        cpu_ram_efficient_loading=False,
+    )
+    asked.state.fsdp_plugin = by_class
+    try:
+        fsdp2_prepare_model(asked, Within())
+        stopped.append(False)
+    except (AssertionError, TypeError):
+        stopped.append(True)
+asked.state.fsdp_plugin = plugin
+found["carves_units"] = stopped == [True, False]
 import inspect
 sent = inspect.getsource(fsdp2_prepare_model).split("fsdp2_load_full_state_dict(")[-2]
 found["sends_no_4bit"] = "cpu_ram_efficient_loading and not model_has_params4bit:" in sent

@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from tests.source.projects import after
+from tests.source.samples import comments, last
 
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.any_torch
 
+TAKEN = "from transformers import TrainingArguments\n"
 ASKS = (
     "from transformers import TrainingArguments\n"
     "arguments = TrainingArguments(output_dir='x', fsdp='full_shard auto_wrap')\n"
@@ -421,3 +423,17 @@ def test_a_script_that_commands_start_without_fsdp(
         (tmp_path / name).write_text(text)
     found = {u.path.rpartition("/")[2] for u in scan_paths([tmp_path]).uses if u.code == "FM449"}
     assert found == ({"infer.py", "train.py"} if is_said else {"train.py"})
+
+
+@pytest.mark.parametrize(
+    ("orig", "decay", "is_told"),
+    [("False", "0.1", True), ('"false"', "0.1", True), ("False", "0.0", False), ("True", "0.1", False)],
+)
+def test_a_decay_that_flat_parameters_had_whole_has_a_comment(orig: str, decay: str, is_told: bool) -> None:
+    config = f'{{"use_orig_params": {orig}}}'
+    body = (
+        'a = TrainingArguments("o", fsdp="full_shard auto_wrap", '
+        f"fsdp_config={config}, weight_decay={decay})\n"
+    )
+    assert ("norms and biases were decayed too" in comments(body, TAKEN)) is is_told
+    assert last(body, TAKEN).endswith(f"weight_decay={decay})\n")

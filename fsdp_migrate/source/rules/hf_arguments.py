@@ -85,7 +85,7 @@ _ON_META = (
 )
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
-_NUMBERS = ("max_grad_norm", "label_smoothing_factor")
+_NUMBERS = ("max_grad_norm", "label_smoothing_factor", "weight_decay")
 _TAKEN = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE, *_NUMBERS)
 _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 
