@@ -116,3 +116,26 @@ def test_gradients_of_tasks_are_followed_through_a_class_that_holds_the_optimize
 ) -> None:
     """A property, lists of lists, methods with and without ``self``: torch refused such sums in step 1."""
     assert (("FM423", "commented") in codes(TASKS.format(use, stepped))) is is_said
+
+
+_PARTS = "    for i, layer in enumerate(net):\n        net[i] = FSDP(layer)\n"
+_LARGEST = (
+    "max(p.detach().abs().max() for p in d.parameters())",
+    "min(p.data.min() for p in d.parameters())",
+    "sorted(p.detach().norm() for p in d.parameters())",
+    "torch.stack([p.detach().abs().max() for p in d.parameters()]).max()",
+    "{n: p.detach().abs().max() for n, p in d.named_parameters()}",
+)
+
+
+@pytest.mark.parametrize("largest", _LARGEST)
+def test_a_function_that_wraps_the_items_and_the_whole_gives_a_sharded_model(largest: str) -> None:
+    whole = f"def wrapped(net):\n{_PARTS}    return FSDP(net)\n"
+    assert ("FM423", "commented") in codes(
+        f"{whole}d = wrapped(make())\nwmax = {largest}\ndist.all_reduce(wmax)\n"
+    )
+
+
+def test_what_a_function_gives_beside_the_items_that_it_wraps_is_not_known() -> None:
+    other = f"def wrapped(net):\n{_PARTS}    return loss_of(net)\n"
+    assert ("FM423", "commented") not in codes(f"{other}d = wrapped(make())\nwmax = {_LARGEST[0]}\n")

@@ -264,6 +264,8 @@ class Models(ModelKinds):
             kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
             if (key := self.key_of(value)) is not None and self.made.get(key):
                 kinds |= self.kinds(value) & {"fsdp"}  # made here, whatever else it is given with
+            if isinstance(value, cst.Call) and self._makes(value.func):
+                kinds |= self.kinds(value) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
             kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
