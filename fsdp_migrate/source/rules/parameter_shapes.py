@@ -247,8 +247,8 @@ def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
     below = [
         text_of(call.args[0].value)
         for call in source.calls
-        if order[call] > order[test] and call.args and source.models.is_constructor(call.func)
-        if source.index.function(call) is function
+        if order[call] > order[test] and call.args and source.index.function(call) is function
+        if source.models.is_constructor(call.func) or "fsdp" in source.models.kinds(call)
     ]
     for loop in loops_around(source.index, test) if below else ():
         for call in walk_for(loop.iter, cst.Call):

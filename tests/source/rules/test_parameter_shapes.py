@@ -253,3 +253,26 @@ def test_parameters_that_are_chosen_by_their_size(body: str) -> None:
 def test_sizes_that_choose_nothing_are_left_alone(body: str) -> None:
     assert ("FM318", "commented") not in codes(f"model = FSDP(net)\n{body}\n")
     assert ("FM318", "commented") not in codes(f"{CHOSEN[0].replace('model', 'net')}\nmodel = FSDP(net)\n")
+
+
+BY_A_FUNCTION = """\
+def fsdp(module, **kw):
+    return FSDP(module, **kw)
+
+def main(net):
+    {}for i, b in enumerate(net.blocks):
+        net.blocks[i] = fsdp(b)
+    model = fsdp(net)
+    {}return model
+"""
+TEST = "d = [n for n, p in {}.named_parameters() if p.ndim > 1]\n    "
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "is_said"),
+    [(TEST.format("net"), "", False), ("", TEST.format("net"), True), ("", TEST.format("model"), True)],
+)
+def test_dimensions_above_a_function_that_shards_were_those_of_the_whole(
+    above: str, below: str, is_said: bool
+) -> None:
+    assert ("FM318" in dict(codes(BY_A_FUNCTION.format(above, below)))) is is_said
