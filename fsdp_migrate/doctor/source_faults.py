@@ -45,6 +45,10 @@ def _offloads_full_state(sight: Sight) -> str:
 
 
 _UNFREEZES = _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS)
+# `group["initial_lr"] = lr`, `group.setdefault("initial_lr", lr)`: it is there before the scheduler looks.
+_SETS_INITIAL_LR = (
+    r"(?m)^[^#\n]*(?:\[\s*[\"']initial_lr[\"']\s*\]\s*=(?!=)|\bsetdefault\(\s*[\"']initial_lr[\"'])"
+)
 
 SOURCE_FAULTS = (
     KnownFault(
@@ -53,7 +57,7 @@ SOURCE_FAULTS = (
         "a distributed checkpoint does not put there: KeyError.",
         "pytorch/pytorch#140900",
         "sources",
-        _line(r"\blast_epoch\s*=\s*(?!-\s*1\b|None\b|=)"),
+        _line(r"\blast_epoch\s*=\s*(?!-\s*1\b|None\b|=)", without=_SETS_INITIAL_LR),
         "Build the scheduler without `last_epoch`, and load its own `state_dict()`.",
         reproduced=True,
     ),

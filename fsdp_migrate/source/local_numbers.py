@@ -24,6 +24,13 @@ _OVER_A_COUNT: Final = (
     "this number is of this rank's part, as before, and numel() counts the whole parameter now: what is "
     "divided by that is too small. Take .full_tensor() of it, on every rank, before .item()."
 )
+_KEPT: Final = "stays: the number is taken at once, and is of this rank's part, as before"
+_OF_EACH: Final = (
+    "{}. Without use_orig_params=True FSDP1 gave one for each flat parameter, and now each parameter has its "
+    "own: what is summed or averaged over them is another number"
+)
+# Of these, what the parts give makes that of the whole, however it is cut.
+_JOINED: Final = frozenset({"all", "amax", "amin", "any", "count_nonzero", "max", "min", "nansum", "sum"})
 _PARTIAL: Final = frozenset(
     {
         *(
@@ -62,6 +69,13 @@ def is_local_number(source: Source, call: cst.Call) -> bool:
     if isinstance(asked, cst.Call) and asked.func is above:
         return is_local_number(source, asked)  # `torch.isnan(p.grad).any()`
     return name in _PARTIAL and _is_number(source, call)
+
+
+def said_of_kept_number(source: Source, call: cst.Call) -> str:
+    """Return why such a number stays, and of means and norms that FSDP1's were of flat parameters."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
+    is_same = name in _JOINED | _BY_VALUE or "use_orig_params" in source.code
+    return _KEPT if is_same else _OF_EACH.format(_KEPT)
 
 
 def said_of_local_number(

@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_migrate.doctor.source_faults import SOURCE_FAULTS
 from fsdp_migrate.source.pins import ExactPin, PinFound
-from tests.doctor.sights import NOW, assert_seen, seeing
+from tests.doctor.sights import NOW, assert_seen, is_seen, seeing
 
 
 if TYPE_CHECKING:
@@ -99,6 +99,17 @@ CASES: dict[str, tuple[Sight, Sight]] = {
 @pytest.mark.parametrize("fault", SOURCE_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None:
     assert_seen(fault, *CASES[fault.name])
+
+
+@pytest.mark.parametrize(
+    "line", ['g["initial_lr"] = 1e-3', "g['initial_lr'] = g['lr']", 'g.setdefault("initial_lr", 1e-3)']
+)
+def test_who_sets_the_first_rate_itself_does_not_lose_it(line: str) -> None:
+    (fault,) = (each for each in SOURCE_FAULTS if each.name == "initial-lr-is-lost")
+    text = f"for g in o.param_groups:\n    {line}\ns = StepLR(o, 1, last_epoch=step)"
+    assert not is_seen(fault, of_source(text))
+    for other in (f"# {line}", 'print(g["initial_lr"])', 'assert g["initial_lr"] == 1e-3'):
+        assert is_seen(fault, of_source(text.replace(line, f"pass\n    {other}")))
 
 
 def test_every_case_is_one_of_a_fault() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import codes
+from tests.source.samples import codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -139,3 +139,21 @@ def test_a_function_that_wraps_the_items_and_the_whole_gives_a_sharded_model(lar
 def test_what_a_function_gives_beside_the_items_that_it_wraps_is_not_known() -> None:
     other = f"def wrapped(net):\n{_PARTS}    return loss_of(net)\n"
     assert ("FM423", "commented") not in codes(f"{other}d = wrapped(make())\nwmax = {_LARGEST[0]}\n")
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name", "is_said"),
+    [
+        ("FSDP(net)", "mean", True),
+        ("FSDP(net)", "norm", True),
+        ("FSDP(net, use_orig_params=True)", "mean", False),
+        ("FSDP(net)", "sum", False),
+        ("FSDP(net)", "max", False),
+    ],
+)
+def test_means_of_each_parameter_are_not_said_to_be_those_of_flat_ones(
+    wrap: str, name: str, is_said: bool
+) -> None:
+    found = uses(f"m = {wrap}\ntotal = sum(p.abs().{name}().item() for p in m.parameters())\n")
+    (said,) = (use.becomes for use in found if use.code == "FM423" and use.action == "kept")
+    assert ("flat parameter" in said) is is_said

@@ -23,6 +23,7 @@ from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import (
     asks_whether_empty,
+    said_of_kept_number,
     said_of_local_number,
     takes_of_some,
     within_local_numbers,
@@ -112,7 +113,6 @@ _STATISTIC_OR_WHOLE = (
     "now: for what it was, take .to_local() of what it is made of, which NO_SHARD leaves whole; "
     ".full_tensor() of it, on every rank, is that of the whole, not to be summed over the ranks again."
 )
-_LOCAL = "stays: the number is taken at once, and is of this rank's part, as before"
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
@@ -242,7 +242,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
             text = with_hints(values, call, local or said)
             local_ones.update([call] if local == "" else [])
             yield (
-                Found("FM423", call, _LOCAL, "kept")
+                Found("FM423", call, said_of_kept_number(source, call), "kept")
                 if local == ""
                 else Found(_code_of(source, call, said), call, text, "commented")
             )
