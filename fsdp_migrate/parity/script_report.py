@@ -10,18 +10,16 @@ from fsdp_migrate.parity.report import place
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fsdp_migrate.parity.report import Difference
     from fsdp_migrate.parity.tensors import Gap
 
 
-_FLOAT32 = 2.0**-23
-
 Unsharded = Literal["", "FSDP1", "FSDP2", "neither", "unknown"]
 """Like which of the two runs FSDP1 that shards nothing trains; empty where it did not run."""
 
-_MOST_EPSILONS, _MUCH = 64.0, 1e4  # what is rounding, and what is none for sure
+MOST_EPSILONS = 64.0
+"""By how many units of the last bit of its largest number a tensor differs at most where it is rounded."""
+_MUCH = 1e4  # what is none for sure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +48,9 @@ class ScriptReport:
     ``is_others`` tells that the second run has FSDP2 of other code than ``prepare_fully_shard``, such as a
     framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
-    ``is_enlarged`` tells that the first step that differs by more has the same gradients but for rounding.
-    ``unsharded`` tells like which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first
-    difference. ``notes`` say what was not compared.
+    ``is_enlarged`` tells that in the first step that differs by more, no number does but where its gradient
+    is rounding. ``unsharded`` tells like which of the two the script under FSDP1 with ``NO_SHARD`` trains, up
+    to the first difference. ``notes`` say what was not compared.
     """
 
     before: str
@@ -118,33 +116,7 @@ def is_rounding(gap: Gap) -> bool:
         >>> is_rounding(Gap(epsilons=2.0)), is_rounding(Gap(epsilons=1e5)), is_rounding(Gap())
         (True, False, False)
     """
-    return gap.epsilons is not None and gap.epsilons <= _MOST_EPSILONS
-
-
-def is_enlarged(differences: Sequence[Difference], largest: float) -> bool:
-    """Tell whether what differs in a step by more than rounding comes of gradients that do not.
-
-    An optimizer such as Adam divides by the size of a gradient. Where it is 0 but for rounding, as that of
-    the bias of an attention's keys is, any other rounding is another step.
-
-    Args:
-        differences: All those of the step.
-        largest: The largest number of the step's gradients: a gradient is 0 but for rounding beside it.
-    """
-    rounded = {each.name for each in differences if each.stage == "gradient" and is_rounding(each.gap)}
-    more = [each for each in differences if not is_rounding(each.gap)]
-    noise = {
-        each.name
-        for each in more
-        if each.stage == "gradient"
-        and each.gap.largest is not None
-        and each.gap.largest <= _MOST_EPSILONS * _FLOAT32 * largest
-    }
-    gradients = [each for each in more if each.stage == "gradient"]
-    others = [each for each in more if each.stage != "gradient"]
-    return all(each.name in noise for each in gradients) and all(
-        each.stage == "parameter" and each.name in rounded | noise for each in others
-    )
+    return gap.epsilons is not None and gap.epsilons <= MOST_EPSILONS
 
 
 def verdict(report: ScriptReport) -> str:
@@ -202,8 +174,9 @@ _CAUSES: dict[Unsharded, str] = {
     "did not come so far",
 }
 _ENLARGED = (
-    "rounding, as it seems. All gradients of this step are the same but for rounding, and Adam makes more of "
-    "it where they are near 0. Leave out the clipping once, or take SGD, and compare again"
+    "rounding, as it seems. The gradients of this step are the same but for rounding, and no number differs "
+    "by more but where its gradient is 0 beside it: Adam makes a step of that. Leave out the clipping once, "
+    "or take SGD, and compare again"
 )
 _THIRD = (
     "not known. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, it gives a third set of "

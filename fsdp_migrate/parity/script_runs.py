@@ -21,7 +21,7 @@ from fsdp_migrate.checkpoint_convert import verify_checkpoints
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_enlarged, is_rounding
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_rounding
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
 from fsdp_migrate.source.surroundings import find_checkpoints
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.verification.verify import Difference
-    from fsdp_migrate.parity import report as parity
 
 
 _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
@@ -310,6 +309,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     documents = runs.documents(_SECOND)
     found_in_order = [read_difference(each) for document in documents for each in document["differences"]]
     differences = sorted(found_in_order, key=lambda each: is_rounding(each.gap))
+    first_step = differences[0].step if differences else 0
     under = [each["are_fsdp1"] for each in documents]
     were_fsdp1 = any(one for one, _ in under), any(other for _, other in under)
     pairs, alone = _printed(first, second)
@@ -339,21 +339,10 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
         were_fsdp1=were_fsdp1,
-        is_enlarged=bool(differences) and _is_enlarged(documents, differences[0]),
+        is_enlarged=any(each["is_enlarged"] for each in documents if each["number"] == first_step),
         is_others=any(each["is_others"] for each in documents),
         notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents), unread)),
     )
-
-
-def _is_enlarged(documents: Sequence[dict[str, Any]], first: parity.Difference) -> bool:
-    """Tell whether the first difference comes of rounding: that of the step itself, or of one before it."""
-    for document in documents:
-        own = [read_difference(each) for each in document["differences"]]
-        if not first.step or any(each.step < 1 for each in own):
-            return False
-        if any(each.step == first.step for each in own):
-            return is_enlarged(own, document["largest_gradient"])
-    return False
 
 
 def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool, unread: Sequence[str]) -> Iterator[str]:

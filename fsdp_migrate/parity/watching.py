@@ -7,7 +7,6 @@ has more than one model in memory.
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -19,8 +18,10 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate.parity.comparing import group_gap
+from fsdp_migrate.parity.enlarging import is_enlarged
 from fsdp_migrate.parity.explaining import clue_of
 from fsdp_migrate.parity.report import Difference
+from fsdp_migrate.parity.script_report import is_rounding
 from fsdp_migrate.parity.stepped import Stepped, are_sharded, models_of, plain_value, unwrapped
 from fsdp_migrate.parity.tensors import Gap, find_gap
 from fsdp_migrate.parity.trainees import is_alone, quiet_fsdp1
@@ -71,7 +72,7 @@ class Watch:
     optimizers: list[Optimizer] = field(default_factory=list)
     steps: int = 0
     depth: int = 0
-    found: dict[tuple[int, frozenset[int]], list[nn.Module]] = field(default_factory=dict)
+    found: dict[tuple[int, frozenset[tuple[int, torch.Size]]], list[nn.Module]] = field(default_factory=dict)
     counts: dict[tuple[int, ...], int] = field(default_factory=dict)
     open: tuple[Seen, Stepped] | None = None
 
@@ -149,7 +150,8 @@ def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
 
 def _models_of(optimizer: Optimizer, watch: Watch) -> list[nn.Module]:
     """Return the models of an optimizer, looked for again where it has other parameters."""
-    params = frozenset(id(param) for group in optimizer.param_groups for param in group["params"])
+    # FSDP1 may wrap a model later and leave it its parameters, as shards.
+    params = frozenset((id(each), each.shape) for group in optimizer.param_groups for each in group["params"])
     if (id(optimizer), params) not in watch.found:
         watch.found[id(optimizer), params] = models_of(optimizer)
     return watch.found[id(optimizer), params]
@@ -189,15 +191,21 @@ def _compare(seen: Seen, path: Path, found: Path) -> None:
         "are_fsdp1": [before is not None and before.is_fsdp1, seen.is_fsdp1],
         "is_others": seen.is_others,
         "compared": compared,
-        "largest_gradient": max((_size(each) for each in seen.tensors["gradient"].values()), default=0.0),
+        "number": seen.number,
+        "is_enlarged": before is not None and _is_enlarged(before, seen, differences),
         "differences": [each.as_dict() for each in differences],
     }
     (found / f"step-{seen.number}.json").write_text(json.dumps(document))
 
 
-def _size(tensor: torch.Tensor) -> float:
-    found = float(tensor.abs().max()) if tensor.numel() else 0.0
-    return found if math.isfinite(found) else 0.0
+def _is_enlarged(before: Seen, after: Seen, differences: list[Difference]) -> bool:
+    """Tell whether the step differs by more than rounding only as an optimizer enlarges that of gradients."""
+    is_of_step = all(
+        is_rounding(each.gap) or (each.stage in {"gradient", "parameter"} and each.step == after.number)
+        for each in differences
+    )
+    seen = [(before.tensors[stage], after.tensors[stage]) for stage in ("gradient", "parameter")]
+    return is_of_step and is_enlarged(*seen)
 
 
 def _differences(before: Seen, after: Seen) -> Iterator[Difference]:

@@ -1,0 +1,71 @@
+"""Rounding of gradients that an optimizer makes more of: told from a step that is another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fsdp_migrate.parity.script_report import MOST_EPSILONS, is_rounding
+from fsdp_migrate.parity.tensors import find_gap
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.parity.trainees import Tensors
+
+
+# A gradient that two sums in another order make differ by this part of it is 0 but for rounding.
+_NOISE_EPSILONS = 1024
+
+
+def is_enlarged(gradients: tuple[Tensors, Tensors], parameters: tuple[Tensors, Tensors]) -> bool:
+    """Tell whether parameters differ by more than rounding only where their gradients are rounding.
+
+    Adam divides by the size of a gradient. Where that is 0 but for rounding, as of the bias of an attention's
+    keys, any other rounding is another step. Each number that differs is looked at: moments that were lost
+    change those with a gradient of their own too.
+
+    Args:
+        gradients: Those of a step under FSDP1, and under FSDP2, whole and by names.
+        parameters: The same, after the step.
+
+    Example:
+        >>> one, other = torch.tensor([1.0, 1e-9]), torch.tensor([1.0, 3e-9])
+        >>> is_enlarged(({"w": one}, {"w": other}), ({"w": one}, {"w": one + torch.tensor([0.0, 0.1])}))
+        True
+        >>> is_enlarged(({"w": one}, {"w": other}), ({"w": one}, {"w": one + torch.tensor([0.1, 0.0])}))
+        False
+    """
+    if any(one.keys() != other.keys() for one, other in (gradients, parameters)):
+        return False
+    sizes = [float(each.abs().max()) for each in gradients[0].values() if each.numel()]
+    if not all(_is_noise(gradients[0][name], gradients[1][name], max(sizes)) for name in gradients[0]):
+        return False
+    found = False
+    for name, before in parameters[0].items():
+        after = parameters[1][name]
+        gap = find_gap(before, after)
+        if gap is None or is_rounding(gap):
+            continue
+        if gap.epsilons is None or name not in gradients[0]:
+            return False
+        by = MOST_EPSILONS * torch.finfo(before.dtype).eps * before.abs().max()
+        differs = (before - after).abs() > by
+        one, other = gradients[0][name][differs], gradients[1][name][differs]
+        noise = _NOISE_EPSILONS * torch.finfo(one.dtype).eps * one.abs()
+        if not bool(((one - other).abs() > noise).all()):
+            return False
+        found = True
+    return found
+
+
+def _is_noise(one: torch.Tensor, other: torch.Tensor, largest: float) -> bool:
+    """Tell whether two gradients differ by rounding, seen beside the largest number of all of them."""
+    gap = find_gap(one, other)
+    if gap is None or is_rounding(gap):
+        return True
+    return (
+        gap.epsilons is not None
+        and gap.largest is not None
+        and (gap.largest <= MOST_EPSILONS * torch.finfo(one.dtype).eps * largest)
+    )
