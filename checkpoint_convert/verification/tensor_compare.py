@@ -23,8 +23,8 @@ class TensorDifference:
         values: The first two that differ, as text; None where the type has no numbers here (float8).
         largest: The largest absolute difference; None where there is none to tell: bool, float8, only NaN.
         num_nan: In how many of the elements that differ one or both are NaN.
-        scale: The largest number of the first, without its sign, among elements that differ; None where
-            ``largest`` is.
+        scale: The largest number of the first, without its sign, in the blocks that were read where it
+            differs: what ``largest`` is to be seen beside. None where ``largest`` is.
     """
 
     index: tuple[int, ...]
@@ -82,7 +82,7 @@ class TensorComparison:
         self._count += len(places)
         if one is None or other is None:
             return
-        one, other = one[places], other[places]
+        block, one, other = one, one[places], other[places]
         if is_first:
             self._values = str(one[0]), str(other[0])
         sizes = _distances(one, other)
@@ -92,7 +92,8 @@ class TensorComparison:
             known = sizes[~is_nan]
             if known.size:
                 self._largest = max(float(known.max()), self._largest or 0.0)
-                self._scale = max(float(np.abs(one[~is_nan]).max()), self._scale or 0.0)
+                finite = np.abs(block[np.isfinite(block)])
+                self._scale = max(float(finite.max(initial=0)), self._scale or 0.0)
 
     def result(self, shape: tuple[int, ...]) -> TensorDifference | None:
         """Return how they differ, or None where they are the same."""

@@ -63,7 +63,7 @@ class Difference:
 
     ``index`` is the first element of a tensor that differs, and ``largest`` the largest absolute difference
     of its elements: None where there is no such number (bool, float8, only NaN). ``scale`` is the largest
-    number of the first among them, so that ``largest`` can be seen beside it.
+    number of the first around them, so that ``largest`` can be seen beside it.
     """
 
     key: str

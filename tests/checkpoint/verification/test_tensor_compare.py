@@ -77,3 +77,23 @@ def test_the_second_is_compared_with_the_cast_of_the_first() -> None:
     found = compare(one, torch.tensor([1.0, 2.5, NAN, 1.0], dtype=torch.bfloat16))
     assert found is not None
     assert (found.index, found.count, found.largest) == ((1,), 1, 0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_difference_is_seen_beside_the_numbers_around_it(dtype: torch.dtype) -> None:
+    """One number of a large tensor, itself near 0, may differ by all of itself, and be rounding."""
+    one = torch.tensor([100, 1, 7, 7]).to(dtype)
+    other = one.clone()
+    other[1] = 2
+    found = compare(one, other)
+    assert found is not None
+    assert (found.largest, found.scale) == (1.0, 100.0)
+
+
+def test_what_is_not_finite_is_no_measure() -> None:
+    found = compare(torch.tensor([INF, 1.0]), torch.tensor([INF, 2.0]))
+    assert found is not None
+    assert found.scale == 1.0
+    unknown = compare(torch.tensor([True, False]), torch.tensor([True, True]))
+    assert unknown is not None
+    assert unknown.scale is None
