@@ -183,6 +183,16 @@ def test_where_accelerate_splits_a_parameter_is_said() -> None:
         assert not sees(with_model(Tied(twice=True), name))
 
 
+@pytest.mark.parametrize("error", [NotImplementedError, AttributeError])
+def test_whatever_a_models_own_methods_raise_stops_accelerate(error: type[Exception]) -> None:
+    class Mute(nn.Linear):
+        def get_output_embeddings(self) -> nn.Module:
+            raise error
+
+    seen = fault_of("accelerate-asks-for-embeddings").sees(with_model(Mute(2, 2), "hf"))
+    assert seen == "`get_output_embeddings()` of `Mute` raises"
+
+
 def test_a_module_at_two_places_is_no_tie() -> None:
     seen = replace(of_config("hf", auto_wrap_policy=BLOCKS), model=Towers())
     assert (
