@@ -33,7 +33,17 @@ def keeps_old_weights(text: str) -> bool:
         >>> [keeps_old_weights(f"FSDP(net, {each})") for each in ("use_orig_params=True", "device_id=0")]
         [False, True]
     """
-    return _KEEPS.search(text) is not None or _ORIGINAL.search(text) is None
+    return keeps_units_whole(text) or _ORIGINAL.search(text) is None
+
+
+def keeps_units_whole(text: str) -> bool:
+    """Tell whether a source names a strategy under which FSDP1 kept each unit whole after its forward.
+
+    Example:
+        >>> [keeps_units_whole(f"FSDP(net, {each})") for each in ("FULL_SHARD", "SHARD_GRAD_OP")]
+        [False, True]
+    """
+    return _KEEPS.search(text) is not None
 
 
 def with_wrapped_classes(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path, Links]:

@@ -26,7 +26,7 @@ from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found
-from fsdp_migrate.source.wrapped_classes import keeps_old_weights
+from fsdp_migrate.source.wrapped_classes import keeps_old_weights, keeps_units_whole
 
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
             said = _MEETS.format(_named(other), _named(written.model))
             yield Found("FM336", written.node, said, "commented")
             break
-    if _are_taken_up(source):
+    if _are_taken_up(source) or _is_gathered_as_a_part(source, written):
         return
     for key, place in places:
         its = [run for run in runs if run.key == key]
@@ -136,6 +136,19 @@ def _are_taken_up(source: Source) -> bool:
         or chooses_no_shard(source.code)
         or _RESHARDS.search(source.code) is not None
     )
+
+
+def _is_gathered_as_a_part(source: Source, written: Written) -> bool:
+    """Tell whether FSDP1 gathered a model anew as a unit of a larger one: Lightning wraps its module whole.
+
+    What ``configure_model`` wraps in it is no root then. FULL_SHARD frees such units after each forward.
+    """
+    owner = source.index.class_of(written.node)
+    is_lightnings = owner is not None and any(
+        text_of(base.value).endswith("LightningModule") for base in owner.bases
+    )
+    is_own = text_of(written.model).startswith("self.")
+    return is_lightnings and is_own and not keeps_units_whole(source.code)
 
 
 def _named(model: cst.BaseExpression) -> str:

@@ -250,3 +250,18 @@ def test_a_class_of_another_file(text: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(f"import torch\n\n\n{module.replace('MoCo', 'Plain')}\n")
     found = [use for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
     assert [(use.path, use.code) for use in found] == ([(str(tmp_path / "builder.py"), code)] if code else [])
+
+
+@pytest.mark.parametrize(
+    ("base", "strategy", "is_said"),
+    [
+        ("", "", True),
+        ("(L.LightningModule)", "", False),
+        ("(L.LightningModule)", "SHARD_GRAD_OP", True),
+    ],
+)
+def test_a_part_of_lightnings_module_is_no_root(base: str, strategy: str, is_said: bool) -> None:
+    """Its strategy wraps the module around it, and FULL_SHARD gathers the part for each forward."""
+    code = CLASS.format("average").replace("class Distil:", f"class Distil{base}:")
+    found = {use.code for use in uses(f"STRATEGY = '{strategy}'\n{code}")}
+    assert ("FM451" in found) == is_said
