@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,8 +50,9 @@ class ScriptReport:
     framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
     ``is_enlarged`` tells that in the first step that differs by more, no number does but where its gradient
-    is rounding. ``unsharded`` tells like which of the two the script under FSDP1 with ``NO_SHARD`` trains, up
-    to the first difference. ``notes`` say what was not compared.
+    is rounding; ``follows_rounding`` that steps before it differ, by rounding alone. ``unsharded`` tells like
+    which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first difference. ``notes``
+    say what was not compared.
     """
 
     before: str
@@ -73,6 +75,7 @@ class ScriptReport:
     is_others: bool = False
     differs_from_itself: bool = False
     is_enlarged: bool = False
+    follows_rounding: bool = False
     unsharded: Unsharded = ""
     notes: tuple[str, ...] = ()
 
@@ -178,6 +181,10 @@ _ENLARGED = (
     "by more but where its gradient is 0 beside it: Adam makes a step of that. Leave out the clipping once, "
     "or take SGD, and compare again"
 )
+_GROWN = (
+    ". Or it is rounding that has grown: the steps before differ by that alone, and this one by little more. "
+    "Leave out the clipping once, or take SGD, and compare again"
+)
 _THIRD = (
     "not known. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, it gives a third set of "
     "numbers, by more than rounding makes: one of FSDP1's own runs is off at least. It computes on with old "
@@ -193,8 +200,9 @@ def cause(report: ScriptReport) -> str:
     """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
     if report.is_enlarged and report.unsharded != "FSDP2":
         return _ENLARGED
-    first = report.first
-    if first is not None and report.unsharded == "neither" and (first.gap.epsilons or 0.0) > _MUCH:
+    is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH
+    if report.unsharded == "neither" and is_much:
         return _THIRD
+    grown = report.follows_rounding and report.unsharded == "FSDP1" and not is_much
     theirs = _THEIRS if report.is_others and report.unsharded in {"FSDP1", "neither"} else ""
-    return _CAUSES[report.unsharded] + theirs
+    return _CAUSES[report.unsharded] + theirs + (_GROWN if grown else "")

@@ -340,6 +340,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         checkpoints=tuple(saved),
         were_fsdp1=were_fsdp1,
         is_enlarged=any(each["is_enlarged"] for each in documents if each["number"] == first_step),
+        follows_rounding=any(each.step < first_step for each in differences),
         is_others=any(each["is_others"] for each in documents),
         notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents), unread)),
     )

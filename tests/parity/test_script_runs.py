@@ -371,3 +371,23 @@ def test_rounding_that_an_optimizer_enlarges_is_no_fault_of_the_rewriting(tmp_pa
     assert cause(replace(other, unsharded="FSDP1")).startswith("not FSDP1's shards")
     # What a run without shards shows for sure goes before that.
     assert "FSDP1's own run was off" in cause(replace(report, is_enlarged=True, unsharded="FSDP2"))
+
+
+@pytest.mark.parametrize(
+    ("before", "factor", "expected"), [(True, 1 + 1e-4, True), (False, 1 + 1e-4, False), (True, 1.5, False)]
+)
+def test_rounding_that_grows_over_steps_may_be_all(
+    before: bool, factor: float, expected: bool, tmp_path: Path
+) -> None:
+    gaps = {
+        1: find_gap(torch.ones(2), torch.ones(2) * (1 + 3e-7)),
+        2: find_gap(torch.ones(2), torch.ones(2) * factor),
+    }
+    found = [
+        Difference(step=step, stage="gradient", name="a", module="", rank=0, gap=gap)
+        for step, gap in gaps.items()
+        if gap is not None and (before or step == 2)
+    ]
+    said = cause(replace(report_on(tmp_path, found), unsharded="FSDP1"))
+    assert said.startswith("not FSDP1's shards")
+    assert ("rounding that has grown" in said) == expected
