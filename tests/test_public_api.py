@@ -7,6 +7,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import pydoc
 import re
 import warnings
 
@@ -89,3 +90,14 @@ def test_examples_in_docstrings_run(name: str, monkeypatch: pytest.MonkeyPatch) 
         done = doctest.testmod(importlib.import_module(name), optionflags=EXAMPLES)
     assert done.attempted
     assert not done.failed
+
+
+def test_help_begins_with_the_functions() -> None:
+    """What somebody types who knows the package's name alone, in torch's absence too."""
+    described = (fsdp_migrate.__doc__ or "").split("\n\n")[1]
+    names = [line.strip().split("  ")[0] for line in described.splitlines()]
+    listed = [name for each in names for name in each.split(", ")]
+    assert listed[0] == "prepare_fully_shard"
+    assert all(callable(getattr(fsdp_migrate, name)) for name in listed)
+    shown = pydoc.render_doc(fsdp_migrate, renderer=pydoc.plaintext)
+    assert shown.index("prepare_fully_shard") < shown.index("PACKAGE CONTENTS")
