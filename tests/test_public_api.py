@@ -99,5 +99,5 @@ def test_help_begins_with_the_functions() -> None:
     listed = [name for each in names for name in each.split(", ")]
     assert listed[0] == "prepare_fully_shard"
     assert all(callable(getattr(fsdp_migrate, name)) for name in listed)
-    shown = pydoc.render_doc(fsdp_migrate, renderer=pydoc.plaintext)
+    shown = pydoc.plain(pydoc.render_doc(fsdp_migrate))
     assert shown.index("prepare_fully_shard") < shown.index("PACKAGE CONTENTS")
