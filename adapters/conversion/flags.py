@@ -48,7 +48,7 @@ def read_flags(command: str) -> list[Flag]:
             last += 1
         taken = last if name == "fsdp" or last == index else index + 1
         values = [word.value for word in words[index + 1 : taken + 1]]
-        value = " ".join(values) if values else None
+        value = _without_escaped_quotes(name, " ".join(values)) if values else None
         value_start = words[index + 1].start if values else word.end
         flags.append(Flag(_key(name), value, word.start, words[taken].end, value_start))
     return flags
@@ -59,6 +59,12 @@ def _ends_a_value(word: Word, script_at: int | None) -> bool:
     return (
         word.text.startswith("-") or word.start == script_at or re.fullmatch(OPERATOR, word.text) is not None
     )
+
+
+def _without_escaped_quotes(name: str, value: str) -> str:
+    r"""Return what ``--fsdp \"full_shard auto_wrap\"`` means: these quotes are for ``eval``."""
+    is_quoted = name == "fsdp" and len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    return value[1:-1] if is_quoted else value
 
 
 def _key(name: str) -> str:

@@ -58,3 +58,19 @@ def test_the_default_of_an_argument_is_named_without_its_dash(text: str, command
     with pytest.raises(NothingToConvertError) as raised:
         convert_script(text)
     assert command in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "code"),
+    [
+        (r"\"full_shard auto_wrap\"", "FM340"),
+        (r"\'full_shard auto_wrap\'", "FM340"),
+        (r"\"full_shard auto_wrapp\"", "FM348"),
+        (r"\"full_shard auto_wrap", "FM348"),
+    ],
+)
+def test_quotes_that_are_escaped_for_eval_are_no_part_of_a_word(quoted: str, code: str) -> None:
+    text = f'ARGS="--output_dir o --fsdp {quoted} --fsdp_config c.json"\neval torchrun t.py $ARGS "$@"\n'
+    done = convert_script(text)
+    assert [f.code for f in done.findings if f.subject == "line 2: fsdp"] == [code]
+    assert done.text == text
