@@ -104,7 +104,11 @@ def _writes(node: ast.AST, above: dict[int, ast.AST]) -> bool:
     if not isinstance(func, ast.Attribute) or func.attr != "copy_":
         return False
     held = func.value.value if isinstance(func.value, ast.Attribute) else func.value
-    loops = (each for each in _around(node, above) if isinstance(each, ast.For))
+    around = list(_around(node, above))
+    # There the parameters are whole ones, and what is written goes back into the shards.
+    if any("summon_full_params" in map(_last, _calls(each)) for each in around if isinstance(each, ast.With)):
+        return False
+    loops = (each for each in around if isinstance(each, ast.For))
     return isinstance(held, ast.Name) and any(
         held.id in _names(loop.target) and _asked(loop.iter) & _PARAMETERS for loop in loops
     )
@@ -140,6 +144,12 @@ def _around(node: ast.AST, above: dict[int, ast.AST]) -> Iterator[ast.AST]:
     while (outer := above.get(id(node))) is not None:
         yield outer
         node = outer
+
+
+def _calls(block: ast.With) -> Iterator[ast.Call]:
+    """Yield the contexts that a block enters by a call."""
+    entered = (item.context_expr for item in block.items)
+    yield from (each for each in entered if isinstance(each, ast.Call))
 
 
 def _asked(node: ast.AST) -> set[str]:

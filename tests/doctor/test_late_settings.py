@@ -68,3 +68,27 @@ TRAINER = "class T({}):\n    def {}(self, *args):\n        ema.swap(self.model)\
 def test_a_method_that_another_source_calls(other: str, *, is_written: bool) -> None:
     sight = seeing(sources={"callbacks.py": CALLBACK + SWAP, "train.py": other})
     assert bool(late_settings(sight, is_written=True)) is is_written
+
+
+SUMMONED = (
+    "    def swap(self, model):\n        with {}:\n"
+    "            for p, s in zip(model.parameters(), self.saved):\n"
+    "                p.data.copy_(s)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("entered", "is_written"),
+    [
+        ("FSDP.summon_full_params(model, writeback=True)", False),
+        ("torch.no_grad(), summon_full_params(model)", False),
+        ("torch.no_grad()", True),
+        ("held", True),
+    ],
+)
+def test_what_is_written_to_summoned_parameters_is_kept(entered: str, *, is_written: bool) -> None:
+    sources = {
+        "callbacks.py": CALLBACK + SUMMONED.format(entered),
+        "train.py": TRAINER.format("Trainer", "evaluate"),
+    }
+    assert bool(late_settings(seeing(sources=sources), is_written=True)) is is_written
