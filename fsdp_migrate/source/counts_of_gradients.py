@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, walk_for
 
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.Au
     """Yield the count that a test decides on: of a comprehension, or of ``if p.grad is None: count += 1``."""
     for above in source.index.ancestors(test):
         if isinstance(above, cst.If):
-            inner = [each for line in above.body.body for each in getattr(line, "body", ())]
-            yield from (each for each in inner if _adds_one(each))
+            yield from filter(_adds_one, walk_for(above, cst.AugAssign))
             return
         if isinstance(above, _COMPREHENSIONS):
             call = source.index.parents[above]
@@ -68,6 +67,5 @@ def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.Au
             return
 
 
-def _adds_one(node: cst.CSTNode) -> bool:
-    is_added = isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign)
-    return is_added and isinstance(cst.ensure_type(node, cst.AugAssign).value, cst.Integer)
+def _adds_one(node: cst.AugAssign) -> bool:
+    return isinstance(node.operator, cst.AddAssign) and isinstance(node.value, cst.Integer)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import analyse, has_anything, report
 from fsdp_migrate.source.edits import apply_edits
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.parsing import too_deep
+from fsdp_migrate.source.python.parsing import failed, too_deep
 
 
 if TYPE_CHECKING:
@@ -40,8 +41,12 @@ def scan_linked(code: str, path: str, links: Links) -> list[Use]:
     try:
         source, found = analyse(code, path, links)
         return report(path, source, found)
+    except SourceError:
+        raise
     except RecursionError:
         raise too_deep(path) from None
+    except Exception as error:
+        raise failed(path, error) from error
 
 
 def rewrite_source(code: str, path: str = "<source>") -> str:
@@ -77,5 +82,9 @@ def rewrite_linked(code: str, path: str, links: Links) -> tuple[str, list[Use]]:
         source, found = analyse(code, path, links)
         uses = report(path, source, found)
         return apply_edits(source, [item for _, item in found]), uses
+    except SourceError:
+        raise
     except RecursionError:
         raise too_deep(path) from None
+    except Exception as error:
+        raise failed(path, error) from error

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import rewrite_paths, rewrite_source, scan_paths
+from fsdp_migrate.source.analysis import analyse
 from tests.source.rewritten import AFTER, BEFORE, contents
 
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fsdp_migrate.source.python.links import Links
 
 
 pytestmark = pytest.mark.any_torch
@@ -89,3 +92,26 @@ def test_what_an_earlier_rewriting_left_is_found_again(tmp_path: Path) -> None:
     after = [use.code for use in scan_paths([script]).uses if use.action == "commented"]
     assert before <= set(after)
     assert sorted(after) == ["FM315", "FM322"]
+
+
+def test_a_fault_of_ours_costs_the_file_that_it_is_met_in_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad.py").write_text(BEFORE)
+    (tmp_path / "good.py").write_text(BEFORE)
+
+    def fail(code: str, path: str, links: Links) -> object:
+        if path.endswith("bad.py"):
+            msg = "no such thing"
+            raise TypeError(msg)
+        return analyse(code, path, links)
+
+    monkeypatch.setattr("fsdp_migrate.source.rewriting.analyse", fail)
+    for report in (scan_paths([tmp_path]), rewrite_paths([tmp_path], write=True)):
+        [problem] = [file.problem for file in report.files if file.problem]
+        assert (
+            "bad.py: left as it is, and not searched: TypeError in test_rewriting_files.py, line" in problem
+        )
+        assert "no such thing. This is a bug in fsdp-migrate." in problem
+    assert (tmp_path / "bad.py").read_text() == BEFORE
+    assert (tmp_path / "good.py").read_text() == AFTER

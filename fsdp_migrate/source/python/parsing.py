@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import traceback
 import warnings
+from pathlib import Path
 
 import libcst as cst
 
@@ -44,6 +46,17 @@ def parse_module(code: str, path: str) -> cst.Module:
 def too_deep(path: str) -> SourceError:
     """Return the error for a source that is nested too deeply."""
     msg = f"{path}: expressions or blocks are nested too deeply to be read. It is left as it is."
+    return SourceError(msg, path=path)
+
+
+def failed(path: str, error: Exception) -> SourceError:
+    """Return the error for a source that this package cannot read, through a fault of its own."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}: {error}"
+    msg = (
+        f"{path}: left as it is, and not searched: {what}. This is a bug in fsdp-migrate. Report it to its "
+        "maintainers with this file."
+    )
     return SourceError(msg, path=path)
 
 

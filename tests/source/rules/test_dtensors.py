@@ -567,6 +567,7 @@ def test_between_forward_and_backward_some_are_whole(body: str, *, is_between: b
 
 
 UNUSED = "sum(p.grad is None for p in m.parameters())"
+TALLY = "k = 0\nfor p in m.parameters():\n"
 
 
 @pytest.mark.parametrize(
@@ -578,6 +579,10 @@ UNUSED = "sum(p.grad is None for p in m.parameters())"
         ("print(sum(1 for p in m.parameters() if p.requires_grad and p.grad is not None))\n", "FM334"),
         ("print(sum(int(p.grad is not None) for p in m.parameters()))\n", "FM334"),
         ("k = 0\nfor p in m.parameters():\n    if p.grad is None:\n        k += 1\nprint(k)\n", "FM334"),
+        (f"{TALLY}    if p.grad is None:\n        if p.ndim > 1:\n            k += 1\nprint(k)\n", "FM334"),
+        (f"{TALLY}    if p.grad is None: k += 1\nprint(k)\n", "FM334"),
+        (f"{TALLY}    if p.grad is None:\n        pass\n    else:\n        k += 1\nprint(k)\n", "FM334"),
+        (f"{TALLY}    if p.grad is not None:\n        if p.ndim > 1:\n            pass\n", ""),
         (f"share = {UNUSED} / total\n", "FM423"),
         ("gs = [p for p in m.parameters() if p.grad is None]\n", ""),
         ("for p in m.parameters():\n    if p.grad is None:\n        continue\n", ""),
