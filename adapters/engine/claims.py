@@ -184,6 +184,7 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
 COMPOSER: Mapping[str, Claim] = MappingProxyType(
     {
         "fsdp2": Claim("`FSDP_VERSION=2` in the environment makes a mapping FSDP2's", since="0.31"),
+        "no_fsdp_config": Claim("`Trainer` has no argument `fsdp_config`, but `parallelism_config`"),
         "buffers_cast": Claim("FSDP1 casts buffers under DEFAULT and PURE"),
         "buffers_kept": Claim("FSDP2 leaves buffers in their own dtype", since="0.32"),
         "inputs_of_every_unit": Claim("FSDP2 casts the inputs of every unit", since="0.32"),

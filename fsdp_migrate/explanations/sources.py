@@ -168,7 +168,9 @@ EXPLANATIONS = {
     ),
     "FM328": (
         "Composer makes FSDP from its config when the Trainer starts. The callback changes that config before it is used.",
-        "Add `FSDP2Migration()` of `fsdp_migrate.adapters.composer_callback` to the Trainer's `callbacks`. The config stays.",
+        "Add `FSDP2Migration()` of `fsdp_migrate.adapters.composer_callback` to the Trainer's `callbacks`. The config stays; "
+        "but mosaicml 0.32, which the callback needs, has no argument `fsdp_config` any more: give it as "
+        '`parallelism_config={"fsdp": ...}`.',
     ),
     "FM329": ("After the rewriting nothing uses the name any more.", "Nothing: the import is taken out."),
     "FM331": (

@@ -24,6 +24,8 @@ policy = fsdp2.create_mixed_precision_policy(Precision.AMP_BF16, "DEFAULT")
 found["buffers_kept"] = not hasattr(policy, "buffer_dtype")
 found["inputs_of_every_unit"] = policy.cast_forward_inputs
 found["fsdp2"] = "FSDP_VERSION" in inspect.getsource(inspect.getmodule(Trainer))
+taken = inspect.signature(Trainer).parameters
+found["no_fsdp_config"] = "fsdp_config" not in taken and "parallelism_config" in taken
 from composer.utils import misc
 asked = inspect.getsource(misc.is_model_fsdp)
 found["asks_for_fsdp1"] = "FullyShardedDataParallel" in asked and "FSDPModule" not in asked

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
-from fsdp_migrate.source.python.nodes import dotted, word_of
+from fsdp_migrate.source.python.nodes import dotted, short, word_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.uses import Found
 
@@ -26,6 +26,10 @@ CODES = ("FM327", "FM328")
 _COMPOSER = (
     "Composer: add fsdp_migrate.adapters.composer_callback's callback to the Trainer, or give it an "
     "fsdp2_config under parallelism_config."
+)
+_NO_ARGUMENT = (
+    " And the mosaicml that the callback needs, 0.32 or newer, has no argument `fsdp_config`: write "
+    'parallelism_config={{"fsdp": {value}}}, or None where that is None.'
 )
 _BY_VALUE = (
     "Composer's FSDP1 takes 'value' for the greatest element, to which it scales the whole gradient down; "
@@ -67,8 +71,11 @@ def _asked_of_composer(source: Source) -> Iterator[Found]:
         if not is_a_dict and not _is_composers(source, call):
             continue
         for arg in call.args:
-            if _is_setting(arg) and not _is_nothing(arg.value):
-                yield Found("FM328", arg, _COMPOSER, "commented")
+            if not _is_setting(arg) or _is_nothing(arg.value):
+                continue
+            is_gone = not is_a_dict and arg.keyword is not None and arg.keyword.value == "fsdp_config"
+            gone = _NO_ARGUMENT.format(value=short(arg.value)) if is_gone else ""
+            yield Found("FM328", arg, _COMPOSER + gone, "commented")
 
     yield from _items_for_composer(source) if _imports(source, "composer") else ()
 

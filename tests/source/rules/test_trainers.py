@@ -36,6 +36,19 @@ def test_other_frameworks_without_fsdp1_are_left_alone(source: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("fsdp_config=cfg.get('fsdp', None)", """parallelism_config={"fsdp": cfg.get('fsdp', None)}"""),
+        ("parallelism_config={'fsdp': c}", ""),
+    ],
+)
+def test_an_argument_that_the_callbacks_composer_does_not_have(given: str, said: str) -> None:
+    [use] = uses(f"from composer import Trainer\nt = Trainer(model, {given})\n", "")
+    assert ("has no argument `fsdp_config`" in use.becomes) is bool(said)
+    assert said in use.becomes
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "logged_cfg.update({'fsdp_config': c})",
