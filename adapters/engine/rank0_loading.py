@@ -48,9 +48,13 @@ LOADED_BY_RANK_0 = (
 )
 
 
+def _bare(block: Block) -> dict[str, Any]:
+    return {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
+
+
 def _loads_whole(block: Block) -> bool:
     """Tell whether what is to be wrapped can be of a model of transformers, as far as it stands here."""
-    values = {bare(name): value for name, value in plain_values(block.node).items()} if block.node else {}
+    values = _bare(block)
     classes = block.settled(values.get("transformer_layer_cls_to_wrap"))
     if isinstance(classes, Reference):
         return True
@@ -70,6 +74,12 @@ def torn_tie(block: Block) -> str:
     return block.settings.ties() if is_read else ""
 
 
+def _maybe_torn(block: Block) -> str:
+    """Return such a tie where the project may as well train a model of transformers, which has the method."""
+    names_none = not class_names(_bare(block).get("transformer_layer_cls_to_wrap"))
+    return block.settings.ties() if names_none and _loads_whole(block) else ""
+
+
 _STOPS = ACCELERATE["loads_not_all"].says
 _LOADS_NOT_ALL = (
     f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}. {_TEARS[0].upper()}{_TEARS[1:]}."
@@ -82,6 +92,14 @@ LOAD_ON_ALL = "Write false for such a model."
 _NOT_TORN = (
     "false, so that each rank shards what it has loaded itself: with true Accelerate's FSDP2 trains tied "
     "weights apart, without a word, where the model has no method `tie_weights`: {}."
+)
+_MAYBE_TORN = (
+    "rank 0 alone loads the weights. With it Accelerate's FSDP2 trains tied weights apart, without a word, "
+    "where the model has no method `tie_weights`: {}."
+)
+_IF_TRAINED = (
+    "If that model is trained, write false, or give it a method `tie_weights()` that ties them. Models of "
+    "transformers have the method."
 )
 _OR_A_METHOD = "For true give the model a method `tie_weights()` that ties them."
 
@@ -118,6 +136,9 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
         return replace(outcome, code="FM343", message=message, hint=LOAD_ON_ALL)
+    if tie := _maybe_torn(block):
+        message = f"{shown(value)}: {_MAYBE_TORN.format(tie)}"
+        return replace(outcome, code="FM343", message=message, hint=_IF_TRAINED)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
@@ -134,6 +155,9 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, LOAD_ON_ALL)
+    elif tie := _maybe_torn(block):
+        text = f"Without it the launcher takes true: {_MAYBE_TORN.format(tie)}"
+        draft.say("FM343", block.at(name), text, _IF_TRAINED)
     else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
     return {}

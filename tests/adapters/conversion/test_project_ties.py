@@ -59,6 +59,32 @@ def test_false_is_written_where_the_project_ties(
     assert all("`tie_weights`" in f.message for f in said)
 
 
+@pytest.mark.parametrize("loads", [TRUE, ""])
+@pytest.mark.parametrize("layers", ["", LAYERS.format("LlamaDecoderLayer")])
+def test_where_a_model_of_transformers_may_be_trained_as_well(
+    layers: str, loads: str, tmp_path: Path
+) -> None:
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "net.py").write_text(f"from transformers import AutoTokenizer\n{NET}")
+    (tmp_path / "fsdp.yaml").write_text(HEAD + layers + loads)
+    done = convert_config_file(tmp_path / "fsdp.yaml").conversion
+    assert "cpu_ram_efficient_loading: false" not in done.text
+    [said] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+    is_doubtful = not layers
+    assert said.code == ("FM343" if is_doubtful else "FM340")
+    assert ("`Net` ties `self.head.weight` in net.py:6" in said.message) is is_doubtful
+    assert ("If that model is trained, write false" in (said.hint or "")) is is_doubtful
+
+
+def test_of_hugging_faces_trainer_too(tmp_path: Path) -> None:
+    config = tmp_path / "fsdp.json"
+    config.write_text('{"cpu_ram_efficient_loading": true, "backward_prefetch": "backward_pre"}')
+    for source, code in ((NET, "FM343"), (NET + METHOD, "FM340")):
+        (tmp_path / "net.py").write_text(f"from transformers import Trainer\n{source}")
+        findings = convert_config_file(config, framework="hf", key=".").conversion.findings
+        assert [f.code for f in findings if f.subject.endswith("cpu_ram_efficient_loading")] == [code]
+
+
 def test_what_rank_0_sent_is_told_then(tmp_path: Path) -> None:
     config = tmp_path / "fsdp.yaml"
     (tmp_path / "net.py").write_text(NET)
