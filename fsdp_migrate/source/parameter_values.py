@@ -95,8 +95,9 @@ class ParameterValues:
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
         loops = [loop for loop in loops_around(self.source.index, node) if binds(loop, node.value)]
-        if loops and STATE in self.source.models.kinds(node):
-            return True
+        kinds = self.source.models.kinds(node) if loops else set()
+        if any(kind.endswith(STATE) for kind in kinds):
+            return STATE in kinds  # and not the dict of them: `for state in optimizer.state.values()`
         if loops:
             is_of_one = any(
                 (self._goes_through(_over(loop, node.value)) and _is_value_of(loop, node.value))

@@ -594,3 +594,22 @@ TALLY = "k = 0\nfor p in m.parameters():\n"
 def test_counts_of_gradients_that_are_none(body: str, code: str) -> None:
     found = [each.code for each in uses(MODEL + body, HEADER) if each.code in {"FM334", "FM423"}]
     assert found == ([code] if code else [])
+
+
+@pytest.mark.parametrize("each", ["state in opt.state.values()", "_, state in opt.state.items()"])
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        (
+            "for k, v in state.items():\n        if torch.is_tensor(v):\n            state[k] = v.cuda()\n",
+            False,
+        ),
+        ("state['step'] = 0\n", False),
+        ("state['exp_avg'] = state['exp_avg'].to(device)\n", False),
+        ("state['exp_avg'][0] = 0\n", True),
+        ("for v in state.values():\n        v[0] = 0\n", True),
+    ],
+)
+def test_items_of_an_optimizers_state_are_set(each: str, line: str, *, is_said: bool) -> None:
+    body = f"{MODEL}opt = torch.optim.AdamW(m.parameters())\nfor {each}:\n    {line}"
+    assert ("FM423" in [use.code for use in uses(body, HEADER)]) is is_said
