@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 NAME = "module-attribute"
-CODES = ("FM315", "FM333", "FM335")
+CODES = ("FM315", "FM333", "FM335", "FM420")
 
 _IS_SET = (
     "FSDP2 wraps nothing, so `.{}` is the model itself and was taken out. What is set here is set on the "
@@ -55,11 +55,18 @@ _LAYER = (
 )
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
+_NOW_THERE = (
+    "stays: FSDP1's wrapper had no such attribute, and FSDP2's model has it: what is done where it is there "
+    "is done now"
+)
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
 _PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
+_OF_FSDP2 = re.compile(
+    r"^(?:un|re)shard$|^set_(?:is_last_backward|modules_to_\w+_prefetch|re(?:quires|shard_after)_\w+)$"
+)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -285,18 +292,22 @@ def _is_target(source: Source, node: cst.Attribute) -> bool:
 
 def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
     name = call.args[1].value
-    if not isinstance(name, cst.SimpleString) or name.evaluated_value not in _NAMES:
+    word = name.evaluated_value if isinstance(name, cst.SimpleString) else ""
+    is_new = isinstance(word, str) and _OF_FSDP2.match(word) is not None
+    if word not in _NAMES and not is_new:
         return
     asked = call.args[0].value
     if source.models.certainty(asked) is None or is_in_a_module(source, asked):
         return
-    if name.evaluated_value in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:
+    if is_new:
+        yield Found("FM420", call, _NOW_THERE, "kept")
+    elif word in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:
         yield Found("FM315", call, _NOT_ASKED, "kept")
-    elif name.evaluated_value == "no_sync" and len(call.args) == 3 and _is_sampling(source, call):
+    elif word == "no_sync" and len(call.args) == 3 and _is_sampling(source, call):
         yield Found("FM315", call, _SAMPLED, "kept")
     else:
         # Without `no_sync` gradients are the same, and only come more often.
-        code = "FM315" if name.evaluated_value == "no_sync" else "FM335"
+        code = "FM315" if word == "no_sync" else "FM335"
         yield Found(code, call, _ASKED, "commented")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from fsdp_migrate.source import rewrite_paths, scan_paths
 from tests.source.projects import FSDP
@@ -16,6 +17,7 @@ from tests.source.samples import (
     assert_turned,
     codes,
     turned,
+    uses,
 )
 
 
@@ -388,3 +390,14 @@ def test_what_a_function_takes_out_of_the_wrapper_is_the_model(
 def test_what_is_not_taken_out_of_a_wrapper(body: str) -> None:
     assert body.removeprefix(MODEL).splitlines()[-1] in turned(body)
     assert ("FM315", "rewritten") not in codes(body)
+
+
+@pytest.mark.parametrize("ask", ["hasattr(model, {})", "callable(getattr(model, {}, None))"])
+@pytest.mark.parametrize("name", ["set_requires_gradient_sync", "unshard", "set_reshard_after_backward"])
+def test_what_fsdp2s_models_alone_have(ask: str, name: str) -> None:
+    assert name in dir(FSDPModule)
+    assert name not in dir(FullyShardedDataParallel)
+    body = f"if {ask.format(repr(name))}:\n    model.{name}(True)\n"
+    [use] = [use for use in uses(MODEL + body) if use.code == "FM420"]
+    assert (use.action, "is done now" in use.becomes) == ("kept", True)
+    assert not [use for use in uses(MODEL + body.replace("model", "net")) if use.code == "FM420"]
