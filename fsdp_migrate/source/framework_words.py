@@ -46,6 +46,10 @@ _CLIPS: Final = {
     "lightning": "self.clip_gradients(optimizer, gradient_clip_val=max_norm)",
     "transformers": "max_grad_norm of the arguments",
 }
+_LEAVE_NORM: Final = (
+    "Leave this line, whose norm is used: self.clip_gradients gives none. .full_tensor() of it is a plain "
+    "tensor"
+)
 _UNSYNCED: Final = {"accelerate": "accelerator.no_sync(model)", "fabric": "fabric.no_backward_sync(model)"}
 _ASKED: Final = {
     "accelerate": "accelerator.get_state_dict(model)",
@@ -176,10 +180,12 @@ def kept(by: str) -> str:
     return _KEPT.format(_NAMES.get(by, by), _MADE_ANEW.get(by, ""))
 
 
-def clips(source: Source, model: cst.BaseExpression | None) -> str:
-    """Return what clips the gradients of a model that may be sharded."""
+def clips(source: Source, call: cst.Call, model: cst.BaseExpression | None) -> str:
+    """Return what to do where torch clips the gradients of a model that may be sharded."""
     by = source.models.sharded_by(model) if model is not None else ""
-    return _CLIPS.get(by, "fsdp_migrate.runtime.clip_grad_norm_")
+    if by == "lightning" and not isinstance(source.index.parents[call], cst.Expr):
+        return _LEAVE_NORM
+    return f"Take {_CLIPS.get(by, 'fsdp_migrate.runtime.clip_grad_norm_')}"
 
 
 def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:

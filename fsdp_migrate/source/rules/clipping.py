@@ -58,7 +58,7 @@ _OF_ITS_OWN = (
 )
 _MAYBE_WHOLE = (
     "where this model is sharded the norm is now that of the whole gradient; under FSDP1 it was that of one "
-    "rank's shards. Take {}, and see that max_norm is meant so."
+    "rank's shards. {}, and see that max_norm is meant so."
 )
 _LIST = (
     "where these are a sharded model's parameters, the norm is now that of the whole gradient; under FSDP1 "
@@ -102,7 +102,7 @@ def find(source: Source) -> Iterator[Found]:
         elif _is_given_a_list(source, call):
             yield Found("FM326", call, _LIST, "commented")
         elif _may_be_given_one(source, call):
-            said = _MAYBE_WHOLE.format(clips(source, _model_of(call)))
+            said = _MAYBE_WHOLE.format(clips(source, call, _model_of(call)))
             yield Found("FM326", call, said, "commented")
 
 

@@ -55,6 +55,20 @@ def test_a_lightning_module_is_sharded_in_hooks_behind_the_strategys_setup(
 
 
 @pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("{}", "Take self.clip_gradients(optimizer, gradient_clip_val=max_norm), and see"),
+        ("norm = {}\n        self.log('norm', norm)", "Leave this line, whose norm is used"),
+        ("self.log('norm', {})", "Leave this line, whose norm is used"),
+    ],
+)
+def test_the_norm_of_a_lightning_module_is_used(line: str, advice: str) -> None:
+    clip = line.format("torch.nn.utils.clip_grad_norm_(self.parameters(), 1e9)")
+    source = f"{LIGHTNING}    def on_before_optimizer_step(self, o):\n        {clip}\n\n\n{TRAINED}"
+    assert advice in said(source)["FM326"]
+
+
+@pytest.mark.parametrize(
     ("body", "code"),
     [
         ("torch.save(model.state_dict(), p)\n", "FM333"),
