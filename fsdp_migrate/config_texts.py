@@ -12,7 +12,7 @@ from fsdp_migrate.adapters.conversion.command import convert_script, settings_in
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
 from fsdp_migrate.adapters.conversion.project_imports import decays_alike, lacks_transformers, project_root
-from fsdp_migrate.adapters.conversion.project_ties import find_tie
+from fsdp_migrate.adapters.conversion.project_ties import defines_class, find_holder, find_tie
 from fsdp_migrate.adapters.conversion.shell import is_script
 from fsdp_migrate.adapters.conversion.strategy_readers import reader_of_strategy
 from fsdp_migrate.adapters.conversion.text import convert_text, find_blocks, looks_like_json, read_documents
@@ -140,6 +140,8 @@ def settings_in(
         lacks_transformers=partial(lacks_transformers, folder),
         decays_alike=partial(decays_alike, folder),
         ties=partial(find_tie, folder),
+        holds=partial(find_holder, folder),
+        defines=partial(defines_class, folder),
         names_packed=partial(asks_for_packed, folder),
         reader=partial(reader_of_strategy, folder),
     )

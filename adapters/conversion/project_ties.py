@@ -12,17 +12,21 @@ from fsdp_migrate.adapters.conversion.project_imports import project_root, sourc
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 
 _MAY_TIE: Final = re.compile(
     r"(?:weight|bias)\b[^=\n]*=(?!=)|setattr\([^\n]*(?:weight|bias)|register_parameter\("
+    r"|\.(?:_?from_config|from_pretrained)\("
 )
 _PARAMETER: Final = re.compile(r"(?:weight|bias)\Z")
 _SETTINGS: Final = re.compile(r"\b(?:args|cfg|conf|config|hparams|opt|options|params|settings)\b")
 _TIES_ANEW: Final = re.compile(r"PreTrained|PeftModel|For[A-Z]\w+\Z|LMHeadModel\Z")
 """What models of transformers are called, whose ``tie_weights`` Accelerate calls."""
+_TRANSFORMERS: Final = re.compile(r"(?:AutoModel|For[A-Z]\w+\Z|LMHeadModel\Z)")
+"""What classes of transformers are called that may tie their embeddings and their head."""
+_MAKES: Final = frozenset({"_from_config", "from_config", "from_pretrained"})
 _NO_MODULES: Final = frozenset({"ABC", "Enum", "Generic", "NamedTuple", "Protocol", "TypedDict", "object"})
 _MOST_NEAR: Final = 100
 METHOD: Final = "tie_weights"
@@ -35,7 +39,6 @@ class Tie(NamedTuple):
     line: int
 
 
-@kept_in_a_look
 def find_tie(folder: Path) -> str:
     """Return where the project around a folder ties weights of a model without ``tie_weights``, or nothing.
 
@@ -44,22 +47,63 @@ def find_tie(folder: Path) -> str:
         >>> find_tie(Path("/absent"))
         ''
     """
-    root = project_root(folder / "config")
-    # What is around a folder without a mark of a project may be anybody's.
-    near = (path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern)))
+    found = _found_in(folder, ties_in)
+    return "`{}` ties `{}` in {}:{}".format(*found) if found else ""
+
+
+def find_holder(folder: Path) -> str:
+    """Return where a model without ``tie_weights`` holds one of transformers that may tie, or nothing.
+
+    Example:
+        >>> from pathlib import Path
+        >>> find_holder(Path("/absent"))
+        ''
+    """
+    found = _found_in(folder, held_models)
+    return "`{}` holds `{}` in {}:{}".format(*found) if found else ""
+
+
+def _found_in(folder: Path, look: Callable[[ast.ClassDef], list[Tie]]) -> tuple[str, str, str, int] | None:
+    """Return the first that is found in a model without ``tie_weights``: class, name, file and line."""
+    classes, places = _classes_around(folder)
+    for name, node in classes.items():
+        others = _made_from(node, classes)[1]
+        if others and not ties_anew(node, classes) and (found := look(node)):
+            return name, found[0].name, places[name], found[0].line
+    return None
+
+
+@kept_in_a_look
+def defines_class(folder: Path, name: str) -> bool:
+    """Tell whether the project around a folder has a class of a name.
+
+    Example:
+        >>> from pathlib import Path
+        >>> defines_class(Path("/absent"), "Block")
+        False
+    """
+    line = re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
+    return any(line.search(text_if_there(path)) for path in _sources_around(folder))
+
+
+@kept_in_a_look
+def _classes_around(folder: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
     classes: dict[str, ast.ClassDef] = {}
     places: dict[str, str] = {}
-    for path in islice(near, _MOST_NEAR) if root is None else sources_below(root):
+    for path in _sources_around(folder):
         text = text_if_there(path)
         if _MAY_TIE.search(text) or METHOD in text:
             found = _classes_of(text)
             classes.update(found)
             places.update(dict.fromkeys(found, path.name))
-    for name, node in classes.items():
-        others = _made_from(node, classes)[1]
-        if others and not ties_anew(node, classes) and (ties := ties_in(node)):
-            return f"`{name}` ties `{ties[0].name}` in {places[name]}:{ties[0].line}"
-    return ""
+    return classes, places
+
+
+def _sources_around(folder: Path) -> Iterable[Path]:
+    root = project_root(folder / "config")
+    # What is around a folder without a mark of a project may be anybody's.
+    near = (path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern)))
+    return islice(near, _MOST_NEAR) if root is None else sources_below(root)
 
 
 def _classes_of(text: str) -> dict[str, ast.ClassDef]:
@@ -117,6 +161,27 @@ def ties_in(node: ast.AST) -> list[Tie]:
     bodies: list[ast.AST] = [each for each in ast.walk(node) if isinstance(each, functions)] or [node]
     found = [tie for each in bodies for tie in _in_function(each)]
     return sorted(set(found), key=lambda tie: tie.line)
+
+
+def held_models(node: ast.AST) -> list[Tie]:
+    """Return the attributes of a class that it gives a model of transformers: its ties are not its own.
+
+    Example:
+        >>> code = "self.lm = AutoModel.from_pretrained(p); self.tok = AutoTokenizer.from_pretrained(p)"
+        >>> [held.name for held in held_models(ast.parse(code))]
+        ['self.lm']
+    """
+    found = []
+    for line, targets, value in _given(node):
+        func = value.func if isinstance(value, ast.Call) else None
+        is_made = isinstance(func, ast.Attribute) and func.attr in _MAKES
+        if isinstance(func, ast.Attribute) and is_made and _TRANSFORMERS.search(_last_word(func.value)):
+            found += [Tie(ast.unparse(each), line) for each in targets if _root(each) == "self"]
+    return sorted(found, key=lambda held: held.line)
+
+
+def _last_word(node: ast.expr) -> str:
+    return ast.unparse(node).split(".")[-1]
 
 
 def _in_function(node: ast.AST) -> Iterator[Tie]:

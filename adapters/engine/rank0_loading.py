@@ -60,7 +60,7 @@ def _loads_whole(block: Block) -> bool:
         return True
     names = class_names(classes)
     if names:
-        held = any(map(_LOADED_WITH_BUFFERS.match, names))
+        held = any(map(_LOADED_WITH_BUFFERS.match, names)) or any(map(block.settings.defines, names))
         return not held and names_transformers_layer(",".join(names))
     # By the classes that the model names itself, which is what models of transformers do.
     policy = words.bare_word(values.get("auto_wrap_policy") or "no_wrap")
@@ -74,10 +74,19 @@ def torn_tie(block: Block) -> str:
     return block.settings.ties() if is_read else ""
 
 
-def _maybe_torn(block: Block) -> str:
-    """Return such a tie where the project may as well train a model of transformers, which has the method."""
+def _maybe_torn(block: Block) -> tuple[str, str]:
+    """Say of a tie that is torn where the project's own model is trained, and what to do; or nothing.
+
+    It may as well train a model of transformers, which has the method.
+    """
+    if not _loads_whole(block):
+        return "", ""
     names_none = not class_names(_bare(block).get("transformer_layer_cls_to_wrap"))
-    return block.settings.ties() if names_none and _loads_whole(block) else ""
+    if names_none and (tie := block.settings.ties()):
+        return _MAYBE_TORN.format(tie), _IF_TRAINED
+    if held := block.settings.holds():
+        return _MAYBE_HELD.format(held), _IF_HELD
+    return "", ""
 
 
 _STOPS = ACCELERATE["loads_not_all"].says
@@ -100,6 +109,15 @@ _MAYBE_TORN = (
 _IF_TRAINED = (
     "If that model is trained, write false, or give it a method `tie_weights()` that ties them. Models of "
     "transformers have the method."
+)
+_MAYBE_HELD = (
+    "rank 0 alone loads the weights. With it Accelerate's FSDP2 trains tied weights apart, without a word, "
+    "where the model that it is given has no method `tie_weights`: {}, a model of transformers, whose head "
+    "may be tied to its embeddings (Gemma, GPT-2, small Llama and Qwen models)."
+)
+_IF_HELD = (
+    "Write false, or give the class `def tie_weights(self)`, which calls that of the model within; unless "
+    "nothing is tied there, or that class is not what is trained."
 )
 _OR_A_METHOD = "For true give the model a method `tie_weights()` that ties them."
 
@@ -136,9 +154,9 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
         return replace(outcome, code="FM343", message=message, hint=LOAD_ON_ALL)
-    if tie := _maybe_torn(block):
-        message = f"{shown(value)}: {_MAYBE_TORN.format(tie)}"
-        return replace(outcome, code="FM343", message=message, hint=_IF_TRAINED)
+    said, hint = _maybe_torn(block)
+    if said:
+        return replace(outcome, code="FM343", message=f"{shown(value)}: {said}", hint=hint)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
@@ -155,9 +173,8 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, LOAD_ON_ALL)
-    elif tie := _maybe_torn(block):
-        text = f"Without it the launcher takes true: {_MAYBE_TORN.format(tie)}"
-        draft.say("FM343", block.at(name), text, _IF_TRAINED)
+    elif (told := _maybe_torn(block))[0]:
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {told[0]}", told[1])
     else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
     return {}

@@ -28,8 +28,9 @@ class Settings:
     command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of the project
     around whether no source of it imports transformers, ``decays_alike`` whether none has a Trainer of
     Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a model of it
-    ties weights and has no method ``tie_weights``, or nothing. ``names_packed`` tells of the
-    name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
+    ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model that holds one
+    of transformers, which may, and ``defines`` whether it has a class of a name. ``names_packed`` tells of
+    the name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
     ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
     command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
     Accelerate beside it. ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a
@@ -48,6 +49,8 @@ class Settings:
     lacks_transformers: Callable[[], bool] = lambda: False
     decays_alike: Callable[[], bool] = lambda: False
     ties: Callable[[], str] = lambda: ""
+    holds: Callable[[], str] = lambda: ""
+    defines: Callable[[str], bool] = lambda name: False
     names_packed: Callable[[str], bool] = lambda name: False
     is_packed: bool = False
     is_command: bool = False

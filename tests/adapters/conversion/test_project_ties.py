@@ -85,6 +85,40 @@ def test_of_hugging_faces_trainer_too(tmp_path: Path) -> None:
         assert [f.code for f in findings if f.subject.endswith("cpu_ram_efficient_loading")] == [code]
 
 
+HOLDER = NET.replace("self.head.weight = self.tok.weight", "self.lm = Qwen2ForCausalLM.from_pretrained(path)")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_said"),
+    [
+        (HOLDER, True),
+        (HOLDER.replace("Qwen2ForCausalLM.from_pretrained(path)", "AutoModel.from_config(c)"), True),
+        (HOLDER + METHOD, False),
+        (HOLDER.replace("nn.Module", "PreTrainedModel"), False),
+        (HOLDER.replace("self.lm", "lm"), False),
+        (HOLDER.replace("Qwen2ForCausalLM", "Tokenizer"), False),
+    ],
+)
+def test_a_model_of_transformers_within_one_of_the_project(
+    source: str, *, is_said: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(f"from transformers import Qwen2ForCausalLM\n{source}")
+    (tmp_path / "fsdp.yaml").write_text(HEAD + LAYERS.format("Qwen2DecoderLayer") + TRUE)
+    done = convert_config_file(tmp_path / "fsdp.yaml").conversion
+    [said] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+    assert "cpu_ram_efficient_loading: true" in done.text
+    assert said.code == ("FM343" if is_said else "FM340")
+    assert ("`Net` holds `self.lm` in net.py:6, a model of transformers" in said.message) is is_said
+
+
+def test_layers_of_the_projects_own_that_are_called_as_transformers_are(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(HEAD + LAYERS.format("OwnDecoderLayer") + TRUE)
+    for source, code in (("class OwnDecoderLayer(nn.Module): ...\n", "FM343"), ("", "FM340")):
+        (tmp_path / "net.py").write_text(f"from transformers import Trainer\n{source}")
+        findings = convert_config_file(tmp_path / "fsdp.yaml").conversion.findings
+        assert [f.code for f in findings if f.subject.endswith("cpu_ram_efficient_loading")] == [code]
+
+
 def test_what_rank_0_sent_is_told_then(tmp_path: Path) -> None:
     config = tmp_path / "fsdp.yaml"
     (tmp_path / "net.py").write_text(NET)
