@@ -233,6 +233,8 @@ def number_of(word: str, text: str) -> int | None:
     Example:
         >>> number_of("$((N * 8))", "#SBATCH --nodes=2\nN=$SLURM_NNODES\n"), number_of("$X", "")
         (16, None)
+        >>> number_of("$N", "N=${1:-2}"), number_of("$N", "N=${1:-1}")
+        (2, None)
     """
     return _number(word, text, 0)
 
@@ -259,7 +261,9 @@ def _number(word: str, text: str, depth: int) -> int | None:
     if variable.group(1) in {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}:
         asked = _SBATCH_NODES.search(text)
         return int(asked.group(1)) if asked else None
-    return _number(variable.group(2), text, depth + 1) if variable.group(2) else None
+    default = _number(variable.group(2), text, depth + 1) if variable.group(2) else None
+    # `NODES=${1:-1}`: whoever gives a script such an argument starts it with others too.
+    return None if default == 1 else default
 
 
 class HereDocument(NamedTuple):

@@ -16,7 +16,7 @@ from fsdp_migrate.adapters.conversion.flags import read_flags
 from fsdp_migrate.adapters.conversion.shell import commands_of, is_script, launch_of, words_of
 from fsdp_migrate.cli import main
 from fsdp_migrate.config_files import convert_config_file
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import ConfigError, FindingsError
 from tests.quick import examples
 
 
@@ -495,3 +495,14 @@ def test_variables_in_a_line_of_their_own_are_no_value() -> None:
     assert flags == {"fsdp": None, "bf16": None}
     assert read_flags("t.py --fsdp $MORE")[0].value == "$MORE"
     assert read_flags("t.py --fsdp \\\n 'full_shard auto_wrap'")[0].value == "full_shard auto_wrap"
+
+
+def test_a_number_of_nodes_that_is_one_by_default_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    launch = "accelerate launch --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD --num_machines $W"
+    launch += " --num_processes 8 t.py"
+    path.write_text(f"W=${{2:-1}}\n{launch}\n")
+    with pytest.raises(FindingsError, match="HYBRID_SHARD needs `parallelism_config`"):
+        convert_config_file(path)
+    path.write_text(f"W=${{2:-2}}\n{launch}\n")
+    assert "--parallelism_config_dp_replicate_size 2" in convert_config_file(path).conversion.text
