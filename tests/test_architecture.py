@@ -79,6 +79,7 @@ HOUSE: House = (
                 "source.compiled_names",
                 "source.early_optimizers",
                 "source.fails_at_once",
+                "source.free_of_parts",
                 "source.fsdp2_models",
                 "source.given_with_model",
                 "source.ignored_states",

@@ -40,6 +40,15 @@ Groups = list[list[str]]
 MODEL_NAMES: Final = frozenset(
     {"model", "models", "model_state", "model_state_dict", "module", "net", "network", "state_dict"}
 )
+MOMENTS: Final = {
+    "exp_avg": ("exp_avg_sq", "exp_inf"),
+    "square_avg": ("acc_delta", "momentum_buffer", "grad_avg"),
+    "prev": ("step_size",),
+}
+"""Of Adam and its kin, Adamax, Adadelta, RMSprop and Rprop what a parameter has two of, which always differ.
+
+Not ``max_exp_avg_sq``, which may equal the other.
+"""
 # Accelerate numbers several models: the second is `model_1`.
 _NUMBERED_MODEL: Final = re.compile(r"model_\d+")
 _CONTAINERS: Final = frozenset({"app", "state", "train_state"})

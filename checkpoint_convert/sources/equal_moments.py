@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fsdp_migrate.checkpoint_convert.formats.tensor_reader import TensorSource
-from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
+from fsdp_migrate.checkpoint_convert.manifest.classify import MOMENTS, entry_path
 from fsdp_migrate.checkpoint_convert.manifest.dtypes import DTYPES
 from fsdp_migrate.checkpoint_convert.manifest.manifest import TensorEntry
 from fsdp_migrate.errors import CheckpointReadError, FSDPMigrateError
@@ -39,13 +39,6 @@ _ELEMENTS: Final = 4096
 _MOST_READ: Final = 8
 _MOST_TELLING: Final = 3
 _FEWEST: Final = 2
-
-# Of Adam and its kin, Adamax, Adadelta, RMSprop and Rprop. Not `max_exp_avg_sq`, which may equal the other.
-_NAMES: Final = {
-    "exp_avg": ("exp_avg_sq", "exp_inf"),
-    "square_avg": ("acc_delta", "momentum_buffer", "grad_avg"),
-    "prev": ("step_size",),
-}
 
 Pair = tuple[TensorEntry, TensorEntry]
 
@@ -111,7 +104,7 @@ def _moments(entries: Mapping[str, Entry], part: Part) -> list[Pair]:
     return [
         (first, second)
         for path, first in tensors.items()
-        for one, others in _NAMES.items()
+        for one, others in MOMENTS.items()
         # With flattened optimizers the last name is the whole key.
         if str(path[-1]).endswith(one)
         for other in others

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.steps import Done
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
+    from fsdp_migrate.source.uses import ScanReport
 
 
 def scan(
@@ -42,7 +43,7 @@ def scan(
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
-    from fsdp_migrate.source.still_fsdp1 import is_turned, said_of_still, still_fsdp1
+    from fsdp_migrate.source.still_fsdp1 import still_fsdp1
     from fsdp_migrate.source.surroundings import call_prepare, find_configs, find_models, look_for_comments
 
     pages = wanted_pages(html, markdown)
@@ -62,14 +63,13 @@ def scan(
         lacking=without_ours(paths) or (),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
-    still = still_fsdp1(report.uses)
-    said = said_of_still(still, is_checked=is_checked or any(map(is_turned, report.uses)))
+    said = _said_of_still(report, paths, is_checked=is_checked)
     blocked, log = not_migrated(report, configs, launches), sarif_log(report, configs, launches, pins)
     if sarif:
         write_json(log)
     elif json:
         found: dict[str, Sequence[_Reported]] = {"configs": configs, "launches": launches, "pins": pins}
-        found |= {"checkpoints": checkpoints, "steps": steps, "still_fsdp1": still}
+        found |= {"checkpoints": checkpoints, "steps": steps, "still_fsdp1": still_fsdp1(report.uses)}
         write_document("scan", {**report.as_dict(), **_as_dicts(found), "not_migrated": blocked})
     else:
         show_work(steps, blocked)
@@ -82,6 +82,15 @@ def scan(
         aside=json or sarif,
     )
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+def _said_of_still(report: ScanReport, paths: Paths, *, is_checked: bool) -> str:
+    from fsdp_migrate.source.left_whole import are_mixed
+    from fsdp_migrate.source.still_fsdp1 import is_turned, said_of_still, still_fsdp1
+
+    still = still_fsdp1(report.uses)
+    is_checked = is_checked or any(map(is_turned, report.uses))
+    return said_of_still(still, is_checked=is_checked, is_mixed=are_mixed(still, report.uses, paths))
 
 
 class _Reported(Protocol):

@@ -129,7 +129,7 @@ def make_offer(
         # The same, of which the inspection speaks by the names in the checkpoint.
         offer.findings = tuple(each for each in offer.findings if each.code != "FM273")
     if optimizers:
-        for each in choose_optimizers(catalogue.parts, chosen, known):
+        for each in choose_optimizers(catalogue, chosen, known):
             _add_optimizer(offer, catalogue, each, known)
             used.update(each.keys)
     every = [

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+import re
+from typing import TYPE_CHECKING, Final
+
+import torch
 
 from fsdp_migrate.checkpoint_convert.manifest.classify import MODEL_NAMES, is_numbered_model
 from fsdp_migrate.errors import CheckpointMismatchError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.loading.catalogue import Catalogue, OfferedPart
+
+
+_WHOSE: Final = (
+    "{!r} holds {}, optimizers of the same parameters, and which of them is that of `{}` is not seen. "
+    "Nothing was loaded. Load the model alone, and the optimizer from what the file has under its name: "
+    "optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, saved)). Or save it under a name "
+    "that begins as the model's."
+)
 
 
 def choose_model(
@@ -81,17 +93,83 @@ def _shape(catalogue: Catalogue, key: str) -> tuple[int, ...] | None:
 
 
 def choose_optimizers(
-    parts: Sequence[OfferedPart], chosen: OfferedPart | None, known: Collection[str]
+    catalogue: Catalogue, chosen: OfferedPart | None, known: Collection[str]
 ) -> list[OfferedPart]:
-    """Return the optimizers of a model: all, or of several models' those that have its names."""
-    found = [part for part in parts if part.kind == "optimizer"]
-    if chosen is None or sum(part.kind == "model" for part in parts) < 2:
+    """Return the optimizers of a model: all, or of several models' those that hold its parameters.
+
+    Raises:
+        CheckpointMismatchError: Several hold a state of the same parameter, and nothing tells whose it is.
+    """
+    found = [part for part in catalogue.parts if part.kind == "optimizer"]
+    models = [part for part in catalogue.parts if part.kind == "model"]
+    if chosen is None or len(models) < 2:
         return found
-    own = [part for part in found if any(split_state(part.below(key), known) for key in part.keys)]
+    models = [*models, *([] if chosen in models else [chosen])]
+    held = {part.name: _held(catalogue, part, {*known, *_names_of(models)}) for part in found}
+    own = [part for part in found if chosen in _owners(catalogue, held[part.name], models)]
     above, _, last = chosen.name.rpartition(".")
     beside = [part for part in own if part.name.rpartition(".")[0] == above]
     named = [part for part in beside or own if last in part.name]
-    return named or beside or own
+    left = named or beside or own
+    if not _overlap(held[part.name] for part in left):
+        return left
+    short = [part for part in left if _is_short_for(part, chosen, models)]
+    if len(short) == 1:
+        return short
+    raise CheckpointMismatchError(
+        _WHOSE.format(
+            catalogue.manifest.source, " and ".join(f"`{part.name}`" for part in left[:4]), chosen.name
+        ),
+        path=catalogue.manifest.source,
+    )
+
+
+def _names_of(models: Iterable[OfferedPart]) -> Iterator[str]:
+    return (model.below(key) for model in models for key in model.keys)
+
+
+def _held(catalogue: Catalogue, part: OfferedPart, known: Collection[str]) -> dict[str, list[str]]:
+    """Return the parameters that an optimizer has a state of, with its keys; else those of its groups."""
+    found: dict[str, list[str]] = {}
+    for key in part.keys:
+        split = split_state(part.below(key), known)
+        if split is not None:
+            found.setdefault(split[0], []).append(key)
+    if found:
+        return found
+    for key in part.keys:
+        steps = part.below(key).split(".")
+        if steps[0] == "param_groups" and steps[2:] in ([], ["params"]) and key not in catalogue.tensors:
+            # Not the checkpoint's bytes: what the safe reader found in them, written anew.
+            value = torch.load(io.BytesIO(catalogue.value_bytes(key)), weights_only=False)
+            groups = [value] if steps[2:] else [group.get("params", ()) for group in value]
+            found.update((str(name), []) for group in groups for name in group)
+    return found
+
+
+def _owners(
+    catalogue: Catalogue, held: Mapping[str, Sequence[str]], models: Sequence[OfferedPart]
+) -> list[OfferedPart]:
+    """Return the models that an optimizer's parameters are of, by names and shapes; all where none tells."""
+    scores = []
+    for model in models:
+        shapes = {model.below(key): _shape(catalogue, key) for key in model.keys}
+        own = {name: keys for name, keys in held.items() if name in shapes}
+        alike = (n for n, keys in own.items() if any(_shape(catalogue, key) == shapes[n] for key in keys))
+        scores.append((len(own), len({*alike})))
+    return [model for model, score in zip(models, scores, strict=True) if score == max(scores)]
+
+
+def _overlap(names: Iterable[Collection[str]]) -> bool:
+    every = [name for each in names for name in each]
+    return len(every) > len({*every})
+
+
+def _is_short_for(optimizer: OfferedPart, model: OfferedPart, models: Sequence[OfferedPart]) -> bool:
+    """Tell whether an optimizer's name has the beginning of one model's alone: ``opt_a`` beside ``actor``."""
+    words = {each for each in re.split(r"[._]", optimizer.name) if each and not each.startswith("opt")}
+    called = [each for each in models if each.name.rpartition(".")[2].startswith(tuple(words))]
+    return bool(words) and called == [model]
 
 
 def split_state(below: str, known: Collection[str]) -> tuple[str, str] | None:

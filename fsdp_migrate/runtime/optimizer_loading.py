@@ -7,6 +7,7 @@ gradients are there already, and hangs where a parameter has no state because it
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from fsdp_migrate.checkpoint_convert.manifest.classify import MOMENTS
+from fsdp_migrate.findings import counted
 from fsdp_migrate.runtime.clean_names import clean_key
 from fsdp_migrate.runtime.sharded import write_back
 
@@ -25,8 +28,46 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+_PAIRS = tuple((first, second) for first, others in MOMENTS.items() for second in others)
+_EQUAL = (
+    "FM217: `{}` and `{}` are the same in the optimizer state that is loaded, of {}, such as `{}`: torch "
+    "saved it corrupt, as it does a full optimizer state on CPU with offload_to_cpu=True, its default. It is "
+    "loaded as it is, as FSDP1 loaded it, and training goes on wrong from the first step. Save it again from "
+    "the run with offload_to_cpu=False, or leave the optimizer out and warm up again. `fsdp-migrate explain "
+    "FM217` says more."
+)
 _HOW = ("params", "param_names", "foreach", "fused")
 """Settings that are the new optimizer's own: whose they are, and by which kernels they are stepped."""
+
+
+def warn_of_equal_moments(states: Mapping[str, Mapping[str, Any]] | None) -> None:
+    """Warn of a full state in which both moments of a parameter are the same, as torch saves it on the CPU.
+
+    Healthy ones differ in their first elements, where comparing stops.
+
+    Args:
+        states: The state by parameter, as it was saved; None on a rank that has none.
+
+    Example:
+        >>> warn_of_equal_moments({"weight": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.zeros(2)}})
+    """
+    found = ((name, own, pair) for name, own in (states or {}).items() for pair in _PAIRS)
+    same = [(name, pair) for name, own, pair in found if _are_same(*(own.get(each) for each in pair))]
+    if same:
+        name, (first, second) = same[0]
+        parameters = counted(len({each for each, _ in same}), "parameter")
+        warnings.warn(_EQUAL.format(first, second, parameters, name), stacklevel=3)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Tell whether two moments are the same, and tell something: zeros do not, nor one value beside them."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    one, other = (each.to_local() if isinstance(each, DTensor) else each for each in (one, other))
+    if one.shape != other.shape or one.dtype != other.dtype or one.is_meta or not torch.equal(one, other):
+        return False
+    values = one[one != 0]
+    return bool(values.numel()) and bool((values != values[0]).any())
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import named
 from fsdp_migrate.runtime.clean_names import clean_parameter_name, with_clean_names
 from fsdp_migrate.runtime.fsdp1_models import is_fsdp1, optimizer_state_to_load, whole_states
-from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value
+from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, receive_value, warn_of_equal_moments
 from fsdp_migrate.runtime.sharded import is_first_rank, shard_like, show_shards
 from fsdp_migrate.runtime.state_dicts import refuse_packed, sharded_state_dict, whole_value
 from fsdp_migrate.sharding.optimizers import as_list
@@ -92,7 +92,8 @@ def optim_state_dict_to_load(
 
     What ``FSDP.optim_state_dict_to_load`` did, and ``FSDP.scatter_full_optim_state_dict`` by ``from_rank0``:
     whole tensors become this rank's shards, sharded ones (DTensors) stay, names become numbers. With
-    ``from_rank0`` all ranks must call it; otherwise it communicates nothing. Changes nothing.
+    ``from_rank0`` all ranks must call it; otherwise it communicates nothing. Changes nothing. Warns of a
+    state that torch saved corrupt (FM217), and takes it as it is.
 
     Args:
         model: The sharded model, between steps.
@@ -114,6 +115,8 @@ def optim_state_dict_to_load(
         >>> loaded["param_groups"][0]["lr"], loaded["param_groups"][0]["params"]
         (0.5, [0, 1])
     """
+    has_state = not from_rank0 or dist.get_rank() == 0
+    warn_of_equal_moments((state or {}).get("state") if has_state else None)
     if is_fsdp1(model) and optimizer is not None:
         return optimizer_state_to_load(model, optimizer, state or {}, from_rank0=from_rank0)
     show_shards(model, "optim_state_dict_to_load")
@@ -121,9 +124,7 @@ def optim_state_dict_to_load(
         param: tuple(map(clean_parameter_name, every)) for param, every in parameter_names(model).items()
     }
     outline = _outline_of(state, from_rank0=from_rank0)
-    here = (
-        with_clean_names((state or {}).get("state", {})) if not from_rank0 or dist.get_rank() == 0 else None
-    )
+    here = with_clean_names((state or {}).get("state", {})) if has_state else None
     groups = _groups(optimizer) if optimizer is not None else _saved_groups(outline, names)
     own = [name for group in groups for param in group["params"] for name in names.get(param, ())]
     _refuse_strangers(outline, own)

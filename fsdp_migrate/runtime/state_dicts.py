@@ -20,7 +20,7 @@ from fsdp_migrate.errors import CheckpointMismatchError, OptimizerError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.runtime.clean_names import clean_key, clean_parameter_name, with_clean_names
 from fsdp_migrate.runtime.fsdp1_models import is_fsdp1, load_whole, whole_states
-from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers
+from fsdp_migrate.runtime.optimizer_loading import OptimizerOutline, load_optimizers, warn_of_equal_moments
 from fsdp_migrate.runtime.sharded import (
     gather,
     is_first_rank,
@@ -188,7 +188,7 @@ def load_full_state_dict(
 
     Changes: the values of the model, and the optimizer's state and settings, but for ``foreach`` and
     ``fused``. Gradients stay. A parameter that the state holds nothing of, because it was never stepped, has
-    no optimizer state afterwards.
+    no optimizer state afterwards. Warns of an optimizer state that torch saved corrupt (FM217).
 
     Args:
         model: The sharded model, of any world size.
@@ -226,6 +226,7 @@ def load_full_state_dict(
     set_model_state_dict(model, with_clean_names(state["model"]) if here else {}, options=options)
     if optimizers:
         mine = with_clean_names(state["optimizer"]["state"]) if here else None
+        warn_of_equal_moments(mine)
         load_optimizers(optimizers, _names(model), sent[0]["optimizer"], mine)
 
 

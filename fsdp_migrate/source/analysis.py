@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.left_whole import is_left_whole, left_as_it_is
 from fsdp_migrate.source.python import mentions
 from fsdp_migrate.source.python.branches import fsdp1_branch, is_fsdp1s_function
 from fsdp_migrate.source.python.links import NOTHING
@@ -96,6 +97,9 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
         if not source.models.never.holds(use.node) and not is_in_other_engines_branch(source, use.node)
     )
     found += [(unfollowed.NAME, use) for use in near]
+    is_left = links.is_left_whole
+    if is_left_whole(code, found) if is_left is None else is_left:
+        found = left_as_it_is(found)
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import analyse, has_anything, report
 from fsdp_migrate.source.edits import apply_edits
-from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.links import ALONE
 from fsdp_migrate.source.python.parsing import failed, too_deep
 
 
@@ -31,7 +31,7 @@ def scan_source(code: str, path: str = "<source>") -> list[Use]:
         >>> [(use.line, use.rule, use.becomes) for use in scan_source(code) if use.code == "FM301"]
         [(2, 'constructor', 'prepare_fully_shard(net, {...})')]
     """
-    return scan_linked(code, path, NOTHING)
+    return scan_linked(code, path, ALONE)
 
 
 def scan_linked(code: str, path: str, links: Links) -> list[Use]:
@@ -71,7 +71,7 @@ def rewrite_source(code: str, path: str = "<source>") -> str:
         from fsdp_migrate import prepare_fully_shard
         model = prepare_fully_shard(net, {"device_id": 0})
     """
-    return rewrite_linked(code, path, NOTHING)[0]
+    return rewrite_linked(code, path, ALONE)[0]
 
 
 def rewrite_linked(code: str, path: str, links: Links) -> tuple[str, list[Use]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.left_comments import comments_in, looks_for_them
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.following import links_of
+from fsdp_migrate.source.left_whole import are_mixed, imports_ours, with_left_whole
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import parse_module
 from fsdp_migrate.source.rewriting import rewrite_linked, scan_linked
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.uses import Use
-
-
-_IMPORTS_OURS = re.compile(r"^[ \t]*(?:from|import) fsdp_migrate\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,9 @@ class RewriteReport:
     still: tuple[Use, ...] = ()
     """What still shards with FSDP1 afterwards, in files that call ``prepare_fully_shard`` nowhere."""
 
+    is_mixed: bool = False
+    """Whether runs of such files come to lines that are turned all the same."""
+
     @property
     def changed(self) -> tuple[Rewritten, ...]:
         """The files whose text changes."""
@@ -83,7 +83,7 @@ class RewriteReport:
     @property
     def imports_ours(self) -> bool:
         """Whether a file that changes imports fsdp_migrate, which the project then needs."""
-        return any(_IMPORTS_OURS.search(file.after) for file in self.changed)
+        return any(imports_ours(file.after) for file in self.changed)
 
     @property
     def problems(self) -> tuple[Rewritten, ...]:
@@ -126,8 +126,7 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
     paths = [*paths] if isinstance(paths, Iterator) else paths  # they are asked for twice
     files = [path for path in find_sources(paths) if path.suffix != ".ipynb"]
     links = links_of(files, paths)
-    work = functools.partial(_rewrite_file, links=links)
-    done = list(on_all_cores(work, files))
+    done, left = _rewrite_all(files, links)
     found = [each for each, _ in done if each is not None]
     if write:
         found = [each if each.problem else _write(each) for each in found]
@@ -137,9 +136,19 @@ def rewrite_paths(paths: Iterable[str | os.PathLike[str]], *, write: bool = Fals
     if write and still:  # the comments have moved the lines
         paths_left = {use.path for use in still}
         moved = {file.path: file for file in found if file.path in paths_left and not file.problem}
-        anew = [use for file in moved.values() for use in _uses_after(file, links)]
+        anew = [use for file in moved.values() for use in _uses_after(file, {**links, **left})]
         still = still_fsdp1([*(use for use in uses if use.path not in moved), *anew])
-    return RewriteReport(tuple(found), len(files), write, unclear, still)
+    return RewriteReport(tuple(found), len(files), write, unclear, still, are_mixed(still, uses, files))
+
+
+def _rewrite_all(
+    files: list[Path], links: Mapping[Path, Links]
+) -> tuple[list[tuple[Rewritten | None, list[Use]]], Mapping[Path, Links]]:
+    """Rewrite each file; once more those of which all is left, now that this is known, with what it says."""
+    done = dict(zip(files, on_all_cores(functools.partial(_rewrite_file, links=links), files), strict=True))
+    left = with_left_whole([use for _, uses in done.values() for use in uses], files, links)
+    done |= {path: _rewrite_file(path, left) for path in left}
+    return [*done.values()], left
 
 
 def _uses_after(file: Rewritten, links: Mapping[Path, Links]) -> list[Use]:

@@ -17,6 +17,7 @@ from fsdp_migrate.errors import ConfigError, SourceError
 from fsdp_migrate.source.analysis import has_anything
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.following import links_of
+from fsdp_migrate.source.left_whole import with_left_whole
 from fsdp_migrate.source.notebook_settings import written_by
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.notebooks import code_of
@@ -78,8 +79,11 @@ def scan_paths(paths: Iterable[str | os.PathLike[str]], *, num_processes: int | 
     """
     paths = [*paths] if isinstance(paths, Iterator) else paths  # they are asked for twice
     files = find_sources(paths)
-    work = functools.partial(scan_file, links=links_of(files, paths))
-    reports = [report for report in on_all_cores(work, files, num_processes) if report is not None]
+    links = links_of(files, paths)
+    found = list(on_all_cores(functools.partial(scan_file, links=links), files, num_processes))
+    left = with_left_whole([use for each in found if each is not None for use in each.uses], files, links)
+    found = [scan_file(path, left) if path in left else each for path, each in zip(files, found, strict=True)]
+    reports = [report for report in found if report is not None]
     interesting = tuple(report for report in reports if report.uses or report.problem)
     return ScanReport(interesting, num_files=len(files))
 

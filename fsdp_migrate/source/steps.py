@@ -11,7 +11,7 @@ from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
-from fsdp_migrate.source.still_fsdp1 import PREPARING
+from fsdp_migrate.source.still_fsdp1 import PREPARING, still_fsdp1
 
 
 if TYPE_CHECKING:
@@ -210,14 +210,15 @@ def are_turned(
     is_prepared: bool = False,
     is_called_back: bool = False,
 ) -> bool:
-    """Tell whether ``rewrite`` and ``config`` have nothing left to do."""
+    """Tell whether ``rewrite`` and ``config`` have nothing left to do, and not because all wraps are left."""
     states = {
         *(each.state for each in _to_convert(configs, reads=is_prepared, is_called_back=is_called_back)),
         *(each.state for each in launches),
     }
-    return "changes" not in states and not any(
-        use.action == "rewritten" and use.cell is None for use in report.uses
-    )
+    if "changes" in states or any(use.action == "rewritten" and use.cell is None for use in report.uses):
+        return False
+    # Where each wrap is left, a run trains with FSDP1 as before, and so it saves.
+    return is_prepared or not still_fsdp1(report.uses)
 
 
 def _to_convert(configs: Sequence[ConfigFound], *, reads: bool, is_called_back: bool) -> list[ConfigFound]:

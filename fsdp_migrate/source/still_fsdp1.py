@@ -20,7 +20,7 @@ from fsdp_migrate.source.rules import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fsdp_migrate.source.uses import Use
+    from fsdp_migrate.source.uses import Found, Use
 
 
 PREPARING: Final = frozenset({"FM301", "FM302", "FM331", "FM429"})
@@ -33,8 +33,13 @@ _PLACES: Final = 6
 _STILL: Final = (
     "{} still {} with FSDP1, {}: no line there calls prepare_fully_shard, so {}. To be changed: {}."
 )
-_NOWHERE: Final = "no comment stops a run, which goes on as before without a word"
-_ELSEWHERE: Final = "a run that does not come to it in another file goes on as before without a word"
+_NOWHERE: Final = "no comment stops a run, which {}"
+_ELSEWHERE: Final = "a run that does not come to it in another file {}"
+_AS_BEFORE: Final = "goes on as before without a word"
+_MIXED: Final = (
+    "goes on with FSDP1 without a word, and comes to lines that are turned already, which save, load or ask "
+    "otherwise than before"
+)
 
 
 def still_fsdp1(uses: Iterable[Use]) -> tuple[Use, ...]:
@@ -47,18 +52,17 @@ def still_fsdp1(uses: Iterable[Use]) -> tuple[Use, ...]:
     for use in uses:
         if use.cell is None:
             by_file.setdefault(use.path, []).append(use)
-    plain = (
-        here for path, here in by_file.items() if not any(map(is_turned, here)) and not _calls_ours(path)
-    )
-    return tuple(use for here in plain for use in here if _shards(use))
+    plain = (here for path, here in by_file.items() if not any(map(is_turned, here)) and not calls_ours(path))
+    return tuple(use for here in plain for use in here if is_left_wrap(use.rule, use))
 
 
-def said_of_still(still: Sequence[Use], *, is_checked: bool) -> str:
+def said_of_still(still: Sequence[Use], *, is_checked: bool, is_mixed: bool = False) -> str:
     """Say which files still train with FSDP1, and which places have to change; nothing of none.
 
     Args:
         still: What :func:`still_fsdp1` found.
         is_checked: Whether something in the project stops a run at the comments that are left.
+        is_mixed: Whether their runs come to lines that are turned all the same.
     """
     if not still:
         return ""
@@ -68,25 +72,26 @@ def said_of_still(still: Sequence[Use], *, is_checked: bool) -> str:
         listed(files, _PLACES),
         "trains" if len(files) == 1 else "train",
         "as it stands" if all(use.is_marked for use in still) else "also once it is rewritten",
-        _ELSEWHERE if is_checked else _NOWHERE,
+        (_ELSEWHERE if is_checked else _NOWHERE).format(_MIXED if is_mixed else _AS_BEFORE),
         listed(dict.fromkeys(places), _PLACES),
     )
 
 
-def is_turned(use: Use) -> bool:
+def is_turned(use: Use | Found) -> bool:
     """Tell whether a use becomes a call of ``prepare_fully_shard``."""
     return use.action == "rewritten" and use.code in PREPARING
 
 
-def _shards(use: Use) -> bool:
-    """Tell whether a use that is left makes models of FSDP1, or has others make them."""
+def is_left_wrap(rule: str, use: Use | Found) -> bool:
+    """Tell whether what a rule found makes models of FSDP1, or has others make them, and is left."""
     if use.action != "commented" or use.code not in _CODES:
         return False
-    is_value = use.rule == leftovers.NAME and use.becomes == leftovers.CLASS_AS_A_VALUE
-    return use.rule in _WRAPS or is_value
+    is_value = rule == leftovers.NAME and use.becomes.startswith(leftovers.CLASS_AS_A_VALUE)
+    return rule in _WRAPS or is_value
 
 
-def _calls_ours(path: str) -> bool:
+def calls_ours(path: str) -> bool:
+    """Tell whether a file calls what stops a run at the comments."""
     try:
         return looks_for_them(Path(path).read_text(errors="replace"))
     except OSError:

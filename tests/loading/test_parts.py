@@ -10,10 +10,15 @@ from torch import nn
 
 from fsdp_migrate import load_checkpoint
 from fsdp_migrate.errors import CheckpointMismatchError
+from fsdp_migrate.runtime import full_optimizer_state_dict, optim_state_dict_to_load
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    Kind = Callable[..., torch.optim.Optimizer]
+    Make = Callable[[], dict[str, nn.Module]]
 
 
 pytestmark = pytest.mark.any_torch
@@ -117,3 +122,87 @@ def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
     file = saved(tmp_path, actor=net().state_dict(), critic=net().state_dict())
     with pytest.raises(CheckpointMismatchError, match=r"'other'.*It has: `actor`, `critic`\."):
         load_checkpoint(file, net(), part="other")
+
+
+def _by_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state keyed by names, as ``full_optimizer_state_dict`` gives it."""
+    return full_optimizer_state_dict(model, optimizer, rank0_only=False)
+
+
+def _apart(models: dict[str, nn.Module], kind: Kind = torch.optim.Adam) -> dict[str, Any]:
+    """Return the parts of a script with several models, each with its optimizer after a step of its own."""
+    parts: dict[str, Any] = {}
+    for number, (name, model) in enumerate(models.items()):
+        optimizer = kind(model.parameters(), lr=0.1 + number)
+        for param in model.parameters():
+            param.grad = torch.full_like(param, 1.0 + number)
+        optimizer.step()
+        parts |= {name: model.state_dict(), f"opt_{name[0]}": _by_names(model, optimizer)}
+    return parts
+
+
+class Named(nn.Module):
+    """A model whose parameters begin with a name of its own."""
+
+    def __init__(self, name: str, width: int) -> None:
+        super().__init__()
+        self.add_module(name, nn.Linear(width, width))
+
+
+TWO: list[Make] = [
+    lambda: {"actor": Named("stem", 3), "critic": Named("net", 3)},
+    lambda: {"actor": Named("net", 3), "critic": Named("net", 4)},
+    lambda: {"actor": Named("net", 3), "critic": Named("net", 3)},
+]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("make", TWO)
+def test_states_by_names_of_two_models_are_told_apart(make: Make, kind: Kind, tmp_path: Path) -> None:
+    parts = _apart(make(), kind)
+    file = saved(tmp_path, **parts)
+    for number, (name, fresh) in enumerate(make().items()):
+        optimizer = kind(fresh.parameters(), lr=9.0)
+        load_checkpoint(file, fresh, optimizer, part=name)
+        assert optimizer.param_groups[0]["lr"] == 0.1 + number
+        found = _by_names(fresh, optimizer)["state"]
+        assert found.keys() == parts[f"opt_{name[0]}"]["state"].keys()
+        for param, own in found.items():
+            for key, value in own.items():
+                assert torch.equal(value, parts[f"opt_{name[0]}"]["state"][param][key])
+
+
+def test_of_two_that_are_alike_neither_is_taken(tmp_path: Path) -> None:
+    parts = _apart(TWO[2]())
+    names = {"opt_a": "opt1", "opt_c": "opt2"}
+    file = saved(tmp_path, **{names.get(key, key): value for key, value in parts.items()})
+    fresh = Named("net", 3)
+    before = fresh.get_parameter("net.weight").detach().clone()
+    optimizer = torch.optim.Adam(fresh.parameters())
+    with pytest.raises(
+        CheckpointMismatchError, match=r"`opt1` and `opt2`, optimizers of the same parameters"
+    ):
+        load_checkpoint(file, fresh, optimizer, part="actor")
+    assert torch.equal(fresh.get_parameter("net.weight"), before)
+    # What the error says to do.
+    load_checkpoint(file, fresh, part="actor", weights_only=True)
+    optimizer.load_state_dict(optim_state_dict_to_load(fresh, optimizer, torch.load(file)["opt1"]))
+    assert _by_names(fresh, optimizer)["state"].keys() == parts["opt_a"]["state"].keys()
+
+
+def test_two_optimizers_of_one_model_are_both_loaded(tmp_path: Path) -> None:
+    model, other = net(), net(width=5)
+    weights = [param for param in model.parameters() if param.ndim > 1]
+    biases = [param for param in model.parameters() if param.ndim == 1]
+    both = [torch.optim.Adam(weights, lr=0.1), torch.optim.Adam(biases, lr=0.2)]
+    model(torch.ones(2)).sum().backward()
+    for optimizer in both:
+        optimizer.step()
+    states = {f"opt{number}": _by_names(model, optimizer) for number, optimizer in enumerate(both)}
+    file = saved(tmp_path, student=model.state_dict(), teacher=other.state_dict(), **states)
+    fresh = net()
+    kinds = [[p for p in fresh.parameters() if (p.ndim > 1) is is_weight] for is_weight in (True, False)]
+    optimizers = [torch.optim.Adam(params, lr=9.0) for params in kinds]
+    load_checkpoint(file, fresh, [*optimizers], part="student")
+    assert [each.param_groups[0]["lr"] for each in optimizers] == [0.1, 0.2]
+    assert all(len(each.state) == len(own) for each, own in zip(optimizers, kinds, strict=True))

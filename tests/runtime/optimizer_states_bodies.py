@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,20 @@ from torch.distributed.fsdp import (
 )
 
 from fsdp_migrate import load_checkpoint
-from fsdp_migrate.runtime import full_optimizer_state_dict, optim_state_dict_to_load, sharded_state_dict
+from fsdp_migrate.runtime import (
+    full_optimizer_state_dict,
+    full_state_dict,
+    load_full_state_dict,
+    optim_state_dict_to_load,
+    sharded_state_dict,
+)
 from tests.rank_bodies.parity import full
 from tests.rank_bodies.runtime import backward, error_of, fsdp1, prepared, whole_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.rank_bodies.parity import Tensors
 
 
@@ -67,6 +76,30 @@ def states(case: str, rank0_only: bool) -> dict[str, Any]:
         "FSDP1": _fsdp1_state(*old, rank0_only=rank0_only),
         "ours": full_optimizer_state_dict(*new, rank0_only=rank0_only),
     }
+
+
+def of_equal_moments() -> list[str]:
+    """Return what is warned of: loading FSDP1's state of a CPU by either function, and loading ours."""
+    old, old_optimizer = _trained(fsdp1("blocks"))
+    corrupt = FSDP.full_optim_state_dict(old, old_optimizer, rank0_only=False)
+    model, optimizer = _trained(prepared("blocks"))
+    ours = full_optimizer_state_dict(model, optimizer, rank0_only=False)
+    whole = full_state_dict(model)
+    if whole:
+        whole["optimizer"] = {**ours, "state": corrupt["state"]}
+    loads = (
+        partial(optim_state_dict_to_load, model, optimizer, {**ours, "state": corrupt["state"]}),
+        partial(load_full_state_dict, model, whole, optimizer),
+        partial(optim_state_dict_to_load, model, optimizer, ours),
+    )
+    return [_warned_of(each) for each in loads]
+
+
+def _warned_of(load: Callable[[], object]) -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load()
+    return " ".join(str(each.message) for each in caught if "FM" in str(each.message))
 
 
 def _go_on(model: Any, optimizer: torch.optim.Optimizer) -> Tensors:

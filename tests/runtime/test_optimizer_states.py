@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
+from fsdp_migrate.runtime import optim_state_dict_to_load
 from tests.ranks import run_ranks
 from tests.runtime import optimizer_states_bodies as optimizer_states
 from tests.runtime.cases import Cases, assert_equal
@@ -96,3 +99,54 @@ def test_what_wraps_an_optimizer_is_taken_for_one() -> None:
         assert found["state"].keys() == bare["state"].keys()
         for name, own in bare["state"].items():
             assert_equal(found["state"][name], own)
+
+
+MODEL = torch.nn.Linear(3, 2)
+HEALTHY = {"exp_avg": torch.tensor([[1.0, 2.0, 3.0]] * 2), "exp_avg_sq": torch.tensor([[1.0, 4.0, 9.0]] * 2)}
+SAME = {name: HEALTHY["exp_avg_sq"].clone() for name in HEALTHY}
+
+
+def _loaded(own: dict[str, torch.Tensor]) -> list[str]:
+    """Load a state of the weight, and of a bias that was never stepped; return what is warned of."""
+    optimizer = torch.optim.Adam(MODEL.parameters())
+    step = torch.tensor(1.0)
+    zeros = {name: torch.zeros(2) for name in own}
+    names = {"weight": {"step": step, **own}, "bias": {"step": step, **zeros}}
+    state = {"state": names, "param_groups": [{"lr": 0.1, "params": ["weight", "bias"]}]}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = optim_state_dict_to_load(MODEL, optimizer, state)
+    assert all(each.filename == __file__ for each in caught)
+    for name, value in own.items():
+        assert torch.equal(loaded["state"][0][name], value)
+    return [str(each.message) for each in caught]
+
+
+def test_a_state_whose_moments_are_the_same_is_warned_of_and_loaded() -> None:
+    [said] = _loaded(SAME)
+    assert said.startswith("FM217: `exp_avg` and `exp_avg_sq` are the same")
+    assert "of 1 parameter, such as `weight`" in said
+    assert len(_loaded({"square_avg": SAME["exp_avg"], "momentum_buffer": SAME["exp_avg"]})) == 1
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        HEALTHY,
+        {**HEALTHY, "max_exp_avg_sq": HEALTHY["exp_avg_sq"]},
+        dict.fromkeys(HEALTHY, torch.zeros(2, 3)),
+        dict.fromkeys(HEALTHY, torch.eye(2, 3)),
+        {"exp_avg": SAME["exp_avg"]},
+        {"exp_avg": SAME["exp_avg"], "exp_avg_sq": torch.tensor(1.0)},
+    ],
+)
+def test_a_state_that_tells_nothing_of_that_fault_is_not(own: dict[str, torch.Tensor]) -> None:
+    assert _loaded(own) == []
+
+
+@pytest.mark.slow
+def test_the_state_that_fsdp1_saves_on_the_cpu_is_warned_of() -> None:
+    for rank, (of_names, of_whole, of_ours) in enumerate(run_ranks(optimizer_states.of_equal_moments)):
+        assert "FM217" in of_names
+        assert ("FM217" in of_whole) is (rank == 0)
+        assert of_ours == ""

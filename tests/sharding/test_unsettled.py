@@ -90,6 +90,7 @@ def test_a_module_of_the_run_counts_and_what_is_installed_does_not(tmp_path: Pat
         (f"{MARK}FM326 the norm is another one\n{MARK}FM315 note\n{MARK}FM302 note\n", []),
         (f"{MARK}FM335 a check\n{MARK}FM423 a hook\n", [(1, "FM335"), (2, "FM423")]),
         (f"{MARK}FM318 groups by names\n", [(1, "FM318")]),
+        (f"{MARK}FM445 an optimizer's step\n{MARK}FM451 at the end\n", [(1, "FM445")]),
         (f"{MARK}FM334 shown\n{MARK}FM336 refused\n{MARK}FM420 a branch\n{MARK}FM424 a mock\n", []),
         (f"{MARK}FM319 Lightning\n{MARK}FM328 Composer\n", []),
         (f'text = """\n{MARK}FM307 in a string\n"""\n', []),

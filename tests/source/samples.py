@@ -26,6 +26,9 @@ MARK = "# fsdp-migrate: "
 MODEL = "model = FSDP(net)\n"
 PREPARED = "model = prepare_fully_shard(net)\n"
 
+ONE_TURNED = "\nfrom fsdp_migrate import prepare_fully_shard\n\nkept = prepare_fully_shard(kept, {})\n"
+"""Below a source of which each wrap is left: a model that is turned, without which nothing else would be."""
+
 
 def turned(body: str, header: str = IMPORTS) -> str:
     """Rewrite a source and return it without its imports, after the checks that hold for every source."""

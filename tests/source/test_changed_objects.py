@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from tests.source.projects import FSDP
+from tests.source.samples import ONE_TURNED
 
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def test_what_is_put_into_an_object_by_a_name(
     helper = "def put(one, name, value):\n    setattr(one, name, value)\n"
     text = (
         f"{FSDP}{HEAD}{helper}{INIT}{SHARD.format(argument, does)}{USES}def other(m):\n    return FSDP(m)\n"
+        f"{ONE_TURNED}"
     )
     found = said(tmp_path, {"t.py": text})
     if not is_sharded:

@@ -9,6 +9,7 @@ import pytest
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.following import _Following, links_of
 from tests.source.projects import CLIPPED, FSDP, LOOP, WRAP, after
+from tests.source.samples import ONE_TURNED
 
 
 if TYPE_CHECKING:
@@ -60,10 +61,16 @@ def test_a_file_without_fsdp_gives_the_same_function_ddps_model(
         "from loop import *\nfrom dist import *\ntrain(wrap(net))\n",
         (
             f"import functools\nfrom loop import train\n{FSDP}make = functools.partial(FSDP, device_id=0)\n"
-            "train(make(net))\n"
+            f"train(make(net))\n{ONE_TURNED}"
         ),
-        f"from loop import train\n{FSDP}class Own(FSDP):\n    pass\nmodel = Own(net).to(0)\ntrain(model)\n",
-        f"from loop import train\n{FSDP}class DataParallel(FSDP):\n    pass\ntrain(DataParallel(net))\n",
+        (
+            f"from loop import train\n{FSDP}class Own(FSDP):\n    pass\nmodel = Own(net).to(0)\n"
+            f"train(model)\n{ONE_TURNED}"
+        ),
+        (
+            f"from loop import train\n{FSDP}class DataParallel(FSDP):\n    pass\ntrain(DataParallel(net))\n"
+            f"{ONE_TURNED}"
+        ),
         (
             "from loop import train\nfrom dist import wrap\ndef build(net):\n    return 1, wrap(net)\n"
             "number, model = build(net)\ntrain(model)\n"
@@ -177,7 +184,7 @@ def test_state_dict_types_of_another_file_are_not_taken_for_the_default(tmp_path
 def test_a_function_of_another_file_that_returns_the_wrapper(tmp_path: Path) -> None:
     files = {
         "dist.py": f"import functools\n{FSDP}\ndef wrapper():\n    made = functools.partial(FSDP, rank=0)\n"
-        "    return made\n",
+        f"    return made\n{ONE_TURNED}",
         "main.py": "from dist import wrapper\nmodel = wrapper()(net)\nmodel.clip_grad_norm_(1.0)\n",
     }
     assert CLIPPED in after(tmp_path, files, "main.py")
@@ -312,7 +319,8 @@ def test_a_model_of_fsdp2_that_a_function_of_both_gives_back(tmp_path: Path) -> 
 )
 def test_a_process_group_that_another_file_gives(tmp_path: Path, made: str) -> None:
     files = {
-        "dist.py": f"from functools import partial\n{FSDP}def wrap(net, group):\n    return {made}\n",
+        "dist.py": f"from functools import partial\n{FSDP}def wrap(net, group):\n    return {made}\n"
+        f"{ONE_TURNED}",
         "save.py": "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType\n"
         "from torch.distributed.fsdp import FullStateDictConfig\ndef save(model):\n"
         "    with FSDP.state_dict_type(\n        model, StateDictType.FULL_STATE_DICT, "

@@ -10,6 +10,7 @@ from fsdp_migrate.source import rewrite_paths
 from fsdp_migrate.source.files import find_sources
 from fsdp_migrate.source.following import links_of
 from tests.source.projects import after
+from tests.source.samples import ONE_TURNED
 
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ CLASS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
     [
         # A model may be FSDP1's: the class is called, handed on, or derived from, also in a test.
         {"other.py": f"{CLASS}model = FSDP(net)\n"},
-        {"other.py": f"{CLASS}WRAPPERS = {{'fsdp': FSDP}}\n"},
+        {"other.py": f"{CLASS}WRAPPERS = {{'fsdp': FSDP}}\n{ONE_TURNED}"},
         {"other.py": "from strategy import FSDP\nmodel = FSDP(net)\n"},
         {"tests/test_it.py": f"{CLASS}\ndef test_it():\n    save(FSDP(net))\n"},
         # A framework may be asked for it, in a file or by how it is launched.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import rewrite_paths
+from tests.source.samples import ONE_TURNED
 
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def after(folder: Path, files: dict[str, str]) -> dict[str, str]:
             {
                 "dist.py": "import torch.distributed.fsdp as fsdp\n\n"
                 "Sharded: type = fsdp.FullyShardedDataParallel\n"
-                "StateDictType = fsdp.StateDictType\n",
+                f"StateDictType = fsdp.StateDictType\n{ONE_TURNED}",
                 "main.py": f"from dist import {NEW}",
             },
             "main.py",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.source.projects import CLIPPED, FSDP, WRAP, after
+from tests.source.samples import ONE_TURNED
 
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.any_torch
 
 def test_models_in_a_dict(tmp_path: Path) -> None:
     files = {
-        "dist.py": f"import functools\n{FSDP}def wrapper():\n    return functools.partial(FSDP)\n",
+        "dist.py": f"import functools\n{FSDP}def wrapper():\n    return functools.partial(FSDP)\n"
+        f"{ONE_TURNED}",
         "nets.py": "from dist import wrapper\nclass Nets:\n    def shard(self):\n"
         "        for name in self.nets:\n            self.nets[name] = wrapper()(self.nets[name])\n",
         "main.py": "from nets import Nets\nmodel = Nets()\nfor net in model.nets.values():\n"

@@ -254,7 +254,8 @@ def show_rewriting(
         where = listed(lacking, _PLACES) if lacking else "what the project installs"
         text = f"The rewritten sources import fsdp_migrate: add `fsdp-migrate` to {where}."
         out.print(escape(text), soft_wrap=True)
-    show_still(said_of_still(report.still, is_checked=is_checked), aside=diff)
+    said = said_of_still(report.still, is_checked=is_checked, is_mixed=report.is_mixed)
+    show_still(said, aside=diff)
 
 
 def _what_is_left(report: RewriteReport, *, is_checked: bool) -> Iterator[str]:

@@ -197,6 +197,9 @@ class Links:
     derived_elsewhere: frozenset[str] = frozenset()
     """The classes of this file that classes of other files derive from."""
 
+    is_left_whole: bool | None = False
+    """Whether nothing of it is turned, as its runs wrap by FSDP1 alone; None where it shows that itself."""
+
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
@@ -246,3 +249,5 @@ class Links:
 
 
 NOTHING = Links()
+ALONE = Links(is_left_whole=None)
+"""Of a source beside which there is no other."""

@@ -12,6 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.early_optimizers import early_optimizers
+from fsdp_migrate.source.free_of_parts import free_of_parts
 from fsdp_migrate.source.kept_parameters import given_before
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
@@ -242,7 +243,8 @@ def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
         if any(text.startswith((f"{other}.", f"{other}[")) for part, text in wrapped.items() if part in pairs)
     }
     # A part that is wrapped in a loop, in another function even, belongs to some model that is wrapped too.
-    return twice | pairs | wholes | (set(calls) if inner else set())
+    others = set(calls) - free_of_parts(source, calls, inner) if inner else set()
+    return twice | pairs | wholes | others
 
 
 def _itself(model: cst.BaseExpression) -> cst.BaseExpression:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import rewrite_paths, rewrite_source
+from tests.source.samples import ONE_TURNED
 
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ PLAIN = [
     ],
 )
 def test_a_model_in_a_container(body: str) -> None:
-    assert "clip_grad_norm_(model, 1.0)" in rewrite_source(FSDP + body)
+    assert "clip_grad_norm_(model, 1.0)" in rewrite_source(FSDP + body + ONE_TURNED)
 
 
 @pytest.mark.parametrize("body", FUNCTIONS)

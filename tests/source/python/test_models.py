@@ -8,7 +8,7 @@ import pytest
 from fsdp_migrate.source.python.nodes import kept
 from fsdp_migrate.source.python.scopes import Index
 from fsdp_migrate.source.python.text import Source
-from tests.source.samples import IMPORTS, codes, turned
+from tests.source.samples import IMPORTS, ONE_TURNED, codes, turned
 
 
 pytestmark = pytest.mark.any_torch
@@ -51,7 +51,7 @@ def test_what_torch_compile_holds_is_the_model() -> None:
 )
 def test_an_item_is_plain_until_it_is_wrapped(body: str, is_turned: bool) -> None:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    assert ("load_model_state_dict" in turned(f"def run(parts, state):\n{lines}")) is is_turned
+    assert ("load_model_state_dict" in turned(f"def run(parts, state):\n{lines}{ONE_TURNED}")) is is_turned
 
 
 def test_an_attribute_that_may_be_of_another_class_is_not_certain() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.projects import FSDP
-from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes, uses
+from tests.source.samples import ONE_TURNED, assert_commented, assert_left_alone, assert_turned, codes, uses
 
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_the_norm_of_other_models_is_not(body: str) -> None:
     ],
 )
 def test_items_of_a_dict_or_a_list_that_are_wrapped(use: str) -> None:
-    assert ("FM311", "rewritten") in codes(f"models = {{}}\nmodels[name] = FSDP(net)\n{use}")
+    assert ("FM311", "rewritten") in codes(f"models = {{}}\nmodels[name] = FSDP(net)\n{use}{ONE_TURNED}")
 
 
 def test_a_choice_that_is_not_about_the_model() -> None:

@@ -447,3 +447,77 @@ def test_each_keyword_that_the_class_never_had_is_said_at_once(names: list[str],
     ]
     assert all(f"`{name}` was never an argument" in use.becomes for name in names)
     assert all(hint in use.becomes for hint in hints)
+
+
+BESIDE = """\
+class Generator(torch.nn.Module):
+    pass
+
+
+def wrap_parts(net, device=None):
+    for i, layer in enumerate(net):
+        net[i] = FSDP(layer)
+    return FSDP(net)
+
+
+def prepare(net):
+    wrap_parts(net)
+
+
+def show(net, optimizer):
+    print(net, optimizer)
+
+
+def main(base):
+    net_g, net_d = Generator(opt.nz), make_d()
+    {before}
+    net_g = FSDP(net_g, auto_wrap_policy=policy)
+    {after}
+    optimizer = torch.optim.SGD(net_g.parameters(), lr=1.0)
+    show(net_g, optimizer)
+    fake = net_g(x)
+    net_d(net_g(x)).sum().backward()
+    net_d(fake)
+"""
+ANOTHERS_PARTS = "net_d = wrap_parts(net_d)"
+
+
+def test_a_model_beside_one_with_wrapped_parts_is_turned() -> None:
+    for before, behind in (
+        (ANOTHERS_PARTS, "pass"),
+        ("pass", APART),
+        ("pass", "prepare(net_d); net_d = FSDP(net_d)"),
+    ):
+        done = turned(BESIDE.format(before=before, after=behind))
+        assert "net_g = prepare_fully_shard(net_g" in done
+        assert done.count("FM303") == 4 + 2 * ("prepare" in behind)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "wrap_parts(net_g)",
+        "net_g = wrap_parts(net_g)",
+        "prepare(net_g)",
+        "prepare(net_g.blocks)",
+        "net_g.apply(wrap_parts)",
+        "wrapper = functools.partial(wrap_parts, device=0); wrapper(net_g)",
+        "wrapper = wrap_parts; wrapper(net_g)",
+        "net_g = Generator(wrap_parts(net_d))",
+        "net_g = Generator(base)",
+        "net_g = base.to(0)",
+        "blocks = net_g.blocks; wrap_parts(blocks)",
+        "[wrap_parts(each) for each in net_g.children()]",
+        "net_d = wrap_parts(net_d); net_g = Generator(net_d)",
+        "net_d.head = net_g; wrap_parts(net_d)",
+    ],
+)
+def test_a_model_that_may_hold_wrapped_parts_is_left(before: str) -> None:
+    assert "net_g = FSDP(net_g" in turned(BESIDE.format(before=before, after="pass"))
+
+
+@pytest.mark.parametrize(
+    "after", ["wrap_parts(net_g)", "return net_g", "both = [net_g]; wrap_parts(both)", "net_d.g = net_g"]
+)
+def test_a_model_that_is_handed_on_to_what_wraps_is_left(after: str) -> None:
+    assert "net_g = FSDP(net_g" in turned(BESIDE.format(before="pass", after=after))

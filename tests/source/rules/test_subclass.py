@@ -35,7 +35,8 @@ def test_functions_of_the_class_are_known_through_a_subclass() -> None:
         "def save(model: Wrapper):\n"
         "    with Wrapper.state_dict_type(model, StateDictType.FULL_STATE_DICT):\n"
         "        state = model.state_dict()\n"
-        "    return state, Wrapper.optim_state_dict(model)\n"
+        "    return state, Wrapper.optim_state_dict(model)\n\n\n"
+        "model = FSDP(net)\n"
     )
     after = turned(body)
     assert "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
