@@ -123,7 +123,7 @@ CHECKPOINT_CODES: Final = {
         "equivalent", "Settings were added that torch from 2.7 looks for in the groups of Adam and AdamW."
     ),
     "FM280": FindingCode(
-        "changed", "A file beside the data holds names of FSDP1's wrappers; it was copied as it is."
+        "changed", "What stands beside model and optimizer holds names of FSDP1's wrappers."
     ),
     "FM281": FindingCode("refused", "The `meta.pt` beside the data is none of Lightning's Trainer."),
     "FM282": FindingCode("exact", "Only the weights were replaced: the other files in OUT are unchanged."),
