@@ -30,6 +30,7 @@ from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     FLAT_PARAMETER,
     empty_optimizer_findings,
     form_findings,
+    group_findings,
     key_findings,
     overwritten_findings,
 )
@@ -175,6 +176,7 @@ def build_manifest(
         *form_findings(entries, parts),
         # What is refused was left out of the entries.
         *(() if refused else empty_optimizer_findings(entries, parts, name_lists)),
+        *group_findings(entries, parts, name_lists, framework),
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),
         *key_findings(entries),
         *truncated_adapter_findings(entries),
