@@ -43,6 +43,10 @@ CHECKPOINT_CODES: Final = {
     "FM223": FindingCode("refused", "Flat parameters of LOCAL_STATE_DICT: names and shapes are missing."),
     "FM224": FindingCode("refused", "Names inside an entry must change, and it cannot be read safely."),
     "FM225": FindingCode("refused", "An option needs a model or an optimizer, and none was recognised."),
+    "FM226": FindingCode(
+        "changed", "Parameters in groups of an optimizer have no state, as if frozen until then."
+    ),
+    "FM227": FindingCode("changed", "One group of an optimizer holds what the new run divides into several."),
     "FM230": FindingCode("refused", "An entry holds objects of classes that are not allowed to be read."),
     "FM231": FindingCode("exact", "Entries of a model share their bytes: tied weights."),
     "FM232": FindingCode("changed", "Text in the header of a safetensors file was left behind."),
@@ -123,7 +127,7 @@ CHECKPOINT_CODES: Final = {
         "equivalent", "Settings were added that torch from 2.7 looks for in the groups of Adam and AdamW."
     ),
     "FM280": FindingCode(
-        "changed", "A file beside the data holds names of FSDP1's wrappers; it was copied as it is."
+        "changed", "What stands beside model and optimizer holds names of FSDP1's wrappers."
     ),
     "FM281": FindingCode("refused", "The `meta.pt` beside the data is none of Lightning's Trainer."),
     "FM282": FindingCode("exact", "Only the weights were replaced: the other files in OUT are unchanged."),

@@ -28,6 +28,8 @@ _TRAINERS: Final = "trainer_state.json"
 _ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
 # What a script calls for a full state, by layout.
 _READ_BY: Final = {"file": "torch.load or fabric.load", "safetensors": "load_file or from_pretrained"}
+# What converting does not settle: the groups of the optimizer, and who has no state in them.
+_BEFORE_LOADING: Final = frozenset({"FM226", "FM227"})
 _MOST_EXTRA: Final = 6
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
@@ -171,7 +173,7 @@ def _by_framework(manifest: Manifest) -> str | None:
         key = "state_dict_type" if is_trainers else "fsdp_state_dict_type"
         where = " in the HF Trainer's `fsdp_config`" if is_trainers else ""
         return (
-            f"{TARGETS['accelerate'].loader} loads it as it is, under FSDP2 with "
+            f"{TARGETS['accelerate'].loader} loads it as it is, {_but_for(manifest)}under FSDP2 with "
             f"`{key}: FULL_STATE_DICT`{where}, from Accelerate 1.7 on. For SHARDED_STATE_DICT: "
             f"`{command} --state-dict-type sharded`."
         )
@@ -187,6 +189,12 @@ def _by_framework(manifest: Manifest) -> str | None:
             f"script. For one that reads a folder with dcp.load: `{command}`."
         )
     return None
+
+
+def _but_for(manifest: Manifest) -> str:
+    """Say what has to be done first, by the codes of the findings that say it, or nothing."""
+    codes = sorted({found.code for found in manifest.findings} & _BEFORE_LOADING)
+    return f"once what {' and '.join(codes)} says below is done, " if codes else ""
 
 
 def _by_its_script(manifest: Manifest) -> str:

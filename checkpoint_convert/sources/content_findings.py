@@ -15,12 +15,14 @@ from fsdp_migrate.findings import Finding, counted, make_finding, named
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, NameList, Part
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry, Framework, NameList, Part
 
 
 FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
 # torch.nn.modules.batchnorm._NormBase: what it counts in each forward.
 _BY_RANK: Final = (".running_mean", ".running_var")
+# state.<parameter>.<field>
+_STATE_DEPTH: Final = 2
 
 
 def overwritten_findings(
@@ -131,6 +133,55 @@ def empty_optimizer_findings(
                 part.name,
                 "its settings have `betas`, and no parameter has moments: saved before a step, or after a "
                 "resume that loaded none.",
+            )
+
+
+def group_findings(
+    entries: Mapping[str, Entry],
+    parts: Sequence[Part],
+    name_lists: Sequence[NameList],
+    framework: Framework,
+) -> Iterator[Finding]:
+    """Say of an optimizer's groups what the new run may hold otherwise: whom they name, and who is in which.
+
+    A script's own loop may hold frozen parameters in its groups for good. The HF Trainer puts in none that is
+    frozen when its optimizer is made, and what Accelerate loads stops at those that are not frozen any more.
+    """
+    lists = {found.key: found.names for found in name_lists}
+    shapes = {
+        parameter_name(part, entry_path(entry)): entry.shape
+        for part in parts
+        for key in part.keys
+        if part.kind == "model" and isinstance(entry := entries[key], TensorEntry)
+    }
+    for part in parts:
+        groups = [names for key in part.keys if (names := lists.get(key)) is not None]
+        if part.kind != "optimizer" or not any(groups):
+            continue
+        own = (entry_path(entries[key])[len(part.prefix) :] for key in part.keys)
+        held = {str(path[1]) for path in own if len(path) > _STATE_DEPTH and path[0] == "state"}
+        bare = [name for names in groups for name in names if name not in held]
+        if held and bare and framework == "accelerate" and not any(".lora_" in name for name in held):
+            yield make_finding(
+                "FM226",
+                part.name,
+                f"{counted(len(bare), 'parameter')} in its groups without state: {named(bare)}. The HF "
+                "Trainer and `Accelerator.load_state` stop under FSDP2 at those that are not frozen when it "
+                "is loaded.",
+                "Freeze them before it is loaded, as they were when it was saved: the HF Trainer loads "
+                "before `on_train_begin`. Or load it with `load_checkpoint`.",
+            )
+        # Of one that was chosen by `ndim`, or by name, a flat parameter showed neither.
+        mixed = [names for names in groups if len({len(shapes.get(name, ())) > 1 for name in names}) > 1]
+        if len(groups) > 1 and [names for names in groups if names] == mixed and len(mixed) == 1:
+            yield make_finding(
+                "FM227",
+                part.name,
+                f"one of its {len(groups)} groups has all {len(mixed[0])} parameters, weights, biases and "
+                "norms, and no other has any, as where FSDP1's parameters were flat. In a new run that "
+                "divides them anew, one group gets the settings of this one, and the others keep those of "
+                "the start.",
+                "Give the new run one group of all parameters, or set each group's settings after the load.",
             )
 
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import place_tensor
+from fsdp_migrate.checkpoint_convert.formats.file_names import holds_side_parts
+from fsdp_migrate.checkpoint_convert.formats.flatten import flatten_state
 from fsdp_migrate.checkpoint_convert.formats.sharded_values import ShardedValue
+from fsdp_migrate.checkpoint_convert.formats.torch_file import read_saved_file
 from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
@@ -27,12 +30,14 @@ from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     FLAT_PARAMETER,
     empty_optimizer_findings,
     form_findings,
+    group_findings,
     key_findings,
     overwritten_findings,
 )
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import look_for_equal_moments
 from fsdp_migrate.checkpoint_convert.sources.lightning import (
     FABRICS,
+    FABRICS_MODULE,
     META_FILE,
     START,
     file_evidence,
@@ -40,8 +45,13 @@ from fsdp_migrate.checkpoint_convert.sources.lightning import (
     is_fabrics,
 )
 from fsdp_migrate.checkpoint_convert.sources.name_lists import read_name_lists
-from fsdp_migrate.checkpoint_convert.sources.unlisted import beside_findings, unlisted_findings
-from fsdp_migrate.errors import CheckpointFormatError
+from fsdp_migrate.checkpoint_convert.sources.unlisted import (
+    beside_findings,
+    unlisted_findings,
+    wrapped_names_in,
+    wrapped_part_findings,
+)
+from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
 from fsdp_migrate.findings import Finding, make_finding
 
 
@@ -94,7 +104,7 @@ class Contents:
     def is_relinkable(self) -> bool:
         """Tell whether every tensor lies in data files that another distributed checkpoint can share."""
         if self.is_distributed or not self.places:
-            return self.is_distributed
+            return self.is_distributed and META_FILE not in self.files
         return all(
             one.raw is None for e in self.entries.values() if isinstance(e, TensorEntry) for one in e.items
         )
@@ -146,8 +156,10 @@ def build_manifest(
         contents: What they hold.
         options: How the user wants it read.
     """
-    entries = contents.entries
     framework, evidence = _recognise_framework(contents, files, folder)
+    if evidence == FABRICS:
+        _take_fabrics_names(contents, files, folder)
+    entries = contents.entries
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
     # Checksums are those of this folder, and no output's.
@@ -164,11 +176,13 @@ def build_manifest(
         *form_findings(entries, parts),
         # What is refused was left out of the entries.
         *(() if refused else empty_optimizer_findings(entries, parts, name_lists)),
+        *group_findings(entries, parts, name_lists, framework),
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),
         *key_findings(entries),
         *truncated_adapter_findings(entries),
         *look_for_equal_moments(folder, entries, parts),
         *beside_findings(folder, extra),
+        *(wrapped_part_findings(entries, parts) if holds_side_parts(contents.layout, contents.files) else ()),
     ]
     return Manifest(
         source=source,
@@ -205,6 +219,25 @@ def _recognise_framework(
             return "torch", FABRICS
     evidence = folder_evidence(files, tops) if contents.is_distributed else file_evidence(tops)
     return ("torch", "no framework of its own") if evidence is None else ("lightning", evidence)
+
+
+def _take_fabrics_names(contents: Contents, files: Mapping[str, int], folder: Folder) -> None:
+    """Take what Fabric keeps beside the data as entries, where names in it have to lose FSDP1's prefixes."""
+    try:
+        saved = read_saved_file(folder, META_FILE, files[META_FILE])
+    except (CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError):
+        return  # what is said of such a file `beside_findings` says
+    wrapped = wrapped_names_in(saved.value)
+    # A script's own file is copied as it is; and a flat parameter in it has no name to be given.
+    is_fabrics_own = any(FABRICS_MODULE in name.split(".") for name in wrapped)
+    if not is_fabrics_own or any(FLAT_PARAMETER.search(name) for name in wrapped) or saved.unlisted:
+        return
+    where = f"'{folder.url}/{META_FILE}'"
+    leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)
+    if leaves.keys() & contents.entries.keys():
+        return
+    contents.entries = {**contents.entries, **leaf_entries(leaves, file=META_FILE, where=where)}
+    contents.files = {**contents.files, META_FILE: files[META_FILE]}
 
 
 def _flat_findings(contents: Contents) -> Iterator[Finding]:

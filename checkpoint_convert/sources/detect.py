@@ -23,7 +23,7 @@ from fsdp_migrate.checkpoint_convert.sources.full_state import (
     saved_file_contents,
 )
 from fsdp_migrate.checkpoint_convert.sources.per_rank import find_rank_files, rank_contents
-from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, stem_of
+from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, find_numbered, stem_of
 from fsdp_migrate.checkpoint_convert.sources.symlinks import follow_symlink_file
 from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location, is_url, local_path
 from fsdp_migrate.checkpoint_convert.storage.fsspec import open_folder_at, open_parent
@@ -112,7 +112,8 @@ def _named_family(src: Location) -> Source | None:
     stem = stem_of(name)
     ranked = {found: size for found, size in files.items() if stem is not None and stem_of(found) == stem}
     if name not in ranked:
-        numbered = [f for f in find_counted(files) if name in f.files.values()]
+        counted_all = (*find_counted(files), *find_numbered(files))
+        numbered = [f for f in counted_all if name in f.files.values()]
         ranked = {found: files[found] for family in numbered for found in family.files.values()}
     families = [f for f in find_rank_files(folder, ranked) if name in f.files.values()]
     if not families or (len(families[0].files) == 1):

@@ -201,8 +201,17 @@ def _without_copies(found: list[Component]) -> list[Component]:
     return [c for c in found if c.role != "model" or c.name in kept or not is_twice]
 
 
+_PEFT_CONFIG = "adapter_config.json"
+_PEFT_NAMES = "base_model.model."
+
+
 def _is_adapter(name: str) -> bool:
     return name.startswith("adapter_model.")
+
+
+def _is_of_peft(contents: Contents, files: Mapping[str, int]) -> bool:
+    """Tell whether PEFT saved an adapter, and no LoRA made by hand: by its config, or its names."""
+    return _PEFT_CONFIG in files or any(_PEFT_NAMES in key for key in contents.entries)
 
 
 def _matching(names: Mapping[str, int] | list[str], patterns: tuple[_Pattern, ...]) -> list[Component]:
@@ -264,7 +273,7 @@ def framework_contents(
     for component in components:
         own = _component_contents(folder, component, files)
         _join(whole, own, component.prefix, component.name, folder)
-        if component.role == "model" and _is_adapter(component.name):
+        if component.role == "model" and _is_adapter(component.name) and _is_of_peft(own, files):
             whole.findings.append(
                 make_finding(
                     "FM278",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.formats.file_names import SIDE_FILE
 from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 # What Lightning's Trainer writes beside `state_dict`; one of them tells it from somebody's own file.
 _OWN: Final = frozenset({"optimizer_states", "pytorch-lightning_version"})
 
-META_FILE: Final = "meta.pt"
+META_FILE: Final = SIDE_FILE
 FABRICS: Final = "there is a `meta.pt` beside it, as Lightning's Fabric or a script of one's own leaves it"
+# The module that `fabric.setup` gives the script has the model in it under this name.
+FABRICS_MODULE: Final = "_forward_module"
 _VERSION: Final = b"pytorch-lightning_version"
 # In what the Trainer writes it stands before all tensors, and above what the script adds.
 START: Final = 65_536

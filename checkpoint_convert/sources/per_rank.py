@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.formats.flatten import flatten_state
 from fsdp_migrate.checkpoint_convert.formats.sharded_values import ShardedValue
 from fsdp_migrate.checkpoint_convert.formats.torch_values import TensorValue
+from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.sources.contents import Contents, moved_entry
 from fsdp_migrate.checkpoint_convert.sources.flat_params.states import describe_flat, take_flat
 from fsdp_migrate.checkpoint_convert.sources.flat_params.tensors import FLAT_KEY
@@ -16,9 +18,10 @@ from fsdp_migrate.checkpoint_convert.sources.rank_files import (
     family_prefix,
     find_counted,
     find_families,
+    find_numbered,
 )
 from fsdp_migrate.checkpoint_convert.sources.rank_merge import RankState, merge_findings, merge_states, settle
-from fsdp_migrate.errors import CheckpointFormatError, UnsupportedFeatureError
+from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
 from fsdp_migrate.findings import counted, listed, make_finding
 
 
@@ -40,6 +43,7 @@ def find_rank_files(folder: Folder, files: Mapping[str, int]) -> list[RankFamily
 
     A name such as ``optimizer.00001-of-00002.pth`` may also be that of a piece of one state, and
     ``ckpt_1.pt`` that of a step. They are of ranks if each has the same names, or parts of the same tensors.
+    And ``ba4-rank0.pt`` alone may be a whole state, which rank 0 saved for all.
 
     Args:
         folder: Where they lie.
@@ -49,8 +53,39 @@ def find_rank_files(folder: Folder, files: Mapping[str, int]) -> list[RankFamily
         CheckpointNotFoundError: The file of a rank is missing.
         CheckpointFormatError: Two files are of one rank.
     """
-    families = find_families(files, where=folder.url)
-    return [*families, *(family for family in find_counted(files) if _are_of_ranks(folder, family, files))]
+    families = _without_whole(folder, find_families(files, where=folder.url), files)
+    numbered = (*find_counted(files), *find_numbered(files))
+    return [*families, *(family for family in numbered if _are_of_ranks(folder, family, files))]
+
+
+def _without_whole(
+    folder: Folder, families: Sequence[RankFamily], sizes: Mapping[str, int]
+) -> list[RankFamily]:
+    """Return families without the files of rank 0 that are each a checkpoint by themselves.
+
+    Those are Composer's full states, and of others what cannot be one with another: it holds the same names.
+    """
+    alone: dict[str, dict[str, tuple[Path, object]]] = {}
+    for family in families:
+        if len(family.files) == 1 and not family.says_count:
+            try:
+                leaves = read_rank(folder, family.files[0], sizes[family.files[0]], 0).leaves
+            except (CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError):
+                continue
+            if not any(_is_part(key, leaf) for key, (_, leaf) in leaves.items()):
+                alone[family.stem] = leaves
+    counts = Counter(key for leaves in alone.values() for key in leaves)
+    whole = {
+        stem
+        for stem, leaves in alone.items()
+        if composer_evidence(path for path, _ in leaves.values()) or any(counts[key] > 1 for key in leaves)
+    }
+    return [family for family in families if family.stem not in whole]
+
+
+def _is_part(key: str, leaf: object) -> bool:
+    """Tell whether a leaf is a rank's part of a tensor."""
+    return isinstance(leaf, ShardedValue) or FLAT_KEY.search(key) is not None
 
 
 def _are_of_ranks(folder: Folder, family: RankFamily, sizes: Mapping[str, int]) -> bool:
@@ -62,7 +97,7 @@ def _are_of_ranks(folder: Folder, family: RankFamily, sizes: Mapping[str, int]) 
         return False
     common = [key for key in first if key in second]
     values = [(key, first[key][1], second[key][1]) for key in common]
-    if any(isinstance(a, ShardedValue) or FLAT_KEY.search(key) for key, a, _ in values):
+    if any(_is_part(key, leaf) for key, leaf, _ in values):
         return True
     # Pieces of one state have no name in common; steps of one run have all, and tensors whole in each.
     return family.is_explicit and (bool(values) or not _has_tensors(first))

@@ -13,7 +13,7 @@ from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Entry
@@ -37,6 +37,10 @@ _SHARD: Final = re.compile(rf"^(?P<head>(?:.*[_\-.])?shard[_\-]?)(?P<rank>\d{{1,
 # ... ckpt_0.pt, and checkpoint.th.1 beside checkpoint.th.
 _COUNTED: Final = re.compile(rf"^(?P<head>.*?[_\-.]|)(?P<rank>\d{{1,7}})(?P<tail>{_KINDS})$")
 _APPENDED: Final = re.compile(rf"^(?P<head>.*{_KINDS})(?:\.(?P<rank>\d{{1,7}}))?(?P<tail>)$")
+# ... part0.pt, r0_state.pt: any number of a name.
+_ANY_NUMBER: Final = re.compile(r"\d{1,7}")
+_KIND: Final = re.compile(rf"{_KINDS}$")
+_CUT: Final = re.compile(r"(?:mp|tp|pp|ep)_?rank")
 _WORLD_SIZE: Final = re.compile(r"world_size_(\d{1,7})|-of-(\d{1,7})")
 _NO_WORD: Final = re.compile(r"world_size_\d+|-of-\d+|^\d+$|^[_\-.]+|[_\-.]+$")
 
@@ -54,6 +58,11 @@ class RankFamily:
     stem: str
     files: Mapping[int, str]
     is_explicit: bool = True
+
+    @property
+    def says_count(self) -> bool:
+        """Tell whether their name says of how many ranks they are."""
+        return _count_in(self.stem) > 0
 
     @property
     def word(self) -> str:
@@ -161,6 +170,35 @@ def find_counted(names: Iterable[str]) -> list[RankFamily]:
         count = _count_in(stem) or len(members)
         if count > 1 and set(members) == set(range(count)):
             families.append(RankFamily(stem, {rank: members[rank] for rank in range(count)}, is_explicit))
+    return families
+
+
+def find_numbered(names: Collection[str]) -> list[RankFamily]:
+    """Return the files that differ in any number of their names from 0 on, and are none of ``find_counted``.
+
+    The last number that does so counts: ``step5-r0.pt``. What they hold has to tell, more than of the others.
+
+    Example:
+        >>> names = ["part0.pt", "part1.pt", "r0_s5.pt", "r1_s5.pt", "ba4.pt", "ba8.pt"]
+        >>> [family.stem for family in find_numbered(names)]
+        ['part*.pt', 'r*_s5.pt']
+    """
+    known = {name for family in find_counted(names) for name in family.files.values()}
+    own = [name for name in names if "/" not in name and rank_of(name) is None and name not in known]
+    left = dict.fromkeys(name for name in own if _KIND.search(name) and not _CUT.search(name))
+    families: list[RankFamily] = []
+    for back in range(1, max((len(_ANY_NUMBER.findall(name)) for name in left), default=0) + 1):
+        found: dict[str, dict[int, str]] = {}
+        for name in left:
+            numbers = list(_ANY_NUMBER.finditer(name))
+            if len(numbers) >= back:
+                at = numbers[-back]
+                stem = f"{name[: at.start()]}*{name[at.end() :]}"
+                found.setdefault(stem, {}).setdefault(int(at[0]), name)
+        for stem, members in found.items():
+            if len(members) > 1 and set(members) == set(range(len(members))):
+                families.append(RankFamily(stem, dict(sorted(members.items())), is_explicit=False))
+                left = {name: None for name in left if name not in members.values()}
     return families
 
 

@@ -13,15 +13,17 @@ from fsdp_migrate.checkpoint_convert.formats.dcp_items import asked_for, open_it
 from fsdp_migrate.checkpoint_convert.formats.torch_file import read_saved_file
 from fsdp_migrate.checkpoint_convert.formats.torch_values import Record
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES
+from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
 from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PARAMETER
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
-from fsdp_migrate.findings import Finding, listed, make_finding, named
+from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from fsdp_migrate.checkpoint_convert.manifest.manifest import Part
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
@@ -133,6 +135,29 @@ def beside_findings(folder: Folder, files: Mapping[str, int]) -> Iterator[Findin
             yield make_finding("FM285", name, text)
         if wrapped:
             yield _wrapped_finding(name, wrapped)
+
+
+def wrapped_part_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterator[Finding]:
+    """Yield a finding for each part beside model and optimizer whose names are as FSDP1's model showed them.
+
+    Whoever reads such a file whole, as ``fabric.load`` and ``torch.load`` do, is given them as they stand.
+    """
+    for part in parts:
+        paths = [entry_path(entries[key]) for key in part.keys if part.kind == "other"]
+        wrapped = wrapped_names_in([list(path) for path in paths])
+        if wrapped:
+            shown = "and FSDP2's does not" if len(wrapped) > 1 else "and FSDP2's not"
+            text = (
+                f"it holds {counted(len(wrapped), 'name')} that FSDP1's model showed, {shown}: "
+                f"{named(wrapped)}. `fabric.load` and `torch.load` give them back as they stand, and code "
+                "that looks weights up by them stops."
+            )
+            hint = (
+                "Convert it: the wrappers' parts are taken out there, too, and `fabric.load` loads the "
+                "folder that is written. So does `load_checkpoint`, with `extra`. Or take them out where "
+                "your code reads them, before it looks them up."
+            )
+            yield make_finding("FM280", part.name, text, hint)
 
 
 def _wrapped_finding(name: str, wrapped: Sequence[str]) -> Finding:

@@ -10,7 +10,7 @@ from fsdp_migrate.checkpoint_convert.targets.base import Place, Target, Unchange
 from fsdp_migrate.checkpoint_convert.targets.composer import ComposerTarget
 from fsdp_migrate.checkpoint_convert.targets.lightning import LightningTarget
 from fsdp_migrate.checkpoint_convert.targets.safetensors import HfTarget
-from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget
+from fsdp_migrate.checkpoint_convert.targets.torch import TorchTarget, UnchangedTorch
 from fsdp_migrate.checkpoint_convert.targets.torchtitan import TorchtitanTarget
 from fsdp_migrate.errors import ConfigError
 
@@ -74,4 +74,4 @@ class _UnchangedComposer(UnchangedTarget):
         return Place(("state", *part.prefix)) if is_at_root else super().place(part)
 
 
-_OWN: Final[Mapping[str, type[Target]]] = {"torch": UnchangedTarget, "composer": _UnchangedComposer}
+_OWN: Final[Mapping[str, type[Target]]] = {"torch": UnchangedTorch, "composer": _UnchangedComposer}

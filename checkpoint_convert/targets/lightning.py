@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.formats.file_names import SIDE_FILE
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import InlineValue
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedFile
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
 
 
-META_FILE: Final = "meta.pt"
+META_FILE: Final = SIDE_FILE
 # The first Lightning with this strategy, and so the oldest that can have written such a checkpoint.
 _VERSION: Final = "2.4.0"
 

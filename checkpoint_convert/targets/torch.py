@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.checkpoint_convert.formats.file_names import SIDE_FILE, holds_side_parts
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
-from fsdp_migrate.checkpoint_convert.targets.base import Place, Target
+from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
+from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedFile
+from fsdp_migrate.checkpoint_convert.targets.base import Arrangement, Place, Target, UnchangedTarget
 from fsdp_migrate.findings import Finding, counted, make_finding
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest, Part
+    from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedEntry
 
 
 _MODEL: Final = ("model",)
@@ -53,6 +59,26 @@ class TorchTarget(Target):
                 "`weights_only` (--weights-only).",
             )
         ]
+
+
+class UnchangedTorch(UnchangedTarget):
+    """Plain torch that wrote the source, or Fabric: every part is where its owner looks for it."""
+
+    def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
+        """Put what is beside the model into ``meta.pt``, too, where FSDP1's names in it are new ones.
+
+        ``fabric.load`` looks there for all that is no model and no optimizer, and ``dcp.load`` in the data.
+        """
+        manifest = self.manifest
+        beside = [key for part in self.of_kind("other") for key in part.keys]
+        is_wrapped = any(strip_wrappers(key) != key for key in beside)
+        if not is_wrapped or not holds_side_parts(manifest.layout, manifest.files) or self.one_only("model"):
+            return Arrangement(tuple(entries))
+        own = set(beside)
+        leaves = [
+            (entry.path or entry_path(entry.source), entry) for entry in entries if entry.source.key in own
+        ]
+        return Arrangement(tuple(entries), (PlannedFile(SIDE_FILE, tuple(leaves)),))
 
 
 def count_groups(part: Part, manifest: Manifest) -> int:

@@ -15,6 +15,7 @@ from fsdp_migrate.newer_syntax import parse_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from fsdp_migrate.doctor.sight import Sight
 
@@ -25,8 +26,27 @@ _TRAINS: Final = re.compile(r"backward|evaluat|\bfit|\bstep$|train|valid")
 _PARAMETERS: Final = frozenset({"named_parameters", "parameters"})
 # Hooks that are called once, before any forward.
 _ONCE: Final = frozenset({"on_fit_start", "on_init_end", "on_train_begin", "on_train_start"})
+# Those of a step that come after its backward, which has sharded again, and before an evaluation.
+_OF_A_STEP: Final = frozenset(
+    {
+        *("on_after_backward", "on_before_optimizer_step", "on_before_zero_grad", "on_optimizer_step"),
+        *("on_pre_optimizer_step", "on_step_end", "on_substep_end"),
+    }
+)
 # What a Trainer calls between steps.
 _EVALUATION: Final = re.compile(r"evaluate|evaluation_loop|predict(?:ion_(?:loop|step))?|training_step")
+# What says that something is computed or reduced in fewer bits; and what says that it is not.
+_LOW: Final = re.compile(
+    r"bf16|bfloat16|fp16|float16|\bhalf\b|MixedPrecision|_dtype\b|autocast|mixed_precision"
+)
+_NOT_LOW: Final = re.compile(
+    r"\b(?:downcast_bf16|mixed_precision|bf16|fp16)[\"']?\s*[:=]\s*[\"']?(?:no|none|null|false)\b",
+    re.IGNORECASE,
+)
+_SAYS: Final = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|TrainingArguments)\(")
+# What a command may say, nothing here shows.
+_PARSES: Final = re.compile(r"\bHfArgumentParser\b|\bTrlParser\b")
+_LARGEST: Final = 1_000_000
 _MOST: Final = 3
 _DEEPEST: Final = 3
 _Loop = ast.For | ast.While | ast.AsyncFor
@@ -52,7 +72,8 @@ def _lines(text: str, sources: _Sources, *, is_written: bool) -> Iterator[int]:
         if not isinstance(node, (ast.Assign, ast.Call)):
             continue
         is_one = _sets(node) or (is_written and _writes(node, tree.above))
-        if is_one and _comes_again(node, tree, sources, 0):
+        once = _ONCE | _OF_A_STEP if is_written else _ONCE
+        if is_one and _comes_again(node, tree, sources, once):
             yield node.lineno
 
 
@@ -114,23 +135,24 @@ def _writes(node: ast.AST, above: dict[int, ast.AST]) -> bool:
     )
 
 
-def _comes_again(node: ast.AST, tree: _Tree, sources: _Sources, depth: int) -> bool:
-    """Tell whether a place is come to between forwards: in a loop that trains, or in a hook of one."""
+def _comes_again(node: ast.AST, tree: _Tree, sources: _Sources, once: frozenset[str], depth: int = 0) -> bool:
+    """Tell whether a place is come to between forwards: in a loop that trains, or in a hook of one.
+
+    ``once`` are hooks that do not count.
+    """
     for each in _around(node, tree.above):
         if isinstance(each, _Loop) and any(map(_TRAINS.search, _asked(each))):
             return True
         if isinstance(each, _Function):
             name = each.name
-            if _is_hook(name) or (_EVALUATION.fullmatch(name) and _is_trainers(each, tree)):
+            if (name.startswith("on_") and name not in once) or (
+                _EVALUATION.fullmatch(name) and _is_trainers(each, tree)
+            ):
                 return True
             return depth < _DEEPEST and any(
-                _comes_again(call, its, sources, depth + 1) for call, its in sources.calls(name, tree)
+                _comes_again(call, its, sources, once, depth + 1) for call, its in sources.calls(name, tree)
             )
     return False
-
-
-def _is_hook(name: str) -> bool:
-    return name.startswith("on_") and name not in _ONCE
 
 
 def _is_trainers(function: ast.AST, tree: _Tree) -> bool:
@@ -163,3 +185,26 @@ def _last(call: ast.Call) -> str:
 
 def _names(target: ast.AST) -> Iterable[str]:
     return {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+
+
+def is_in_full_precision(sight: Sight) -> bool:
+    """Tell whether sources and configs show that nothing is trained in mixed precision.
+
+    Where they show nothing, as where a command alone says it, it may be.
+    """
+    if sight.config is not None:
+        is_low = _LOW.search(_NOT_LOW.sub("", repr(dict(sight.settings)))) is not None
+        return sight.config.mixed_precision is None and not is_low
+    texts = [*sight.sources.values(), *map(_text, sight.configs)]
+    if any(_LOW.search(_NOT_LOW.sub("", text)) or _PARSES.search(text) for text in texts):
+        return False
+    return any(_NOT_LOW.search(text) or _SAYS.search(text) for text in texts)
+
+
+def _text(path: Path) -> str:
+    """Return the text of a config; one that is large, or cannot be read, says nothing."""
+    try:
+        is_small = path.is_file() and path.stat().st_size <= _LARGEST
+        return path.read_text(errors="replace") if is_small else ""
+    except OSError:
+        return ""

@@ -18,7 +18,7 @@ from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.factories import build_model
 from fsdp_migrate.findings import listed
 from fsdp_migrate.sharding.plan import plan_fully_shard
-from fsdp_migrate.source.files import find_sources, read_source
+from fsdp_migrate.source.files import SETTINGS, find_sources, read_source
 from fsdp_migrate.source.pins import ExactPin, PinFound, find_exact_pins, find_pins, needed_by
 from fsdp_migrate.torch_compat import devices
 from fsdp_migrate.versions import installed_versions
@@ -41,7 +41,8 @@ _RANKS = 8
 class Sight:
     """What there is to see. What was not given is None or empty; ``problem`` says why there is no plan.
 
-    ``pins`` are requirements that keep out FSDP2, ``exact_pins`` those for one version.
+    ``configs`` are YAML and JSON files, and shell scripts, beside the sources. ``pins`` are requirements that
+    keep out FSDP2, ``exact_pins`` those for one version.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Sight:
     problem: str = ""
     manifest: Manifest | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    configs: tuple[Path, ...] = ()
     pins: tuple[PinFound, ...] = ()
     exact_pins: tuple[ExactPin, ...] = ()
 
@@ -134,6 +136,7 @@ def look(
         problem=problem,
         manifest=None if checkpoint is None else inspect_checkpoint(checkpoint),
         sources={str(path): read_source(path) for path in find_sources(files)},
+        configs=tuple(find_sources(files, SETTINGS)) if files else (),
         pins=tuple(find_pins(files, needed_by(framework))),
         exact_pins=tuple(find_exact_pins(files)),
     )

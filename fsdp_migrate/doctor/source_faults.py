@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
-from fsdp_migrate.doctor.late_settings import late_settings
+from fsdp_migrate.doctor.late_settings import is_in_full_precision, late_settings
 from fsdp_migrate.doctor.still_plain import asked_dimensions, copied_shards, goes_beside
 from fsdp_migrate.source.catalog import MODEL_ALONE
 
@@ -45,6 +45,15 @@ def _offloads_full_state(sight: Sight) -> str:
 
 
 _UNFREEZES = _line(r"\.requires_grad(?:_\(\s*True|_\(\s*\)|\s*=\s*True)", beside=_WRAPS)
+
+
+def _unfreezes_later(sight: Sight) -> str:
+    """Return where a script unfreezes, unless nothing is reduced in another dtype than it is computed in."""
+    if is_in_full_precision(sight):
+        return ""
+    return _UNFREEZES(sight) or late_settings(sight, is_written=False)
+
+
 # `group["initial_lr"] = lr`, `group.setdefault("initial_lr", lr)`: it is there before the scheduler looks.
 _SETS_INITIAL_LR = (
     r"(?m)^[^#\n]*(?:\[\s*[\"']initial_lr[\"']\s*\]\s*=(?!=)|\bsetdefault\(\s*[\"']initial_lr[\"'])"
@@ -74,11 +83,11 @@ SOURCE_FAULTS = (
     ),
     KnownFault(
         "unfreezing-later",
-        "A unit whose first forward was all frozen keeps no dtype for its reductions: once it is trained, "
-        "backward fails, or reduces in low precision silently.",
+        "A unit whose first forward was all frozen keeps no dtype for its reductions: once it is trained in "
+        "mixed precision, backward fails, or reduces in low precision silently.",
         "pytorch/pytorch#186998",
         "sources",
-        lambda sight: _UNFREEZES(sight) or late_settings(sight, is_written=False),
+        _unfreezes_later,
         "Unfreeze before the first forward, or run one forward with everything trained; then freeze. Models "
         "of prepare_fully_shard are not affected.",
         (Affected("torch", "2.8", "2.14"),),  # measured: 2.13 has it, 2.15 has it not; mended in June 2026

@@ -110,6 +110,19 @@ EXPLANATIONS = {
         "An option applies to a model or an optimizer, and nothing in the checkpoint looks like one.",
         "`fsdp-migrate inspect` shows what was recognised. Leave the option out, or name the file or folder that holds the part.",
     ),
+    "FM226": (
+        "An optimizer makes the state of a parameter at the first step that has a gradient for it. FSDP1 saved groups with all names, and state for those that had some. Under FSDP2"
+        " Accelerate and HF Trainer load by torch's `set_optimizer_state_dict`, which stops at each parameter that requires a gradient and has no state: `Missing optimizer state for"
+        " parameter`, or a KeyError in older torch. A callback that freezes in `on_train_begin` comes after the load.",
+        "Freeze them before the load, as they were when it was saved: of HF Trainer override `_load_optimizer_and_scheduler`, freeze, and call `super()`. Converting does not help, and what"
+        " FSDP2 saves is no different. `load_checkpoint` takes such a checkpoint: these parameters get their state at their first step.",
+    ),
+    "FM227": (
+        "Groups that are chosen by a parameter's name or `ndim` (HF Trainer's weight decay) leave one empty under FSDP1 with `use_orig_params=False`, whose parameters were flat. The new"
+        " run has parameters in both. torch fills one group with the settings of the old one, without a word: the other keeps what it has at the start, such as the lr 0 of a warmup.",
+        "Give the new run one group of all parameters, as the old had: `Trainer(optimizers=(torch.optim.AdamW(model.parameters(), ...), scheduler))`, or override `create_optimizer`. Weight"
+        " decay is FSDP1's then, too. Or load it with `load_checkpoint(..., strict=False)`, and set each group's settings again.",
+    ),
     "FM230": (
         "Unpickling an object runs code of its class. Only classes on a list are read; this one is not on it.",
         "Convert with `--weights-only`, or with `--trust-pickle`, which copies its bytes unread. Whoever loads the output executes them.",

@@ -130,9 +130,11 @@ EXPLANATIONS = {
         "Nothing: they get the values that the older version used.",
     ),
     "FM280": (
-        "A file beside the data, such as Lightning's `meta.pt` or a script's own, belongs to whoever wrote it: it is copied byte for byte. Callbacks and averages in it may"
-        " have parameters under the names that FSDP1's model showed (`_fsdp_wrapped_module.up.weight`), which FSDP2's model does not have.",
-        'Where your code reads the file: `{name.replace("_fsdp_wrapped_module.", ""): value for name, value in state.items()}`. A flat parameter in it is one rank\'s piece: make it anew.',
+        "A file beside the data, such as Lightning's `meta.pt` or a script's own, belongs to whoever wrote it: it is copied byte for byte. Callbacks and averages (EMA, SWA) in it may"
+        " have parameters under the names that FSDP1's model showed (`_fsdp_wrapped_module.up.weight`), which FSDP2's model does not have. The same is so of what a script put"
+        " beside the model into one file, and `fabric.load` and `torch.load` give it back as it stands.",
+        "Of one file, and of what Fabric's own model named (`_forward_module`), `convert` takes the wrappers' parts out, and writes a folder that `fabric.load` loads. Otherwise, "
+        'where your code reads the file: `{name.replace("_fsdp_wrapped_module.", ""): value for name, value in state.items()}`. A flat parameter in it is one rank\'s piece: make it anew.',
     ),
     "FM281": (
         "Lightning's Trainer and its Fabric both keep a `meta.pt` beside the data. The Trainer's holds epochs, steps, loops and callbacks; Fabric's holds what the script gave to"

@@ -448,18 +448,14 @@ def _as_words(title: str) -> str:
 
 
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
+    from fsdp_migrate.checkpoint_convert.sources.folder_layouts import BESIDE_MODELS
+
     if path.suffix == ".safetensors" and not _is_data(path):
         yield CheckpointFound(str(path), _title("safetensors"))
-    elif _BARE.sub("", path.name).endswith(_SAVED) and not _is_beside_a_model(path) and _is_checkpoint(path):
+    elif not BESIDE_MODELS.fullmatch(path.name) and _is_checkpoint(path):
         is_lightnings = _is_lightnings(path)
         layout = f"{_title('file')} of Lightning's Trainer" if is_lightnings else _title("file")
         yield CheckpointFound(str(path), layout, is_lightnings=is_lightnings)
-
-
-def _is_beside_a_model(path: Path) -> bool:
-    from fsdp_migrate.checkpoint_convert.sources.folder_layouts import BESIDE_MODELS
-
-    return BESIDE_MODELS.fullmatch(path.name) is not None
 
 
 def _is_data(path: Path) -> bool:
@@ -486,9 +482,12 @@ def _is_checkpoint(path: Path) -> bool:
     """Tell whether a file is one of torch.save, with tensors as far as its list of parts tells."""
     from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
 
+    # Composer's `save_filename` needs no ending.
+    if not path.is_file() or ("." in path.name and not _BARE.sub("", path.name).endswith(_SAVED)):
+        return False
     try:
         with path.open("rb") as stream:
-            if not path.is_file() or not is_saved_file(stream.read(16)):
+            if not is_saved_file(stream.read(16)):
                 return False
             if not zipfile.is_zipfile(stream):
                 return True

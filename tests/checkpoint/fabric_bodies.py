@@ -33,8 +33,11 @@ class _Net(nn.Module):
         return found
 
 
-def save(path: str, kind: str) -> Found:
-    """Train two steps under ``FSDPStrategy``, save by ``fabric.save``, and return what was saved, whole."""
+def save(path: str, kind: str, average: str = "") -> Found:
+    """Train two steps under ``FSDPStrategy``, save by ``fabric.save``, and return what was saved, whole.
+
+    The average is kept as scripts keep it: by the names that the model shows where its parameters are whole.
+    """
     from lightning.fabric.strategies.fsdp import FSDPStrategy
 
     # A class of its own, because Fabric refuses FSDPStrategy itself without a GPU.
@@ -48,8 +51,12 @@ def save(path: str, kind: str) -> Found:
         fabric.backward(model(torch.randn(2, 4)).square().sum())
         optimizer.step()
         optimizer.zero_grad()
+    state = {NAMES["model"]: model, NAMES["optimizer"]: optimizer, "step": 2}
+    if average:
+        with FSDP.summon_full_params(model, writeback=False):
+            state[average] = {name: value.detach().clone() for name, value in model.named_parameters()}
     with mock.patch.object(FSDP, "state_dict_type", _without_offload):
-        fabric.save(path, {NAMES["model"]: model, NAMES["optimizer"]: optimizer, "step": 2})
+        fabric.save(path, state)
     return _whole(model, optimizer)
 
 
@@ -64,8 +71,9 @@ def load(path: str) -> Found:
     model = fabric.setup_module(_Net())
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.5))
     state = {NAMES["model"]: model, NAMES["optimizer"]: optimizer, "step": 0}
-    fabric.load(path, state)
-    return {**_whole(model, optimizer), "step": state["step"]}
+    left = fabric.load(path, state)
+    names = [name for name, _ in model.named_parameters()]
+    return {**_whole(model, optimizer), "step": state["step"], "left": left, "names": names}
 
 
 def _fabric(strategy: Any) -> Any:

@@ -84,3 +84,33 @@ def test_a_folder_for_the_trainer_is_refused_with_both_ways_on(saved: dict[str, 
     # A full file holds what the script gave, and no file of Fabric's is in the way.
     convert_checkpoint(saved["full"][0], tmp_path / "full", to="lightning")
     assert inspect_checkpoint(tmp_path / "full").framework == "lightning"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_average_by_fsdp1s_names_is_told_and_converted(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "step-2.ckpt"
+    held = run_ranks(fabric_bodies.save, str(path), kind, "ema")[0]
+    manifest = inspect_checkpoint(path)
+    (told,) = [found for found in manifest.findings if found.code == "FM280"]
+    assert told.subject == "ema"
+    assert "`_forward_module._fsdp_wrapped_module." in told.message
+    assert "Convert it" in str(told.hint)
+    assert advise_loading(manifest).by_framework is None
+    convert_checkpoint(path, tmp_path / "out")
+    assert verify_checkpoints(path, tmp_path / "out").is_same
+    for loaded in run_ranks(fabric_bodies.load, str(tmp_path / "out")):
+        assert_held(loaded, held)
+        assert list(loaded["left"]["ema"]) == loaded["names"]
+        for name, average in loaded["left"]["ema"].items():
+            torch.testing.assert_close(average, held["model"][name.partition(".")[2]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_save_without_such_names_is_written_as_before(
+    kind: str, saved: dict[str, Any], tmp_path: Path
+) -> None:
+    manifest = inspect_checkpoint(saved[kind][0])
+    assert "FM280" not in {found.code for found in manifest.findings}
+    convert_checkpoint(saved[kind][0], tmp_path / "out")
+    # A script's own folder has no file of ours in it, and Fabric's is the one that was there.
+    assert (tmp_path / "out" / "meta.pt").exists() is (kind == "sharded")

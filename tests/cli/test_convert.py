@@ -264,3 +264,19 @@ def test_who_converts_a_full_file_is_told_that_its_reader_needs_no_output(
     said = " ".join(capsys.readouterr().out.split())
     is_told = "The output is a folder, which torch.load does not open." in said
     assert is_told is (form == "file")
+
+
+def test_names_beside_the_model_that_lose_their_prefix_have_a_folder_for_fabric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind, name in (("old", "_forward_module._fsdp_wrapped_module.up.weight"), ("new", "up.weight")):
+        state = {"model": {"up.weight": torch.ones(4, 2)}, "ema": {name: torch.ones(4, 2)}, "epoch": 1}
+        torch.save(state, tmp_path / f"{kind}.pt")
+        assert main(["convert", str(tmp_path / f"{kind}.pt"), str(tmp_path / kind)]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("which fabric.load loads" in said) is (kind == "old")
+        assert ("it reads that file as before" in said) is (kind == "new")
+    beside = torch.load(tmp_path / "old" / "meta.pt")
+    assert list(beside["ema"]) == ["_forward_module.up.weight"]
+    assert beside["epoch"] == 1
+    assert not (tmp_path / "new" / "meta.pt").exists()

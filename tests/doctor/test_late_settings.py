@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.doctor.late_settings import late_settings
-from tests.doctor.sights import seeing
+from fsdp_migrate.doctor.late_settings import is_in_full_precision, late_settings
+from fsdp_migrate.doctor.source_faults import SOURCE_FAULTS
+from tests.doctor.sights import is_seen, of_config, seeing
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -34,6 +41,9 @@ EVALUATES = "    def on_evaluate(self, *args):\n        pass\n"
         (SETS.format("p.requires_grad = 'out' in n") + MAIN + LOOP.replace("valid", "upd"), False, False),
         (HOOK.format("on_epoch_begin") + FREEZES + EVALUATES, True, True),
         (HOOK.format("on_train_begin") + FREEZES + EVALUATES, False, False),
+        # After the step's backward, which has sharded again, and before an evaluation.
+        (HOOK.format("on_step_end") + FREEZES + EVALUATES, True, False),
+        (HOOK.format("on_step_begin") + FREEZES + EVALUATES, True, True),
         ("print 'Python 2', requires_grad, accelerate, no_grad\n", False, False),
     ],
 )
@@ -92,3 +102,40 @@ def test_what_is_written_to_summoned_parameters_is_kept(entered: str, *, is_writ
         "train.py": TRAINER.format("Trainer", "evaluate"),
     }
     assert bool(late_settings(seeing(sources=sources), is_written=True)) is is_written
+
+
+UNFREEZES = "model = FSDP(model{})\nfor p in model.parameters():\n    p.requires_grad_(True)\n"
+TRAINS = "args = TrainingArguments(**cfg)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "is_full"),
+    [
+        (UNFREEZES.format(""), "", True),
+        (UNFREEZES.format(", mixed_precision=MixedPrecision(param_dtype=d)"), "", False),
+        (UNFREEZES.format("") + "with torch.autocast('cuda'):\n    pass\n", "", False),
+        (UNFREEZES.format(""), "dtype: bfloat16\n", False),
+        (MAIN, "distributed_type: FSDP\nmixed_precision: 'no'\ndowncast_bf16: 'no'\n", True),
+        (MAIN, "distributed_type: FSDP\nmixed_precision: bf16\n", False),
+        # A command, or a config elsewhere, may say it.
+        (MAIN, "", False),
+        (TRAINS, "training:\n  max_steps: 3\n", True),
+        (TRAINS, "training:\n  bf16: true\n", False),
+        ("(args,) = HfArgumentParser(TrainingArguments).parse_args()\n" + TRAINS, "", False),
+    ],
+)
+def test_what_is_unfrozen_in_full_precision_is_no_fault(
+    text: str, config: str, tmp_path: Path, *, is_full: bool
+) -> None:
+    (tmp_path / "c.yaml").write_text(config)
+    sight = seeing(sources={"train.py": text}, configs=(tmp_path / "c.yaml", tmp_path / "gone.yaml"))
+    assert is_in_full_precision(sight) is is_full
+    if "requires_grad" in text:
+        (fault,) = (each for each in SOURCE_FAULTS if each.name == "unfreezing-later")
+        assert is_seen(fault, sight) is not is_full
+
+
+def test_a_config_that_is_given_says_the_precision() -> None:
+    assert is_in_full_precision(of_config(settings={"mixed_precision": "no"}))
+    assert not is_in_full_precision(of_config(settings={"mixed_precision": "bf16"}))
+    assert not is_in_full_precision(of_config(mixed_precision={"param_dtype": "bf16"}))

@@ -212,3 +212,24 @@ def test_a_saved_file_without_tensors_is_no_checkpoint(tmp_path: Path, is_zip: b
     assert found == ["net.pt"]
     (tmp_path / "cut.pt").write_bytes((tmp_path / "notes.pt").read_bytes()[:200])
     assert "cut.pt" in [Path(each.path).name for each in find_checkpoints([tmp_path])]
+
+
+def test_what_composer_saves_without_an_ending_is_a_checkpoint(tmp_path: Path) -> None:
+    """Its `save_filename` may be `ep{epoch}`; a script and a license have no ending either."""
+    state = {"state": {"model": {"w": torch.ones(2)}, "run_name": "a"}}
+    torch.save(state, tmp_path / "ep1")
+    torch.save({"state": {"run_name": "a"}}, tmp_path / "notes")
+    (tmp_path / "LICENSE").write_text("Apache")
+    os.mkfifo(tmp_path / "pipe")
+    assert _layouts(tmp_path) == {"ep1": "full state in one file"}
+
+
+def test_whole_states_of_rank_0_are_checkpoints_one_by_one(tmp_path: Path) -> None:
+    for batch in (4, 8):
+        state = {"state": {"model": {"w": torch.ones(2)}, "run_name": "a"}}
+        torch.save(state, tmp_path / f"ba{batch}-rank0.pt")
+    found = {Path(each.path).name: (each.layout, each.is_latest) for each in find_checkpoints([tmp_path])}
+    assert found == {
+        f"ba{batch}-rank0.pt": ("full state in one file", is_latest)
+        for batch, is_latest in ((4, False), (8, True))
+    }

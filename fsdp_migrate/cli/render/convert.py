@@ -26,6 +26,10 @@ _FOLDER = (
     "The output is a folder, which torch.load does not open. A line that reads the file with torch.load "
     "needs no output: rewritten, it reads that file as before."
 )
+_FABRICS = (
+    "The output is a folder, which fabric.load loads, and torch.load does not open. What stands beside model "
+    "and optimizer is in its `meta.pt`, too, by the names of FSDP2's model."
+)
 
 
 def show_plan(plan: ConversionPlan, *, everything: bool = False) -> None:
@@ -59,7 +63,7 @@ def show_conversion(report: ConversionReport, *, everything: bool = False) -> No
     # Not broken into lines: people copy paths.
     out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
     if report.plan.manifest.layout == "file" and report.plan.is_distributed:
-        print_text(out, _FOLDER)
+        print_text(out, _FOLDER if report.plan.framework != "torch" or not report.plan.files else _FABRICS)
 
 
 def show_verify_command(source: str, output: str | None, asked: Mapping[str, Any]) -> None:

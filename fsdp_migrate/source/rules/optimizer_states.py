@@ -1,6 +1,7 @@
 """A ``state_dict`` of an optimizer's own, which frameworks' FSDP2 asks for by torch's functions.
 
 Those take what torch's optimizers give, ``state`` and ``param_groups``, and raise for a dict around that.
+They give ``load_state_dict`` its argument by name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ _MEANT = (
     "raises KeyError for this; FSDP1's checkpoint was written without what this adds. Give back the inner "
     "state_dict() here, and save the rest by itself."
 )
+_NAMED = (
+    "where a framework shards the model of this optimizer, its FSDP2 loads by torch's "
+    "set_optimizer_state_dict, which calls this with `state_dict=`, and raises TypeError for an argument of "
+    "another name; FSDP1's path gave it by its place. Call it `state_dict`."
+)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -43,11 +49,19 @@ def find(source: Source) -> Iterator[Found]:
         owner = cst.ensure_type(node, cst.ClassDef)
         if owner.name.value not in made or not is_optimizer_class(source, owner):
             continue
-        for method in owner.body.body:
-            if isinstance(method, cst.FunctionDef) and method.name.value == "state_dict":
+        for method in (each for each in owner.body.body if isinstance(each, cst.FunctionDef)):
+            if method.name.value == "state_dict":
                 returned = (each for each in walk_for(method.body, cst.Return) if each.value is not None)
                 if any(_is_of_its_own(source, each.value) for each in returned if each.value is not None):
                     yield Found("FM445", method, _MEANT, "commented")
+            elif method.name.value == "load_state_dict" and not _takes_by_name(method.params):
+                yield Found("FM445", method, _NAMED, "commented")
+
+
+def _takes_by_name(asked: cst.Parameters) -> bool:
+    """Tell whether a ``load_state_dict`` takes its argument by torch's name for it."""
+    names = {each.name.value for each in (*asked.params, *asked.kwonly_params)}
+    return "state_dict" in names or asked.star_kwarg is not None
 
 
 def _has_frameworks_models(source: Source) -> bool:

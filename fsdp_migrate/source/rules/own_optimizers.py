@@ -46,9 +46,9 @@ NAME = "own-optimizer"
 CODES = ("FM445", "FM446")
 
 _STEPS = (
-    "where this optimizer is given a sharded model, its parameters and gradients are DTensors of their own "
-    "shapes; FSDP1's were plain tensors, one rank's flat part. Arithmetic goes on as it is; norms, sums, "
-    "views, matrix products, collectives, kernels and plain tensors beside them need .to_local() or "
+    "where this optimizer is given a sharded model, its parameters, gradients and states are DTensors of "
+    "their own shapes; FSDP1's were plain tensors, one rank's flat part. Arithmetic goes on as it is; norms, "
+    "sums, views, matrix products, collectives, kernels and plain tensors beside them need .to_local() or "
     ".full_tensor()."
 )
 _PUT = (
@@ -408,21 +408,33 @@ def _is_arithmetic(node: cst.ClassDef) -> bool:
 
 
 def _run_by_step(methods: list[cst.FunctionDef]) -> list[cst.FunctionDef]:
-    """Return ``step`` and the methods that it calls; where a class has none, all that may be called."""
-    found = [each for each in methods if each.name.value == "step"]
-    if not found:
-        return [each for each in methods if each.name.value not in _NOT_STEPS]
+    """Return what steps, and the methods that it calls."""
+    found = _that_step(methods)
     for method in found:  # it grows
         called = {_last(call.func) for call in walk_for(method.body, cst.Call)}
         found += [each for each in methods if each.name.value in called and each not in found]
     return found
 
 
+def _that_step(methods: list[cst.FunctionDef]) -> list[cst.FunctionDef]:
+    """Return ``step`` and what else asks for gradients; where a class has none, all that may be called.
+
+    Loops call the halves of a step themselves, such as SAM's ``climb``.
+    """
+    own = [each for each in methods if each.name.value not in _NOT_STEPS]
+    has_step = any(each.name.value == "step" for each in own)
+    return [each for each in own if not has_step or each.name.value == "step" or _reads_grads(each)]
+
+
+def _reads_grads(method: cst.FunctionDef) -> bool:
+    """Tell whether a method asks parameters for their gradients."""
+    return any(each.attr.value == "grad" for each in walk_for(method.body, cst.Attribute))
+
+
 def _unwraps(source: Source, node: cst.ClassDef) -> bool:
     """Tell whether the step of an optimizer, or functions here that it calls, take DTensors apart."""
     methods = [each for each in node.body.body if isinstance(each, cst.FunctionDef)]
-    steps = [each for each in methods if each.name.value == "step"]
-    left = steps or [each for each in methods if each.name.value not in _NOT_STEPS]
+    left = _that_step(methods)
     seen: list[cst.FunctionDef] = []
     while left:
         function = left.pop()

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
+from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
 from tests.checkpoint.envelopes import (
     BARE,
     MODEL,
@@ -141,3 +142,59 @@ def test_numbers_that_become_text_in_a_folder_are_told(tmp_path: Path) -> None:
     assert load_with_torch(tmp_path / "out")["best"] == {"3": 0.5, "last": 0.7}
     again = convert_checkpoint(tmp_path / "out", tmp_path / "again", world_size=3)
     assert "FM275" not in {finding.code for finding in again.findings}
+
+
+def _accelerates(folder: Path, groups: list[list[str]], held: list[str], trained: str = "up") -> Path:
+    """Write what Accelerate saves of a model of two layers: groups by name, and state of some of them."""
+    folder.mkdir()
+    shapes = {f"{trained}.weight": (4, 2), f"{trained}.bias": (4,), "down.weight": (2, 4), "down.bias": (2,)}
+    save({name: torch.ones(shape) for name, shape in shapes.items()}, folder / "pytorch_model_fsdp.bin")
+    moments = {name: {"exp_avg": torch.ones(shapes[name]), "step": torch.tensor(3.0)} for name in held}
+    settings = [
+        {"lr": 0.1, "weight_decay": 0.1 * number, "params": names} for number, names in enumerate(groups)
+    ]
+    save({"state": moments, "param_groups": settings}, folder / "optimizer.bin")
+    return folder
+
+
+UP, DOWN = ["up.weight", "up.bias"], ["down.weight", "down.bias"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "held", "code"),
+    [
+        ([UP, DOWN], DOWN, "FM226"),
+        ([UP, DOWN], UP + DOWN, ""),
+        ([UP + DOWN, []], UP + DOWN, "FM227"),
+        ([[], UP + DOWN], UP + DOWN, "FM227"),
+        ([UP + DOWN], UP + DOWN, ""),
+        ([["up.weight", "down.weight"], []], ["up.weight", "down.weight"], ""),
+        # An optimizer without momentum keeps no state of any.
+        ([UP, DOWN], [], ""),
+    ],
+)
+def test_groups_that_a_trainer_holds_otherwise_are_told(
+    groups: list[list[str]], held: list[str], code: str, tmp_path: Path
+) -> None:
+    manifest = inspect_checkpoint(_accelerates(tmp_path / "checkpoint-6", groups, held))
+    assert manifest.framework == "accelerate"
+    found = {each.code: each for each in manifest.findings if each.code in {"FM226", "FM227"}}
+    assert set(found) == ({code} if code else set())
+    said = advise_loading(manifest).by_framework or ""
+    assert (f"once what {code} says below is done" in said) is bool(code)
+    if code == "FM226":
+        assert "2 parameters" in found[code].message
+        assert "`up.weight`" in found[code].message
+
+
+def test_what_is_frozen_for_good_is_not_told(tmp_path: Path) -> None:
+    """Of a loop that gives its optimizer a base model and adapters; and of other frameworks' own loops."""
+    own = ["q.lora_A.weight", "q.lora_A.bias"]
+    source = _accelerates(tmp_path / "a", [own, DOWN], own, trained="q.lora_A")
+    assert "FM226" not in {found.code for found in inspect_checkpoint(source).findings}
+    state = {
+        "state": {"up.weight": {"exp_avg": torch.ones(4, 2)}},
+        "param_groups": [{"params": [*UP, *DOWN]}],
+    }
+    save({"model": {"up.weight": torch.ones(4, 2)}, "optimizer": state}, tmp_path / "a.pt")
+    assert "FM226" not in {found.code for found in inspect_checkpoint(tmp_path / "a.pt").findings}

@@ -108,3 +108,20 @@ def test_an_adapter_and_its_optimizer(tmp_path: Path) -> None:
     convert_checkpoint(source, tmp_path / "out", to="torch", output_options=OutputOptions(renames=(rename,)))
     loaded = load_with_torch(tmp_path / "out")
     assert set(loaded["model"]) == set(loaded["optim"]["state"]) == {name.format(".default")}
+
+
+@pytest.mark.parametrize("is_pefts", [True, False])
+def test_lora_made_by_hand_is_given_no_names_of_pefts(tmp_path: Path, is_pefts: bool) -> None:
+    source = tmp_path / "adapter-8"
+    source.mkdir()
+    torch.save({"up.lora_A.weight": torch.ones(2, 3)}, source / "adapter_model.bin")
+    moments = {"exp_avg": torch.ones(2, 3), "exp_avg_sq": torch.zeros(2, 3), "step": torch.tensor(3.0)}
+    optimizer = {
+        "state": {"up.lora_A.weight": moments},
+        "param_groups": [{"lr": 0.1, "params": ["up.lora_A.weight"]}],
+    }
+    torch.save(optimizer, source / "optimizer.bin")
+    if is_pefts:
+        (source / "adapter_config.json").write_text("{}")
+    codes = [each.code for each in inspect_checkpoint(source).findings]
+    assert ("FM278" in codes) is is_pefts

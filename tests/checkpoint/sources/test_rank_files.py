@@ -32,6 +32,8 @@ NAMES = {
     "rank-first": "rank_{}_state.pt",
     "shard": "checkpoint_last-shard{}.pt",
     "number": "ckpt_{}.pt",
+    "number-alone": "part{}.pt",
+    "number-within": "r{}_step1.pt",
     "folder": "rank{}/state.pt",
     "appended": "checkpoint.th.{}",
 }
@@ -75,12 +77,40 @@ def test_what_was_written_on_a_gpu_is_read_without_one(name: str, tmp_path: Path
 
 
 def test_numbers_of_steps_and_of_pieces_are_not_those_of_ranks(tmp_path: Path) -> None:
-    steps, pieces = tmp_path / "steps", tmp_path / "pieces"
-    for folder in (steps, pieces):
+    steps, pieces, folds = (tmp_path / name for name in ("steps", "pieces", "folds"))
+    for folder in (steps, pieces, folds):
         folder.mkdir()
     for number in range(2):
         torch.save({"model": {"a.weight": torch.full((2, 2), float(number))}}, steps / f"ckpt_{number}.pt")
         torch.save({f"a.{number}": torch.ones(2)}, pieces / f"model-0000{number}-of-00002.bin")
-    with pytest.raises(UnsupportedFeatureError, match="2 files"):
-        inspect_checkpoint(steps)
+        torch.save({"model": {"a.weight": torch.full((2, 2), float(number))}}, folds / f"fold{number}.pt")
+    for folder in (steps, folds):
+        with pytest.raises(UnsupportedFeatureError, match="2 files"):
+            inspect_checkpoint(folder)
     assert set(inspect_checkpoint(pieces).entries) == {"a.0", "a.1"}
+
+
+@pytest.mark.parametrize("is_composers", [True, False])
+def test_a_file_of_rank_0_that_is_whole_is_no_part_of_another(is_composers: bool, tmp_path: Path) -> None:
+    """Composer's `ba{batch}-rank{rank}.pt` of full states, of which rank 0 alone saves one."""
+    for batch in (4, 8):
+        model = {"model": {"a.weight": torch.full((2, 2), float(batch))}}
+        state = {"state": {**model, "run_name": "a"}} if is_composers else model
+        torch.save(state, tmp_path / f"ba{batch}-rank0.pt")
+    with pytest.raises(UnsupportedFeatureError, match="each of which `inspect` looks at by itself"):
+        inspect_checkpoint(tmp_path)
+    assert inspect_checkpoint(tmp_path / "ba4-rank0.pt").layout == "file"
+    (tmp_path / "ba4-rank0.pt").unlink()
+    # One that is left is read, alone in its folder.
+    assert inspect_checkpoint(tmp_path).layout == ("file" if is_composers else "ranks")
+
+
+def test_files_of_a_run_of_one_rank_are_one_checkpoint(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.ones(2, 2)}, tmp_path / "model_world_size_1_rank_0.pt")
+    states = {
+        "state": {"a.weight": {"exp_avg": torch.ones(2, 2)}},
+        "param_groups": [{"params": ["a.weight"]}],
+    }
+    torch.save(states, tmp_path / "optim_world_size_1_rank_0.pt")
+    manifest = inspect_checkpoint(tmp_path)
+    assert (manifest.layout, {part.kind for part in manifest.parts}) == ("ranks", {"model", "optimizer"})

@@ -35,10 +35,10 @@ ACCELERATE = (
 )
 
 
-def said(folder: Path, files: dict[str, str]) -> set[str]:
+def said(folder: Path, files: dict[str, str], words: str = SAID) -> set[str]:
     for name, text in files.items():
         (folder / name).write_text(text)
-    return {each.path.rpartition("/")[2] for each in rewrite_paths([folder]).changed if SAID in each.after}
+    return {each.path.rpartition("/")[2] for each in rewrite_paths([folder]).changed if words in each.after}
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,24 @@ def test_what_the_source_shards_itself_is_saved_by_this_package(tmp_path: Path) 
     own = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
     made = "optimizer = Averaging(torch.optim.SGD(model.parameters()))\n"
     assert said(tmp_path, {"train.py": WRAPPER.replace("{}", OWN) + own + made}) == set()
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"),
+    [
+        ("self, sd", True),
+        ("self, states, strict=True", True),
+        ("self, state_dict", False),
+        ("self, *, state_dict", False),
+        ("self, *args, **kwargs", False),
+    ],
+)
+def test_a_load_by_another_name_than_torchs(tmp_path: Path, asked: str, *, is_said: bool) -> None:
+    load = f"    def load_state_dict({asked}):\n        self.optimizer.load_state_dict(sd)\n\n"
+    wrapper = WRAPPER.replace("{}", "self.optimizer.state_dict()").replace(
+        "    def state_dict", f"{load}    def state_dict"
+    )
+    files = {"ema.py": wrapper + CALLBACK, "train.py": TRAIN.format("fsdp")}
+    words = "calls this with `state_dict=`"
+    assert said(tmp_path, files, words) == ({"ema.py"} if is_said else set())
+    assert said(tmp_path, {**files, "train.py": TRAIN.format("ddp")}, words) == set()

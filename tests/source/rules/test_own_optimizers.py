@@ -431,6 +431,27 @@ def test_methods_that_a_step_does_not_call_do_not_count(calls: str, action: str)
 
 
 @pytest.mark.parametrize(
+    ("half", "action"),
+    [
+        ("p.add_(p.grad / p.grad.norm())", "commented"),
+        ("dist.all_reduce(p.grad)", "commented"),
+        ("p.add_(p.grad.to_local().norm())", "kept"),
+        ("p.add_(p.grad)", "kept"),
+        # No gradient is asked for: a print of the settings.
+        ("print(sum(self.rates))", "kept"),
+    ],
+)
+def test_the_halves_of_a_step_that_a_loop_calls_itself(half: str, action: str) -> None:
+    """SAM climbs, and descends, between two closures, and its `step` is that of the optimizer inside."""
+    code = (
+        "class Own(torch.optim.Optimizer):\n    def step(self, closure=None):\n        self.base.step()\n"
+        f"    def climb(self):\n        for p in self.params:\n            {half}\n\n"
+        "model = FSDP(net)\noptimizer = Own(model.parameters())\n"
+    )
+    assert {each for code_of, each in codes(code) if code_of == "FM445"} == {action}
+
+
+@pytest.mark.parametrize(
     ("made", "is_said"),
     [
         ("held = [n for n, p in net.named_parameters()]", False),
