@@ -163,6 +163,8 @@ class Links:
     """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
+    called_summoned: frozenset[str] = frozenset()
+    """Functions and methods of the project that are called where models show their whole parameters alone."""
     shards_parts: frozenset[str] = frozenset()
     """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
     asked_for_parts: frozenset[str] = frozenset()
