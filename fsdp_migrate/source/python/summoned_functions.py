@@ -102,7 +102,7 @@ class SummonedFunctions:
 
 
 def summoned_around(source: Source, node: cst.CSTNode) -> Iterator[str]:
-    """Yield the models whose parameters are whole where a node stands, all of them and not the root's alone."""
+    """Yield the models whose parameters are whole where a node stands: all of them, not the root's alone."""
     for above in source.index.ancestors(node):
         if isinstance(above, cst.FunctionDef):
             return
