@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.given_contexts import context_givers
+from fsdp_migrate.source.passes_elsewhere import deeds, may_change
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.python.links import Deeds
 
 
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
 _DEEPEST = 2
+_PASSES = re.compile(r"\.backward\(|\bloss|_loss\b")
 _SUMMONS = "summon_full_params"
 _SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
@@ -40,6 +43,7 @@ def of_the_whole(project: Project) -> Links:
         counting_functions=counting_functions(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
+        deeds=_deeds(project),
         called_summoned=frozenset(only_summoned(project)),
         falls_back=has_fallback(project),
         has_fsdp2=has_fsdp2(project),
@@ -50,6 +54,14 @@ def of_the_whole(project: Project) -> Links:
 def _counting(project: Project) -> Iterator[ast.Module]:
     modules = (project.module(path) for path, text in project.texts.items() if may_count(text))
     yield from (each.tree for each in modules if each is not None)
+
+
+def _deeds(project: Project) -> Deeds:
+    """Return what functions do to models, where some may empty or change gradients."""
+    if not any(map(may_change, project.texts.values())):
+        return frozenset()
+    telling = (path for path, text in project.texts.items() if _PASSES.search(text) or may_change(text))
+    return deeds(each.tree for each in project.parsed(telling))
 
 
 def called_summoned(project: Project) -> set[str]:

@@ -20,6 +20,10 @@ Kinds = frozenset[str]
 What it holds stands behind the steps to it, as in :mod:`fsdp_migrate.source.python.held`.
 """
 
+Deeds = frozenset[tuple[str, str, int, str]]
+"""Functions by name, what each does to a model or a list of parameters that it is given (the last pass that
+it runs, or what becomes of gradients), and to which argument, by place and name."""
+
 Fields = tuple[tuple[str, ...], bool]
 """What a class without a constructor of its own is made of, in order; and whether it is a named tuple."""
 
@@ -163,6 +167,8 @@ class Links:
     """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
+    deeds: Deeds = frozenset()
+    """What functions of the project do to a model that they are given, or to a list of its parameters."""
     called_summoned: frozenset[str] = frozenset()
     """Functions and methods of the project that are called where models show their whole parameters alone."""
     shards_parts: frozenset[str] = frozenset()
