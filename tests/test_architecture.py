@@ -76,6 +76,7 @@ HOUSE: House = (
                 "source.answers",
                 "source.assigned_names",
                 "source.lists_of_lists",
+                "source.loaded_elsewhere",
                 "source.parts_of_objects",
                 "source.passes_elsewhere",
                 "source.sharded_parts",

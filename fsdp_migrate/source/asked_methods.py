@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.given_contexts import context_givers
+from fsdp_migrate.source.loaded_elsewhere import LOADS, Loads, loads_of
 from fsdp_migrate.source.passes_elsewhere import deeds, may_change
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
@@ -35,6 +36,7 @@ _SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILIN
 
 def of_the_whole(project: Project) -> Links:
     """Return what each file is told that holds of the project as a whole."""
+    loads = _loads(project)
     return Links(
         clips_itself=clips_itself(project),
         own_groups=has_own_groups(project),
@@ -44,6 +46,8 @@ def of_the_whole(project: Project) -> Links:
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         deeds=_deeds(project),
+        gives_files=loads.gives,
+        given_files=loads.given,
         called_summoned=frozenset(only_summoned(project)),
         falls_back=has_fallback(project),
         has_fsdp2=has_fsdp2(project),
@@ -62,6 +66,16 @@ def _deeds(project: Project) -> Deeds:
         return frozenset()
     telling = (path for path, text in project.texts.items() if _PASSES.search(text) or may_change(text))
     return deeds(each.tree for each in project.parsed(telling))
+
+
+def _loads(project: Project) -> Loads:
+    """Return the functions that give what ``torch.load`` gives, or are given it by the files that call it."""
+    telling = [path for path, text in project.texts.items() if LOADS in text]
+    loads = loads_of(each.tree for each in project.parsed(telling))
+    users = project.holding(loads.gives) if loads.gives else []
+    if not {*users} - {*telling}:
+        return loads
+    return loads_of(each.tree for each in project.parsed({*telling, *users}))
 
 
 def called_summoned(project: Project) -> set[str]:

@@ -169,6 +169,10 @@ class Links:
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
     deeds: Deeds = frozenset()
     """What functions of the project do to a model that they are given, or to a list of its parameters."""
+    gives_files: frozenset[str] = frozenset()
+    """Functions of the project that give what ``torch.load`` gives."""
+    given_files: frozenset[tuple[str, int, str]] = frozenset()
+    """Functions that are given it, and for which argument: its place, or its name if it has one."""
     called_summoned: frozenset[str] = frozenset()
     """Functions and methods of the project that are called where models show their whole parameters alone."""
     shards_parts: frozenset[str] = frozenset()
