@@ -163,6 +163,9 @@ class Links:
     """Whether this file speaks of FSDP in a project that has another package's, or one of its own, alone."""
     gives_fsdp2s: frozenset[str] = frozenset()
     """Functions, as this file calls them, that give FSDP2's model, DDP's or a plain one."""
+    nested: frozenset[int] = frozenset()
+    """The lines of this file that call FSDP1's class for parts of a model which is wrapped as well, where
+    functions of several files do it."""
     called_here: frozenset[str] = frozenset()
     """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
