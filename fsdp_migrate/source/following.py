@@ -309,6 +309,9 @@ class _Following(GivenOtherwise):
         kinds |= {"fsdp", "other"} if is_whole else set()
         if self.made.get((scope, dotted(value) or "")):
             kinds |= self.kinds(value, place) & {"fsdp"}  # made here, whatever else it is given with
+        func = (dotted(value.func) or "") if isinstance(value, ast.Call) else ""
+        if func and catalog.fsdp1_name(self.project.qualified(func, place)) == catalog.FSDP:
+            kinds |= self.kinds(value, place) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)
