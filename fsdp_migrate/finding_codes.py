@@ -237,7 +237,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM325": FindingCode("obsolete", "FSDP1 in a comment or a string."),
         "FM326": FindingCode(
-            "changed", "torch's `clip_grad_norm_`: the norm is that of the whole gradient now."
+            "changed", "Clipping by a norm: it is that of the whole gradient now. Fabric's may raise now."
         ),
         "FM327": FindingCode("refused", "Hugging Face's Trainer: it takes FSDP2 by its `fsdp_config`."),
         "FM328": FindingCode("refused", "Composer's Trainer: its `fsdp_config` is migrated by a callback."),

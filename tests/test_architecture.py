@@ -72,7 +72,15 @@ HOUSE: House = (
             "config_notes",
             ["source.catalog", "source.uses"],
             "source.python",
-            ["source.answers", "source.assigned_names", "source.lists_of_lists", "source.parts_of_objects"],
+            [
+                "source.answers",
+                "source.assigned_names",
+                "source.lists_of_lists",
+                "source.loaded_elsewhere",
+                "source.parts_of_objects",
+                "source.passes_elsewhere",
+                "source.sharded_parts",
+            ],
             [
                 "source.called_methods",
                 "source.check_functions",
@@ -98,7 +106,6 @@ HOUSE: House = (
                 "source.parameter_values",
                 "source.set_layers",
                 "source.settings_in_python",
-                "source.sharded_parts",
                 "source.wrapped_twice",
             ],
             [

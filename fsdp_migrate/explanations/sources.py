@@ -156,10 +156,14 @@ EXPLANATIONS = {
     ),
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
-        "On FSDP1's parameters torch's function saw this rank's shard only, so that every rank clipped by its own norm. Under FSDP2 the norm is that of the"
-        " whole gradient: larger, and the same on every rank. Clipping starts earlier. Accelerate's `clip_grad_norm_` did the same with all but the whole of one"
-        " model, and gives a DTensor then.",
-        "The new norm is correct. If the run was tuned to the old one, choose a larger `max_norm`.",
+        "The comment says which case it is. torch's and timm's functions, and Accelerate's method given a part of a model, or several: under FSDP1 each rank"
+        " took the norm of its own shards, and clipped by that. Now it is the norm of the whole gradient: larger, and the same on every rank, so that"
+        " clipping starts earlier; from Accelerate it is a DTensor. Accelerate in steps that only accumulate: FSDP2 shows no gradients there, and what is clipped is"
+        " the sum in the last of them. Fabric's `clip_gradients(..., max_norm=...)`: the norm is the same as before, that of the whole; but where it is not finite"
+        " this raises now, as `error_if_nonfinite` is true unless you say otherwise, which FSDPStrategy passed over.",
+        "Fabric: give it `error_if_nonfinite=False` to go on as before, or leave it if a norm that is not finite is to stop the run; nothing else differs there. All"
+        " others: the new norm is right. If the run was tuned to the old one, choose a larger `max_norm`. In steps that accumulate, clip below"
+        " `if accelerator.sync_gradients:`.",
     ),
     "FM327": (
         "The Trainer makes FSDP from its arguments `fsdp` and `fsdp_config`. FSDP2 is asked for by `version: 2` in `fsdp_config`.",

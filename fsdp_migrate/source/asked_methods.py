@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.given_contexts import context_givers
+from fsdp_migrate.source.loaded_elsewhere import LOADS, Loads, loads_of
+from fsdp_migrate.source.passes_elsewhere import deeds, may_change
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
@@ -22,15 +24,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.project import Module, Project
+    from fsdp_migrate.source.python.links import Deeds
 
 
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
 _DEEPEST = 2
+_PASSES = re.compile(r"\.backward\(|\bloss|_loss\b")
+_SUMMONS = "summon_full_params"
 _SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
 
 def of_the_whole(project: Project) -> Links:
     """Return what each file is told that holds of the project as a whole."""
+    loads = _loads(project)
     return Links(
         clips_itself=clips_itself(project),
         own_groups=has_own_groups(project),
@@ -39,6 +45,10 @@ def of_the_whole(project: Project) -> Links:
         counting_functions=counting_functions(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
+        deeds=_deeds(project),
+        gives_files=loads.gives,
+        given_files=loads.given,
+        called_summoned=frozenset(only_summoned(project)),
         falls_back=has_fallback(project),
         has_fsdp2=has_fsdp2(project),
         gives_contexts=frozenset(context_givers(project)),
@@ -50,18 +60,68 @@ def _counting(project: Project) -> Iterator[ast.Module]:
     yield from (each.tree for each in modules if each is not None)
 
 
+def _deeds(project: Project) -> Deeds:
+    """Return what functions do to models, where some may empty or change gradients."""
+    if not any(map(may_change, project.texts.values())):
+        return frozenset()
+    telling = (path for path, text in project.texts.items() if _PASSES.search(text) or may_change(text))
+    return deeds(each.tree for each in project.parsed(telling))
+
+
+def _loads(project: Project) -> Loads:
+    """Return the functions that give what ``torch.load`` gives, or are given it by the files that call it."""
+    telling = [path for path, text in project.texts.items() if LOADS in text]
+    loads = loads_of(each.tree for each in project.parsed(telling))
+    users = project.holding(loads.gives) if loads.gives else []
+    if not {*users} - {*telling}:
+        return loads
+    return loads_of(each.tree for each in project.parsed({*telling, *users}))
+
+
 def called_summoned(project: Project) -> set[str]:
     """Return the names of what is called where parameters are summoned: of methods their last words."""
-    paths = [path for path, text in project.texts.items() if "summon_full_params" in text]
+    calls = (call.func for block in _summoning(project) for call, _ in _calls_in(block))
+    return {last_name(func) for func in calls} - {""}
+
+
+def only_summoned(project: Project) -> Iterator[str]:
+    """Yield the project's functions of which each mention is a call that gives what a block has summoned."""
+    found: dict[str, set[ast.expr]] = {}
+    for block in _summoning(project):
+        for call, models in _calls_in(block):
+            texts = [ast.unparse(each) for each in (*call.args, *(each.value for each in call.keywords))]
+            if any(text == each or text.startswith(f"{each}.") for text in texts for each in models):
+                found.setdefault(last_name(call.func), set()).add(call.func)
+    for name, funcs in found.items():
+        modules = [*project.parsed(project.holding({name}))]
+        if any(key.rpartition(".")[2] == name for each in modules for key in each.definitions):
+            named = (node for each in modules for node in walked(each.tree) if _is_named(node, name))
+            if all(each in funcs for each in named):
+                yield name
+
+
+def _summoning(project: Project) -> Iterator[ast.With]:
+    """Yield the blocks in which models show their whole parameters."""
+    paths = [path for path, text in project.texts.items() if _SUMMONS in text]
     asking = filter(None, map(project.module, paths))
     blocks = (node for module in asking for node in walked(module.tree) if isinstance(node, ast.With))
-    summoned = (
-        block
-        for block in blocks
-        if any("summon_full_params" in ast.unparse(item.context_expr) for item in block.items)
-    )
-    calls = (node.func for block in summoned for node in ast.walk(block) if isinstance(node, ast.Call))
-    return {last_name(func) for func in calls} - {""}
+    for block in blocks:
+        if any(_SUMMONS in ast.unparse(item.context_expr) for item in block.items):
+            yield block
+
+
+def _calls_in(block: ast.With) -> Iterator[tuple[ast.Call, set[str]]]:
+    """Yield the calls of such a block, each with the models that it shows, as texts."""
+    entered = [item.context_expr for item in block.items if isinstance(item.context_expr, ast.Call)]
+    models = {
+        ast.unparse(each) for call in entered for each in call.args[:1] if last_name(call.func) == _SUMMONS
+    }
+    yield from ((node, models) for node in ast.walk(block) if isinstance(node, ast.Call))
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    """Tell whether a node is a mention of a function or method, where it is not defined or imported."""
+    return isinstance(node, (ast.Attribute, ast.Name)) and last_name(node) == name
 
 
 def runners(project: Project) -> Iterator[tuple[str, str | int]]:

@@ -13,10 +13,20 @@ import libcst as cst
 
 from fsdp_migrate.source.fails_at_once import is_backward
 from fsdp_migrate.source.parameter_values import WEIGHTS
+from fsdp_migrate.source.passes_elsewhere import (
+    BACKWARD,
+    CHANGED as _CHANGED,
+    EMPTIED as _EMPTIED,
+    EMPTIES,
+    FOREACH,
+    FORWARD,
+    KEEP,
+    Deed,
+)
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.lightning_models import run_in
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk, walk_for
+from fsdp_migrate.source.python.nodes import dotted, given_by_name, placed_arguments, text_of, walk, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
 
@@ -46,9 +56,6 @@ CHANGED: Final = (
     f"{_NOT_REACHED}Do it above the forward, or go through the parameters of optimizer.param_groups, which "
     "are the sharded ones."
 )
-_EMPTIES: Final = frozenset({"fill_", "zero_"})
-# They change no number.
-_KEEP: Final = frozenset({"detach_", "record_stream", "requires_grad_"})
 _DEEPEST: Final = 3
 
 
@@ -83,12 +90,36 @@ def _last_pass(source: Source, call: cst.Call, depth: int) -> str:
         return "backward"
     if source.models.certainty(call.func) is not None or _gives_the_loss(source, call):
         return "forward"
-    found = ""
+    found = _last_elsewhere(source, call)
     for function in source.models.guards.functions(call.func) if depth < _DEEPEST else ():
         own = [e for e in walk_for(function.body, cst.Call) if source.index.function(e) is function]
         own.sort(key=lambda each: _done(source, each), reverse=True)
         found = next((p for e in own if (p := _last_pass(source, e, depth + 1))), found)
     return found
+
+
+def _last_elsewhere(source: Source, call: cst.Call) -> str:
+    """Return which pass a function of another file runs last, of the model that it is given here."""
+    for deed in elsewhere(source, call, FORWARD, BACKWARD):
+        given = given_to_deed(call, deed)
+        if deed.what == BACKWARD or (given is not None and source.models.certainty(given) is not None):
+            return deed.what
+    return ""
+
+
+def elsewhere(source: Source, call: cst.Call, *what: str) -> Iterator[Deed]:
+    """Yield what is known of a function of another file that is called: of some kinds."""
+    if not source.links.deeds or source.models.guards.functions(call.func):
+        return
+    for name in source.index.qualified(call.func):
+        last = name.rpartition(".")[2]
+        yield from (Deed(*each) for each in source.links.deeds if each[0] == last and each[1] in what)
+
+
+def given_to_deed(call: cst.Call, deed: Deed) -> cst.BaseExpression | None:
+    """Return what a call gives to the argument that such a thing is done to."""
+    placed = placed_arguments(call)[deed.place : deed.place + 1] if deed.place >= 0 else []
+    return next(iter([*given_by_name(call, deed.name), *placed]), None)
 
 
 def _done(source: Source, call: cst.Call) -> tuple[int, int]:
@@ -122,6 +153,25 @@ def unreached(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]:
             if place not in told:
                 told.add(place)
                 yield place, EMPTIED if is_emptied else CHANGED
+    for call, nodes, is_emptied in _by_others(values):
+        for place in _places(source, nodes, 0):
+            if place not in told:
+                told.update((place, call))
+                yield place, EMPTIED if is_emptied else CHANGED
+
+
+def _by_others(values: ParameterValues) -> Iterator[tuple[cst.Call, list[cst.CSTNode], bool]]:
+    """Yield the calls of other files' functions that empty or change gradients, and where they are asked."""
+    source = values.source
+    for call in source.calls if source.links.deeds else ():
+        for deed in elsewhere(source, call, _EMPTIED, _CHANGED):
+            given = given_to_deed(call, deed)
+            if given is None:
+                continue
+            if values.is_sharded(given):
+                yield call, [call], deed.what == _EMPTIED
+            elif values.is_many(given):
+                yield call, list(_asked(source, given, 0)), deed.what == _EMPTIED
 
 
 def _changes(values: ParameterValues) -> Iterator[tuple[cst.Attribute, bool]]:
@@ -151,8 +201,8 @@ def _how_changed(source: Source, node: cst.Attribute) -> bool | None:
         )
     if isinstance(above, cst.Attribute) and isinstance(parents[above], cst.Call):
         name = above.attr.value
-        is_in_place = name.endswith("_") and not name.startswith("_") and name not in _KEEP
-        return name in _EMPTIES if is_in_place else None
+        is_in_place = name.endswith("_") and not name.startswith("_") and name not in KEEP
+        return name in EMPTIES if is_in_place else None
     return _how_changed_by_foreach(source, node)
 
 
@@ -162,7 +212,7 @@ def _how_changed_by_foreach(source: Source, node: cst.CSTNode) -> bool | None:
         if isinstance(above, cst.BaseStatement):
             return None
         name = dotted(above.func) if isinstance(above, cst.Call) else None
-        if name is not None and re.fullmatch(r"torch\._foreach_\w+_", name):
+        if name is not None and FOREACH.fullmatch(name):
             return name == "torch._foreach_zero_"
     return None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -52,9 +52,10 @@ def _asks_for_gradient(test: cst.Comparison) -> bool:
 
 def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.AugAssign]:
     """Yield the count that a test decides on: of a comprehension, or of ``if p.grad is None: count += 1``."""
+    gradient = text_of(test.left)
     for above in source.index.ancestors(test):
         if isinstance(above, cst.If):
-            yield from filter(_adds_one, walk_for(above, cst.AugAssign))
+            yield from _added_in(source, above, gradient)
             return
         if isinstance(above, _COMPREHENSIONS):
             call = source.index.parents[above]
@@ -62,10 +63,36 @@ def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.Au
             if isinstance(call, cst.Call) and dotted(call.func) in _COUNTS:
                 yield call
             return
+        if isinstance(above, cst.BooleanOperation) and _asks_for_its_values(above, gradient):
+            return
         is_number = isinstance(above, cst.Call) and dotted(above.func) in {"bool", "int"}
         if not is_number and not isinstance(above, _HANDED_ON):
             return
 
 
-def _adds_one(node: cst.AugAssign) -> bool:
-    return isinstance(node.operator, cst.AddAssign) and isinstance(node.value, cst.Integer)
+def _added_in(source: Source, choice: cst.If, gradient: str) -> Iterator[cst.AugAssign]:
+    """Yield where a number grows by one in a branch, whatever the gradient's values are."""
+    for added in walk_for(choice, cst.AugAssign):
+        between = []
+        for above in source.index.ancestors(added):
+            if above is choice:
+                break
+            between.append(above)
+        tests = [each.test for each in between if isinstance(each, cst.If)]
+        is_repeated = any(isinstance(each, (cst.For, cst.While, cst.FunctionDef)) for each in between)
+        if _adds_one(added) and not is_repeated and not any(gradient in text_of(each) for each in tests):
+            yield added
+
+
+def _asks_for_its_values(operation: cst.BooleanOperation, gradient: str) -> bool:
+    """Tell whether a test beside it is about what a gradient holds: ``and p.grad.isnan().any()``.
+
+    Of such only those are counted that have one, and under FSDP1 it was a part of it that was asked.
+    """
+    sides = (operation.left, operation.right)
+    asks = [any(text_of(each) == gradient for each in walk_for(side, cst.Attribute)) for side in sides]
+    return isinstance(operation.operator, cst.And) and all(asks)
+
+
+def _adds_one(added: cst.AugAssign) -> bool:
+    return isinstance(added.operator, cst.AddAssign) and isinstance(added.value, cst.Integer)

@@ -28,6 +28,7 @@ from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.kept_in_families import with_kept_in_families
 from fsdp_migrate.source.lightning_files import with_lightning
 from fsdp_migrate.source.made_elsewhere import with_texts
+from fsdp_migrate.source.nested_elsewhere import with_nesting
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, sources_in
 from fsdp_migrate.source.patched_names import with_patched_names
 from fsdp_migrate.source.project import (
@@ -104,7 +105,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_chosen_optimizers(project, with_given_optimizers(project, links, frameworks))
     links = with_frameworks(project.texts, frameworks, links)
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
-    links = with_unseen_names(project, links, around)
+    links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
     return with_reach(project, links, frameworks.files, around)
@@ -308,6 +309,9 @@ class _Following(GivenOtherwise):
         kinds |= {"fsdp", "other"} if is_whole else set()
         if self.made.get((scope, dotted(value) or "")):
             kinds |= self.kinds(value, place) & {"fsdp"}  # made here, whatever else it is given with
+        func = (dotted(value.func) or "") if isinstance(value, ast.Call) else ""
+        if func and catalog.fsdp1_name(self.project.qualified(func, place)) == catalog.FSDP:
+            kinds |= self.kinds(value, place) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)

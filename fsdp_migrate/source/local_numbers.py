@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS
+from fsdp_migrate.source.python.strategies import keeps_originals
+from fsdp_migrate.source.sharded_parts import whole_of
 
 
 if TYPE_CHECKING:
@@ -74,8 +79,26 @@ def is_local_number(source: Source, call: cst.Call) -> bool:
 def said_of_kept_number(source: Source, call: cst.Call) -> str:
     """Return why such a number stays, and of means and norms that FSDP1's were of flat parameters."""
     name = call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
-    is_same = name in _JOINED | _BY_VALUE or "use_orig_params" in source.code
+    is_same = name in _JOINED | _BY_VALUE or _had_its_own(source, call)
     return _KEPT if is_same else _OF_EACH.format(_KEPT)
+
+
+def _had_its_own(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether FSDP1 gave the model its own parameters of which a loop goes through each.
+
+    Where what makes it is not seen, anything that asks for them is taken for that.
+    """
+    asked = (
+        call.func.value
+        for loop in loops_around(source.index, node)
+        for call in walk_for(loop.iter, cst.Call)
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in PARAMETERS
+    )
+    wholes = [whole for each in asked if (whole := whole_of(source, each)) is not None]
+    found = {keeps_originals(source.models, each) for each in wholes}
+    if found and None not in found:
+        return False not in found
+    return source.links.keeps_names or catalog.MAY_KEEP_NAMES.search(source.code) is not None
 
 
 def said_of_local_number(

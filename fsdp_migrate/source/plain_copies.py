@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from fsdp_migrate.source.answers import Answers
+from fsdp_migrate.source.loaded_elsewhere import LOADS, PICKS
 from fsdp_migrate.source.parameter_values import WEIGHTS, inner_of, parts_of
+from fsdp_migrate.source.parts_of_objects import given_to_method
 from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameters, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes, init_of
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.wrapped_in_place import given_for
@@ -79,7 +81,7 @@ class PlainCopies:
             return is_picked and self._once(cst.ensure_type(func, cst.Attribute).value, self.is_table)
         if isinstance(node, cst.Subscript):
             is_item = (
-                self._is_of_a_file(node)
+                self.is_of_a_file(node)
                 or self._once(node.value, self.is_table)
                 or self._once(node.value, self.is_list)
             )
@@ -97,8 +99,8 @@ class PlainCopies:
         """Tell whether an expression is a list of such tensors, one after another."""
         if isinstance(node, _LISTS):
             return self._once_one(node.elt)
-        if isinstance(node, cst.Subscript):
-            return self._is_of_a_file(node)
+        if isinstance(node, (cst.Name, cst.Call, cst.Subscript)) and self.is_of_a_file(node):
+            return True
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self._is_filled(node, is_table=False) or self._stands_for(node, self.is_list)
         if not isinstance(node, cst.Call):
@@ -110,19 +112,54 @@ class PlainCopies:
             return self._is_before_sharding(func.value)
         return self._is_of_the_same(node, self.is_list)
 
-    def _is_of_a_file(self, node: cst.Subscript) -> bool:
-        """Tell whether it is an item of what ``torch.load`` gives: ``torch.load(path)["weights"]``."""
-        root: cst.BaseExpression | None = node
-        while isinstance(root, cst.Subscript):
-            root = root.value
-        if isinstance(root, cst.Name) and root in self.values.source.index.scopes:
-            root = last_value(self.values.source.index, root)
-        return isinstance(root, cst.Call) and "torch.load" in self.values.source.index.qualified(root.func)
+    def is_of_a_file(self, node: cst.BaseExpression) -> bool:
+        """Tell whether it is what ``torch.load`` gives, or an item of it: ``torch.load(path)["weights"]``.
+
+        Also by functions, of other files too, that return it, or that are given it.
+        """
+        root = _root_of(node)
+        source = self.values.source
+        if isinstance(root, cst.Call):
+            return LOADS in source.index.qualified(root.func) or self._gives_a_file(root)
+        if not isinstance(root, cst.Name) or root not in source.index.scopes:
+            return False
+        held = last_value(source.index, root)
+        if held is not None:
+            return self._once(held, self.is_of_a_file)
+        bindings = source.index.scopes[root].lookup(root.value)
+        if len(bindings) != 1 or bindings[0].kind != "param":
+            return False
+        given = (*self._given(root), *given_to_method(source, root))
+        return self._is_given_one(root) or any(self._once(each, self.is_of_a_file) for each in given)
+
+    def _gives_a_file(self, call: cst.Call) -> bool:
+        """Tell whether a function that is called returns what ``torch.load`` gives."""
+        source = self.values.source
+        functions = source.models.guards.functions(call.func)
+        returned = (each.value for f in functions for each in walk_for(f.body, cst.Return))
+        if functions:
+            return any(each is not None and self._once(each, self.is_of_a_file) for each in returned)
+        names = {name.rpartition(".")[2] for name in source.index.qualified(call.func)}
+        return not names.isdisjoint(source.links.gives_files)
+
+    def _is_given_one(self, name: cst.Name) -> bool:
+        """Tell whether other files give a function's argument what ``torch.load`` gives."""
+        source = self.values.source
+        function = source.index.function(name)
+        if function is None or not source.links.given_files:
+            return False
+        placed = [each.name.value for each in placed_parameters(function)]
+        placed = [each for each in placed if each not in {"self", "cls"}]
+        told = [each[1:] for each in source.links.given_files if each[0] == function.name.value]
+        is_placed = name.value in placed and (placed.index(name.value), "") in told
+        return is_placed or (-1, name.value) in told
 
     def is_table(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a dict of such tensors."""
         if isinstance(node, cst.DictComp):
             return self._once_one(node.value)
+        if isinstance(node, (cst.Name, cst.Call, cst.Subscript)) and self.is_of_a_file(node):
+            return True
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self._is_filled(node, is_table=True) or self._stands_for(node, self.is_table)
         if not isinstance(node, cst.Call):
@@ -246,6 +283,21 @@ class PlainCopies:
         around = source.contexts.around(call)
         settings = around.settings if around is not None else source.contexts.settings_at(call)
         return settings is not None and settings.kind == "full" and not source.contexts.is_summoned(call)
+
+
+def _root_of(node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what items are taken of: ``saved`` of ``saved["ema"].get("weights")[0]``."""
+    while True:
+        if isinstance(node, cst.Subscript):
+            node = node.value
+        elif (
+            isinstance(node, cst.Call)
+            and isinstance(node.func, cst.Attribute)
+            and node.func.attr.value in PICKS
+        ):
+            node = node.func.value
+        else:
+            return node
 
 
 def _taken_by(target: cst.BaseExpression, over: cst.BaseExpression, name: str) -> _Taken | None:

@@ -1,4 +1,7 @@
-"""Whether ``use_orig_params`` may be among what ``FSDP(net, **kwargs)`` is given by two stars."""
+"""Whether ``use_orig_params`` may be asked for where no source shows it.
+
+By two stars, as in ``FSDP(net, **kwargs)``, or in the config by which Accelerate's launch shards.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_around import settings_around
+from fsdp_migrate.source.asked_around import COMMENT, settings_around
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.python.accelerate_models import ACCELERATE
 from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
@@ -25,8 +29,10 @@ if TYPE_CHECKING:
 
 
 ARGUMENT: Final = "use_orig_params"
-_KEEPS: Final = re.compile(rf"{ARGUMENT}\b(?!['\"]?[\s:=]+['\"]?(?:[Ff]alse|0)\b)")
+_KEEPS: Final = re.compile(rf"(?i:{ARGUMENT})\b(?!['\"]?\]?[\s:=,]+['\"]?(?:(?i:false|no)|0)\b)")
 """What a config or a command says that may ask for parameters of their own names."""
+_LAUNCHED: Final = "accelerate"
+"""The framework whose launch gives its plugin what the config or a flag says."""
 
 
 def with_unseen_names(
@@ -34,19 +40,32 @@ def with_unseen_names(
 ) -> dict[Path, Links]:
     """Tell the files that hold FSDP1 where its class is given arguments that no file shows.
 
-    What a config of the project says is taken for what they are.
+    What a config of the project says is taken for what they are, and for what Accelerate's plugin is given.
     """
     makes = [path for path, text in project.texts.items() if catalog.FSDP in text and "**" in text]
     found = {_of_module(project, each) for each in filter(None, map(project.module, makes))} - {False}
+    by_launch = [path for path, each in links.items() if _is_by_launch(each)]
+    if not found and not by_launch:
+        return dict(links)
+    asked = any(_KEEPS.search(COMMENT.sub("", text)) for _, text in settings_around(around))
+    says = (COMMENT.sub("", text) for text in project.texts.values() if ARGUMENT in text.lower())
+    if by_launch and (asked or any(map(_KEEPS.search, says))):
+        links = {**links, **{path: replace(links[path], keeps_names=True) for path in by_launch}}
     if not found:
         return dict(links)
-    keeps = True in found or any(_KEEPS.search(text) for _, text in settings_around(around))
+    keeps = True in found or asked
     told = {*links, *(path for path, text in project.texts.items() if catalog.FSDP in text)}
     known = {path: links.get(path, NOTHING) for path in told}
     return {
         path: replace(each, keeps_names=each.keeps_names or keeps, unseen_names=True)
         for path, each in known.items()
     }
+
+
+def _is_by_launch(links: Links) -> bool:
+    """Tell whether Accelerate shards models in a file, or what the file is given."""
+    given = (kind for kinds in links.is_given.values() for kind in kinds)
+    return _LAUNCHED in links.frameworks or ACCELERATE in given
 
 
 def _of_module(project: Project, module: Module) -> bool | None:

@@ -52,6 +52,8 @@ class _Site(NamedTuple):
 def nested_by_functions(source: Source, calls: Collection[cst.Call]) -> set[cst.Call]:
     """Return the calls in functions that wrap what they are given, first parts of a model, then the whole.
 
+    Also where other files call these functions so.
+
     Args:
         source: The source.
         calls: Its calls that make FSDP1's models.
@@ -62,9 +64,10 @@ def nested_by_functions(source: Source, calls: Collection[cst.Call]) -> set[cst.
     for _ in range(_DEEPEST):
         direct = [one for each in direct for one in _by_callers(source, each)]
         sites += direct
+    told = source.links.nested
+    found = {call for call in calls if source.position(call)[0] in told} if told else set[cst.Call]()
     if len(sites) == len(calls):
-        return set()
-    found: set[cst.Call] = set()
+        return found
     for whole in sites:
         text = text_of(_itself(source, whole.model))
         home = source.index.function(whole.call)

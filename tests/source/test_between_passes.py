@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
 from fsdp_migrate.source.between_passes import CHANGED, EMPTIED
 from tests.source.samples import IMPORTS
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -141,3 +147,75 @@ def test_in_what_lightning_runs_there(hook: str, said: list[str]) -> None:
     inner = "".join(f"            {line}\n" for line in body.splitlines()[:2])
     found = scan_source(f"{header}{inner}{body.splitlines()[-1]}\n")
     assert ["emptied" for use in found if EMPTIED in use.becomes] == said
+
+
+HELPERS = """\
+import torch
+
+def clear(m):
+    for p in m.parameters():
+        p.grad = None
+
+def clear_all(params):
+    for p in params:
+        if p.grad is not None:
+            p.grad.data.zero_()
+
+def clear_by(scale, *, model):
+    clear(model)
+
+def halve(m):
+    torch._foreach_mul_([p.grad for p in m.parameters()], 0.5)
+
+def count(m):
+    return sum(p.grad is not None for p in m.parameters())
+
+def loss_of(m, x):
+    return m(x).sum()
+
+def step(m, x):
+    loss_of(m, x).backward()
+
+def backprop(loss):
+    loss.backward()
+"""
+TRAINS = """\
+import helpers
+from helpers import backprop, clear_all, clear_by, count, halve, loss_of, step
+from helpers import clear as empty
+
+def train(net, batches):
+    model = FSDP(net)
+    optimizer = torch.optim.AdamW(model.parameters())
+    held = list(model.parameters())
+    for x in batches:
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (f"{FORWARD}empty(model)\n{BACKWARD}", ["emptied"]),
+        (f"{FORWARD}helpers.clear(m=model)\n{BACKWARD}", ["emptied"]),
+        (f"{FORWARD}clear_all(model.parameters())\n{BACKWARD}", ["emptied"]),
+        (f"{FORWARD}clear_by(1.0, model=model)\n{BACKWARD}", ["emptied"]),
+        (f"{FORWARD}halve(model)\n{BACKWARD}", ["changed"]),
+        ("loss = loss_of(model, x)\nempty(model)\nbackprop(loss)\n", ["emptied"]),
+        (f"loss = loss_of(model, x)\n{LOOP}backprop(loss)\n", ["emptied"]),
+        ("with torch.no_grad():\n    a = loss_of(model, x)\nempty(model)\nstep(model, x)\n", ["emptied"]),
+        # Above the forward, below the backward, of the sharded ones, of another model, and what only reads.
+        (f"empty(model)\n{FORWARD}{BACKWARD}empty(model)\n", []),
+        ("step(model, x)\nempty(model)\nstep(model, x)\n", []),
+        (f"{FORWARD}clear_all(held)\n{BACKWARD}", []),
+        (f"{FORWARD}empty(teacher)\n{BACKWARD}", []),
+        (f"{FORWARD}count(model)\n{BACKWARD}", []),
+        (f"{FORWARD}model.clear(model)\n{BACKWARD}", []),
+    ],
+)
+def test_functions_of_other_files(tmp_path: Path, body: str, said: list[str]) -> None:
+    inner = "".join(f"        {line}\n" for line in body.splitlines())
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    (tmp_path / "train.py").write_text(f"{IMPORTS}{TRAINS}{inner}")
+    names = {EMPTIED: "emptied", CHANGED: "changed"}
+    uses = scan_paths([tmp_path]).uses
+    assert [names[use.becomes] for use in uses if use.becomes in names] == said

@@ -157,3 +157,31 @@ def test_means_of_each_parameter_are_not_said_to_be_those_of_flat_ones(
     found = uses(f"m = {wrap}\ntotal = sum(p.abs().{name}().item() for p in m.parameters())\n")
     (said,) = (use.becomes for use in found if use.code == "FM423" and use.action == "kept")
     assert ("flat parameter" in said) is is_said
+
+
+ENABLED = "with enable_wrap(wrapper_cls=FSDP{}):\n    m = wrap(net)\n"
+KEPT = "other = FSDP(net2, use_orig_params=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("wraps", "is_said"),
+    [
+        (f"{KEPT}m = FSDP(net)\n", True),
+        (f"{KEPT}m = FSDP(net, use_orig_params=False).eval()\n", True),
+        ("other = FSDP(net2, use_orig_params=False)\nm = FSDP(net)\n", True),
+        ("other = FSDP(net2)\nm = FSDP(net, use_orig_params=True).eval()\n", False),
+        (KEPT + ENABLED.format(""), True),
+        (ENABLED.format(", use_orig_params=True"), False),
+        (ENABLED.format("").replace("(net)", "(net, use_orig_params=True)"), False),
+        # What is given by two stars, or chosen, may ask for it.
+        ("m = FSDP(net, **kw)\n", True),
+        (f"{KEPT}m = FSDP(net, **kw)\n", False),
+        ("m = FSDP(net, use_orig_params=args.keep)\n", False),
+    ],
+)
+def test_means_are_said_of_the_model_whose_parameters_they_are(wraps: str, *, is_said: bool) -> None:
+    imports = "from torch.distributed.fsdp.wrap import enable_wrap, wrap\n"
+    for over in ("m.parameters()", "m.blocks.parameters()"):
+        found = uses(f"{imports}{wraps}total = sum(p.abs().mean().item() for p in {over})\n")
+        (said,) = (use.becomes for use in found if use.code == "FM423" and use.action == "kept")
+        assert ("flat parameter" in said) is is_said

@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.plain_copies import COPIES
-from tests.source.samples import uses
+from tests.source.samples import IMPORTS, uses
 
 
 if TYPE_CHECKING:
@@ -175,6 +175,10 @@ def main(net, path):
         ("for a, q in zip(mean, torch.load(path)['mean']):\n        a.copy_(q)", True),
         ("for n, p in m.named_parameters():\n        p.data.copy_(saved['w'][n])", True),
         ("for p, q in zip(m.parameters(), saved['weights']):\n        q.copy_(distribute(q))", False),
+        ("for a, q in zip(mean, torch.load(path)):\n        a.copy_(q)", True),
+        ("for a, q in zip(mean, torch.load(path).get('mean')):\n        a.copy_(q)", True),
+        ("for a, q in zip(mean, torch.load(path)['mean'].values()):\n        a.copy_(q)", True),
+        ("for a, q in zip(mean, json.load(path)['mean']):\n        a.copy_(q)", False),
         ("for p, q in zip(net2.parameters(), saved['weights']):\n        p.copy_(q)", False),
         ("with FSDP.summon_full_params(m):\n        next(m.parameters()).copy_(saved['w'])", False),
     ],
@@ -182,3 +186,62 @@ def main(net, path):
 def test_tensors_of_a_file_that_meet_parameters_are_said(use: str, is_said: bool) -> None:
     """Torch refuses them: the file holds plain tensors, and the parameters are DTensors."""
     assert any(each.becomes == COPIES for each in uses(OF_A_FILE.format(use))) is is_said
+
+
+READS = """\
+import torch
+
+def read(path):
+    saved = torch.load(path)
+    return saved["weights"]
+
+def describe(path):
+    return str(path)
+"""
+RESTORES = """\
+import torch
+
+def restore(m, saved):
+    for p, q in zip(m.parameters(), saved):
+        p.copy_(q)
+
+class Averages:
+    def __init__(self, m):
+        self.mean = [torch.zeros_like(p) for p in m.parameters()]
+
+    def load(self, mean):
+        for a, q in zip(self.mean, mean):
+            a.copy_(q)
+"""
+MAIN = """\
+from reads import describe, read
+from restores import Averages, restore
+
+def main(net, path):
+    m = FSDP(net)
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "file"),
+    [
+        ("restore(m, read(path))", "restores.py"),
+        ("restore(m, saved=read(path))", "restores.py"),
+        ("restore(m, torch.load(path)['w'])", "restores.py"),
+        ("saved = torch.load(path)\n    restore(m, saved['w'])", "restores.py"),
+        ("Averages(m).load(torch.load(path))", "restores.py"),
+        ("for p, q in zip(m.parameters(), read(path)):\n        p.copy_(q)", "train.py"),
+        # Of the model itself, of another one, and of no file.
+        ("restore(m, [p.detach() for p in m.parameters()])", ""),
+        ("restore(net2, torch.load(path)['w'])", ""),
+        ("restore(m, describe(path))", ""),
+        ("for p, q in zip(m.parameters(), describe(path)):\n        p.copy_(q)", ""),
+    ],
+)
+def test_tensors_of_a_file_that_other_files_read(tmp_path: Path, use: str, file: str) -> None:
+    texts = {"reads.py": READS, "restores.py": RESTORES}
+    for name, text in {**texts, "train.py": IMPORTS + MAIN.format(use)}.items():
+        (tmp_path / name).write_text(text)
+    found = {use.path.rpartition("/")[2] for use in scan_paths([tmp_path]).uses if use.becomes == COPIES}
+    assert found == ({file} if file else set())

@@ -303,7 +303,7 @@ class Contexts:
 
         Also in a function that is called in such contexts alone, on what they show.
         """
-        if "summon_full_params" not in self.source.code:
+        if "summon_full_params" not in self.source.code and not self.source.links.called_summoned:
             return False
         return self._stands_in_summoned(node) or self._summoned_functions.holds(
             self.source.index.function(node)

@@ -20,6 +20,10 @@ Kinds = frozenset[str]
 What it holds stands behind the steps to it, as in :mod:`fsdp_migrate.source.python.held`.
 """
 
+Deeds = frozenset[tuple[str, str, int, str]]
+"""Functions by name, what each does to a model or a list of parameters that it is given (the last pass that
+it runs, or what becomes of gradients), and to which argument, by place and name."""
+
 Fields = tuple[tuple[str, ...], bool]
 """What a class without a constructor of its own is made of, in order; and whether it is a named tuple."""
 
@@ -159,10 +163,21 @@ class Links:
     """Whether this file speaks of FSDP in a project that has another package's, or one of its own, alone."""
     gives_fsdp2s: frozenset[str] = frozenset()
     """Functions, as this file calls them, that give FSDP2's model, DDP's or a plain one."""
+    nested: frozenset[int] = frozenset()
+    """The lines of this file that call FSDP1's class for parts of a model which is wrapped as well, where
+    functions of several files do it."""
     called_here: frozenset[str] = frozenset()
     """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
     """Functions of the project that call what they are given, with the parameter's name, and its place."""
+    deeds: Deeds = frozenset()
+    """What functions of the project do to a model that they are given, or to a list of its parameters."""
+    gives_files: frozenset[str] = frozenset()
+    """Functions of the project that give what ``torch.load`` gives."""
+    given_files: frozenset[tuple[str, int, str]] = frozenset()
+    """Functions that are given it, and for which argument: its place, or its name if it has one."""
+    called_summoned: frozenset[str] = frozenset()
+    """Functions and methods of the project that are called where models show their whole parameters alone."""
     shards_parts: frozenset[str] = frozenset()
     """Modules of this file that shard parts of themselves, and that nothing in the project shards."""
     asked_for_parts: frozenset[str] = frozenset()

@@ -49,7 +49,12 @@ from fsdp_migrate.source.python.older_names import inner_name, inner_parameters,
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.python.shown_here import ShownHere
 from fsdp_migrate.source.python.switches import Switches
-from fsdp_migrate.source.python.wrapped_in_place import given_for, wrapped_parameters
+from fsdp_migrate.source.python.wrapped_in_place import (
+    given_for,
+    is_assigned_to,
+    is_replaced,
+    wrapped_parameters,
+)
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
 from fsdp_migrate.source.python.written_names import written_names
 
@@ -400,12 +405,15 @@ class Models(ModelKinds):
         for function in self.guards.functions(call.func):
             names = wrapped_parameters(self.index, function, self.wholes, self.made)
             if names and self.index.function(call) is not function:
-                given = (given_for(call, function, name) for name in names)
-                yield from (each for each in given if each is not None)
+                given = filter(None, (given_for(call, function, name) for name in names))
+                kept = (e for e in given if not is_replaced(self.index, call, e, function, self._makes))
+                yield from kept
         for written in written_names(self.index, call.func) if self.links.wraps_given else ():
             for place, name in self.links.wraps_given.get(written, ()):
                 told = argument_of(call, place, {name})
-                yield from () if told is None else (told,)
+                is_whole = self.links.gives.get(written) == {"fsdp"}
+                is_gone = is_whole and told is not None and is_assigned_to(self.index, call, told)
+                yield from () if told is None or is_gone else (told,)
 
     def _follow_older_names(self, call: cst.Call) -> None:
         """Note that what a call shards in place is so by its other names too: ``inner = model``."""

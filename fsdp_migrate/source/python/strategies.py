@@ -22,6 +22,7 @@ _STRATEGIES = frozenset(
 )
 _PLACE = catalog.CONSTRUCTOR_ARGUMENTS.index("sharding_strategy")
 _DEFAULT = "FULL_SHARD"
+_ORIGINALS = "use_orig_params"
 
 
 def is_sharded_for_certain(models: Models, node: cst.BaseExpression) -> bool:
@@ -54,13 +55,52 @@ def keep_shapes(models: Models) -> bool:
     return are_whole(models) and all(_keeps_parameters(call) for call in makes)
 
 
+def keeps_originals(models: Models, node: cst.BaseExpression) -> bool | None:
+    """Tell whether a model had its own parameters, by ``use_orig_params``; None where that is not seen."""
+    key = models.key_of(node)
+    targets = models.made.get(key, []) if key is not None and key not in models.given else []
+    found = {_keeps_of_target(models, target) for target in targets}
+    return found.pop() if len(found) == 1 else None
+
+
+def _keeps_of_target(models: Models, target: cst.CSTNode) -> bool | None:
+    value = _made_by(models, target)
+    name = models.index.fsdp1(value.func) if value is not None else None
+    if value is None or name is None or any(arg.star for arg in value.args):
+        return None
+    given = given_by_name(value, _ORIGINALS)
+    if name in catalog.MANUAL_WRAPPING and not given:
+        enabling = _enabling(models, value)
+        if enabling is None or any(arg.star for arg in enabling.args):
+            return None
+        given = given_by_name(enabling, _ORIGINALS)
+    elif name != catalog.FSDP and name not in catalog.MANUAL_WRAPPING:
+        return None
+    said = literal(given[0]) if given else False
+    return said if isinstance(said, bool) else None
+
+
+def _enabling(models: Models, call: cst.Call) -> cst.Call | None:
+    """Return the ``enable_wrap(...)`` of the block in which ``wrap`` is called."""
+    blocks = (each for each in models.index.ancestors(call) if isinstance(each, cst.With))
+    items = (item.item for block in blocks for item in block.items)
+    calls = (each for each in items if isinstance(each, cst.Call))
+    return next((each for each in calls if models.index.fsdp1(each.func) == "enable_wrap"), None)
+
+
 def _keeps_parameters(call: cst.Call) -> bool:
-    given = given_by_name(call, "use_orig_params")
+    given = given_by_name(call, _ORIGINALS)
     return bool(given) and literal(given[0]) is True
 
 
 def _of_target(models: Models, target: cst.CSTNode) -> str | None:
     """Return the strategy in ``target = FSDP(net, sharding_strategy=...)``."""
+    value = _made_by(models, target)
+    return None if value is None else _of_call(models, value)
+
+
+def _made_by(models: Models, target: cst.CSTNode) -> cst.Call | None:
+    """Return the call in ``target = FSDP(net, ...)``, without ``.eval()`` and the like below it."""
     index = models.index
     statement = index.parents.get(index.parents[target])
     value = statement.value if isinstance(statement, cst.Assign) else None
@@ -70,7 +110,7 @@ def _of_target(models: Models, target: cst.CSTNode) -> str | None:
         and value.func.attr.value in SAME_MODEL
     ):
         value = value.func.value
-    return _of_call(models, value) if isinstance(value, cst.Call) else None
+    return value if isinstance(value, cst.Call) else None
 
 
 def _of_call(models: Models, value: cst.Call) -> str | None:

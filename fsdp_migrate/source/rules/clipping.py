@@ -23,7 +23,15 @@ from fsdp_migrate.source.method_calls import (
 from fsdp_migrate.source.parameter_values import ParameterValues, is_itself
 from fsdp_migrate.source.python.clipped_lists import clipped, given_to_clipper, values_of, whose_groups
 from fsdp_migrate.source.python.last_values import values_set
-from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    last_name,
+    placed_arguments,
+    short,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.one_rank import is_of_one_rank
 from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.own_names import values_bound
@@ -81,6 +89,12 @@ _BY_TIMM = (
     "meant so."
 )
 _WHOLE = "the norm is now that of the whole gradient; under FSDP1 it was that of one rank's shards."
+_RAISES = (
+    " With error_if_nonfinite all ranks raise now where it is not finite; under FSDP1 those alone did whose "
+    "own shards were not."
+)
+_NOT_FINITE = "error_if_nonfinite"
+_PLACE_OF_IT = 3
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -98,12 +112,20 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM326", call, _ONE_RANK, "commented")
         elif _is_given_a_model(source, call) and not is_held:
             # Where every rank held all of it, the norm was that of the whole before.
-            yield _renamed(source, call, "FM326", "" if are_whole(source.models) else _WHOLE)
+            said = "" if are_whole(source.models) else _WHOLE + _of_raising(call)
+            yield _renamed(source, call, "FM326", said)
         elif _is_given_a_list(source, call):
-            yield Found("FM326", call, _LIST, "commented")
+            yield Found("FM326", call, _LIST + _of_raising(call), "commented")
         elif _may_be_given_one(source, call):
             said = _MAYBE_WHOLE.format(clips(source, call, _model_of(call)))
-            yield Found("FM326", call, said, "commented")
+            yield Found("FM326", call, said + _of_raising(call), "commented")
+
+
+def _of_raising(call: cst.Call) -> str:
+    """Return what is said where a norm that is not finite is to raise, or may be."""
+    placed = placed_arguments(call)
+    given = given_by_name(call, _NOT_FINITE) + placed[_PLACE_OF_IT : _PLACE_OF_IT + 1]
+    return _RAISES if given and dotted(given[0]) != "False" else ""
 
 
 def _of_timm(source: Source, call: cst.Call) -> Iterator[Found]:

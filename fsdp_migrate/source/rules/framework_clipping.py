@@ -31,13 +31,16 @@ _ACCUMULATED = (
     "added up so far. Put this below `if accelerator.sync_gradients:`, and see that max_norm is meant so."
 )
 _NOT_FINITE = (
-    "where Fabric shards this model, this raises for a norm that is not finite, which it did not under "
-    "FSDPStrategy: give it error_if_nonfinite=False, with which it goes on as it did, and fp16's scaler "
-    "passes over such a step."
+    "where Fabric shards this model, the norm is the same as before; but one that is not finite raises now: "
+    "FSDPStrategy passed over error_if_nonfinite, which is {}. Give it error_if_nonfinite=False to go on as "
+    "before; fp16's scaler then passes over such a step. Or delete this comment, if it is to raise."
 )
+_BY_DEFAULT = "true unless you say otherwise"
+_ASKED = "true here"
 _STEPS = "gradient_accumulation_steps"
 _PLUGIN = "gradient_accumulation_plugin"
-_FABRICS = ("module", "optimizer", "clip_val", "max_norm", "norm_type", "error_if_nonfinite")
+_RAISES = "error_if_nonfinite"
+_FABRICS = ("module", "optimizer", "clip_val", "max_norm", "norm_type", _RAISES)
 """The arguments of Fabric's ``clip_gradients`` in their order."""
 
 
@@ -54,7 +57,9 @@ def find(source: Source) -> Iterator[Found]:
             if is_theirs and _is_accumulating(source, call) and may_accumulate(source):
                 yield Found("FM326", call, _ACCUMULATED, "commented")
         elif func.attr.value == "clip_gradients" and _is_fabrics_norm(source, call, first):
-            yield Found("FM326", call, _NOT_FINITE, "commented")
+            is_asked = _RAISES in args_by_name(call) or len(call.args) > _FABRICS.index(_RAISES)
+            said = _NOT_FINITE.format(_ASKED if is_asked else _BY_DEFAULT)
+            yield Found("FM326", call, said, "commented")
 
 
 def _is_sharded_by(source: Source, node: cst.BaseExpression, names: tuple[str, ...]) -> bool:
@@ -95,8 +100,8 @@ def _is_fabrics_norm(source: Source, call: cst.Call, model: cst.BaseExpression) 
     named = args_by_name(call)
     given = {name: text_of(arg.value) for name, arg in {**placed, **named}.items()}
     if any(arg.star for arg in call.args):
-        return "clip_val" not in given and "error_if_nonfinite" not in given
-    return given.get("max_norm", "None") != "None" and given.get("error_if_nonfinite", "True") == "True"
+        return "clip_val" not in given and _RAISES not in given
+    return given.get("max_norm", "None") != "None" and given.get(_RAISES, "True") == "True"
 
 
 def _name(call: cst.Call) -> str:

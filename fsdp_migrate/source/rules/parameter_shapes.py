@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.strategies import keep_shapes
+from fsdp_migrate.source.python.summoned_functions import summoned_around
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -123,13 +124,20 @@ def _of_timm(source: Source) -> Iterator[Found]:
     """Find timm's functions that group parameters by their dimensions."""
     for call in source.calls:
         is_timms = any(map(_TIMM.match, source.index.qualified(call.func)))
-        if is_timms and any(source.models.certainty(arg.value) is not None for arg in call.args):
+        if not is_timms or source.contexts.is_summoned(call):
+            continue
+        if any(source.models.certainty(arg.value) is not None for arg in call.args):
             yield Found("FM318", call, _GROUPED, "commented")
 
 
 def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> bool:
-    """Tell whether a test comes before sharding, also in an optimizer's constructor that runs then."""
+    """Tell whether a test is about whole parameters: before sharding, or where they are summoned.
+
+    Also in an optimizer's constructor that runs before sharding.
+    """
     if _is_before_wrapping(source, test) or _is_called_above_sharding(source, test):
+        return True
+    if _is_of_summoned(source, test):
         return True
     if not isinstance(owner, cst.ClassDef):
         return False
@@ -256,6 +264,24 @@ def _is_before_wrapping(source: Source, test: cst.Comparison) -> bool:
                 model = call.func.value
                 return text_of(model) in below and source.models.certainty(model) is None
     return False
+
+
+def _is_of_summoned(source: Source, test: cst.Comparison) -> bool:
+    """Tell whether a test stands where FSDP1 gave parameters their shapes, and is about no other model's."""
+    if not source.contexts.is_summoned(test):
+        return False
+    around = (each for each in source.index.ancestors(test) if isinstance(each, cst.With))
+    texts = [text_of(each) for block in around for each in block.items]
+    if not any("summon_full_params" in each for each in texts):
+        return True  # a function that such a block calls
+    summoned = [*summoned_around(source, test)]
+    asked = (
+        call.func.value
+        for loop in loops_around(source.index, test)
+        for call in walk_for(loop.iter, cst.Call)
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _LISTS
+    )
+    return all(f"{text_of(each)}.".startswith(tuple(f"{model}." for model in summoned)) for each in asked)
 
 
 def _is_called_above_sharding(source: Source, test: cst.Comparison) -> bool:

@@ -322,3 +322,21 @@ def test_what_a_config_makes_to_clip_by(body: str, is_said: bool) -> None:
     found = codes(f"model = FSDP(net)\n{body}")
     assert (("FM326", "commented") in found) is is_said
     assert ("FM326", "rewritten") not in found
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("1.0, error_if_nonfinite=True", True),
+        ("1.0, 2.0, True", True),
+        ("1.0, error_if_nonfinite=strict", True),
+        ("1.0, error_if_nonfinite=False", False),
+        ("1.0", False),
+    ],
+)
+def test_who_raises_for_a_norm_that_is_not_finite(given: str, *, is_said: bool) -> None:
+    for model in ("model", "params"):
+        parameters = "model.parameters()" if model == "model" else "list(model.parameters())"
+        body = f"model = FSDP(net)\ntorch.nn.utils.clip_grad_norm_({parameters}, {given})\n"
+        (found,) = (use for use in uses(body) if use.code == "FM326")
+        assert ("all ranks raise" in found.becomes + found.note) is is_said

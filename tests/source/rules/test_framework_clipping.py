@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 
+from fsdp_migrate.explanations import explain_code
 from fsdp_migrate.source import scan_source
 
 
@@ -96,3 +97,23 @@ def test_fabrics_fsdp1_alone_takes_norms_that_are_not_finite() -> None:
     assert old.count("error_if_nonfinite") == 1
     assert "error_if_nonfinite: bool = True" in new
     assert "error_if_nonfinite=error_if_nonfinite" in new
+
+
+def test_what_fabric_does_with_a_norm_is_said_as_its_argument_stands() -> None:
+    def said(given: str) -> str:
+        found = scan_source(FABRIC.format("FSDPStrategy()", "'bf16-mixed'", given))
+        (use,) = (use for use in found if use.rule == "framework-clipping")
+        return use.becomes
+
+    assert "the norm is the same as before" in said("max_norm=1.0")
+    assert "true unless you say otherwise" in said("max_norm=1.0")
+    for given in ("max_norm=1.0, error_if_nonfinite=True", "None, 1.0, 2.0, True"):
+        assert "which is true here" in said(given)
+
+
+def test_the_explanation_has_every_kind_of_clipping() -> None:
+    told = explain_code("FM326")
+    assert "error_if_nonfinite" in told.why
+    assert "`error_if_nonfinite=False`" in told.action
+    for name in ("torch", "timm", "Accelerate", "Fabric"):
+        assert name in told.why

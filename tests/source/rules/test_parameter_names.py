@@ -236,3 +236,35 @@ def test_two_stars_in_a_function(tmp_path: Path) -> None:
     assert said("**kw") == {"unless"}
     assert said("**kw", "use_orig_params: false\n") == {"unless"}
     assert said("**kw", "use_orig_params: true\n") == set()
+
+
+@pytest.mark.parametrize(
+    ("config", "is_said"),
+    [
+        ("  fsdp_use_orig_params: true\n", False),
+        ("  fsdp_use_orig_params: false\n", True),
+        ("  # fsdp_use_orig_params: true\n", True),
+        ("", True),
+    ],
+)
+def test_the_config_of_a_launch_says_whether_names_are_kept(
+    tmp_path: Path, config: str, *, is_said: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(f"distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n{config}")
+    _write_prepared(tmp_path)
+    assert ("FM318" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
+def test_the_variable_of_a_launch_says_whether_names_are_kept(tmp_path: Path) -> None:
+    for value in ("true", "false"):
+        (tmp_path / "run.sh").write_text(
+            f"export FSDP_USE_ORIG_PARAMS={value}\naccelerate launch --use_fsdp train.py\n"
+        )
+        _write_prepared(tmp_path)
+        assert ("FM318" in {use.code for use in scan_paths([tmp_path]).uses}) is (value == "false")
+
+
+def _write_prepared(folder: Path) -> None:
+    prepares = "from accelerate import Accelerator\nacc = Accelerator()\nmodel, opt = acc.prepare(net, opt)\n"
+    (folder / "train.py").write_text(f"from groups import groups\n{prepares}groups(model)\n")
+    (folder / "groups.py").write_text(f"def groups(model):\n    {NAMES[0]}    return xs\n")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
-from tests.source.samples import assert_commented, assert_left_alone, codes
+from fsdp_migrate.source import scan_paths, scan_source
+from tests.source.samples import IMPORTS, assert_commented, assert_left_alone, codes
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -276,3 +282,71 @@ def test_dimensions_above_a_function_that_shards_were_those_of_the_whole(
     above: str, below: str, is_said: bool
 ) -> None:
     assert ("FM318" in dict(codes(BY_A_FUNCTION.format(above, below)))) is is_said
+
+
+OVER = "xs = [n for n, p in {}.named_parameters() if p.ndim == 2]"
+MODELS = "model, other = FSDP(net), FSDP(net2)\n"
+SUMMON = "with FSDP.summon_full_params(model):\n    {}\n"
+BIG = "def big(m):\n    {}\n    return xs\n".format(OVER.format("m"))
+CLOSED = "def closed():\n    return [p for p in model.parameters() if p.dim() > 1]\n"
+ASKED = "def is_matrix(p):\n    return p.ndim == 2\n"
+MATRICES = "ys = [p for p in model.parameters() if is_matrix(p)]"
+PRUNER = """\
+class Pruner:
+    def __init__(self, net):
+        self.model = FSDP(net)
+
+    def targets(self):
+        return [p for p in self.model.parameters() if p.dim() == 4]
+
+    def update(self):
+        with FSDP.summon_full_params(self.model):
+            self.targets()
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (SUMMON.format(OVER.format("model")), False),
+        (SUMMON.format(OVER.format("model.layers")), False),
+        (SUMMON.replace("(model", "(module=model").format(OVER.format("model")), False),
+        (SUMMON.replace("model)", "model, recurse=False)").format(OVER.format("model")), True),
+        (SUMMON.format(OVER.format("other")), True),
+        (f"{SUMMON.format('pass')}{OVER.format('model')}\n", True),
+        (BIG + SUMMON.format("big(model)"), False),
+        (f"{BIG}{SUMMON.format('big(model)')}big(model)\n", True),
+        (BIG + SUMMON.format("big(other)"), True),
+        (CLOSED + SUMMON.format("closed()"), False),
+        (CLOSED + SUMMON.replace("model", "other").format("closed()"), True),
+        (f"{CLOSED}{SUMMON.format('closed()')}closed()\n", True),
+        (ASKED + SUMMON.format(MATRICES), False),
+        (f"{ASKED}{MATRICES}\n", True),
+        (PRUNER, False),
+        (f"{PRUNER}Pruner(net).targets()\n", True),
+        # By way of a function that such a block alone calls.
+        (f"{BIG}def show(m):\n    big(m)\n\n{SUMMON.format('show(model)')}", False),
+        (f"{BIG}def show(m):\n    big(m)\n\n{SUMMON.format('show(model)')}show(other)\n", True),
+        (f"import timm\n{SUMMON.format('g = timm.optim.param_groups_weight_decay(model)')}", False),
+    ],
+)
+def test_where_parameters_are_summoned_they_had_their_shapes(body: str, *, is_said: bool) -> None:
+    functions, mark, block = body.rpartition("with FSDP")
+    assert (("FM318", "commented") in codes(f"{functions}{MODELS}{mark}{block}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_said"),
+    [
+        ("with FSDP.summon_full_params(model):\n    big(model)\n", False),
+        ("with FSDP.summon_full_params(model):\n    big(model)\nbig(model)\n", True),
+        ("with FSDP.summon_full_params(other):\n    big(model)\n", True),
+    ],
+)
+def test_a_function_of_another_file_that_is_given_summoned_models_alone(
+    tmp_path: Path, calls: str, *, is_said: bool
+) -> None:
+    (tmp_path / "sizes.py").write_text(BIG)
+    (tmp_path / "train.py").write_text(f"{IMPORTS}from sizes import big\n{MODELS}{calls}")
+    assert ("FM318" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
