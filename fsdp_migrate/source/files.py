@@ -15,6 +15,7 @@ from pathspec import GitIgnoreSpec
 
 from fsdp_migrate.arguments import PATH, SEVERAL, check_arguments
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.tracked import tracked_in
 from fsdp_migrate.text_files import BACKUP
 
 
@@ -89,14 +90,15 @@ def _starts_as_script(path: Path, written: int, size: int) -> bool:
 
 @dataclass(eq=False)
 class _Ignored:
-    """The patterns of the ``.gitignore`` files on the way to a folder."""
+    """The patterns of the ``.gitignore`` files on the way to a folder, and the repository's root."""
 
     specs: list[tuple[Path, GitIgnoreSpec]] = field(default_factory=list)
+    root: Path | None = None
 
     def below(self, folder: Path) -> _Ignored:
         try:
             lines = (folder / ".gitignore").read_text(errors="replace").splitlines()
-            return _Ignored([*self.specs, (folder, GitIgnoreSpec.from_lines(lines))])
+            return _Ignored([*self.specs, (folder, GitIgnoreSpec.from_lines(lines))], self.root)
         except (OSError, ValueError):
             return self
 
@@ -106,16 +108,20 @@ class _Ignored:
             name = path.relative_to(folder).as_posix() + ("/" if is_dir else "")
             answer = spec.check_file(name).include
             if answer is not None:
-                return answer
+                return answer and not self._is_tracked(path)
         return False
+
+    def _is_tracked(self, path: Path) -> bool:
+        return self.root is not None and str(path) in tracked_in(self.root)
 
 
 def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[str] = SUFFIXES) -> list[Path]:
     """Return the Python sources and notebooks at and below paths, each once, in order.
 
     A file that is named is taken whatever it is called and wherever it stands; in folders, ``.gitignore``
-    files (those above the folder in the same repository, too) and virtual environments are respected.
-    Symbolic links to folders are not followed.
+    files (those above the folder in the same repository, too) and virtual environments are respected. What
+    git tracks all the same is the project's, and so is a folder that is named. Symbolic links to folders are
+    not followed.
 
     Args:
         paths: Files, folders, and patterns such as ``train_*.py`` or ``src/**/*.py``.
@@ -166,11 +172,13 @@ def _above(folder: Path) -> _Ignored:
     """Return the patterns of the folders between a repository's root and a folder of it."""
     absolute = folder.absolute()
     chain = [absolute, *absolute.parents]
-    root = next((place for place, above in enumerate(chain) if (above / ".git").exists()), 0)
-    ignored = _Ignored()
-    for above in reversed(chain[1 : root + 1]):
+    root = next((place for place, above in enumerate(chain) if (above / ".git").exists()), None)
+    repository = _Ignored(root=None if root is None else chain[root])
+    ignored = repository
+    for above in reversed(chain[1 : (root or 0) + 1]):
         ignored = ignored.below(above)
-    return ignored
+    # A folder that is named is asked for, whatever they say of it.
+    return repository if ignored.covers(absolute, is_dir=True) else ignored
 
 
 def _walk(folder: Path, ignored: _Ignored, suffixes: frozenset[str]) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,35 @@ def test_gitignore_is_respected_at_every_level(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.py", "src/c.py", "src/gen/keep.py"]
     assert names(tmp_path, "src") == ["src/c.py", "src/gen/keep.py"]
     assert names(tmp_path, "out/b.py") == ["out/b.py"], "a file that is named is taken all the same"
+
+
+def test_what_git_tracks_is_no_less_the_projects(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "src/models/net.py", "src/models/later.py", "out/b.py", "out/deep/c.py")
+    (tmp_path / ".gitignore").write_text("models/\nout/\n")
+    git = ("git", "-C", str(tmp_path))
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert names(tmp_path) == ["a.py"]
+    subprocess.run([*git, "add", "-f", "src/models/net.py"], check=True)
+    assert names(tmp_path) == ["a.py", "src/models/net.py"]
+    assert names(tmp_path, "src") == ["src/models/net.py"]
+    assert names(tmp_path, "src/models") == ["src/models/net.py"]
+    assert names(tmp_path, "out") == ["out/b.py", "out/deep/c.py"], "a folder that is named is taken"
+    assert names(tmp_path, "out/deep") == ["out/deep/c.py"]
+
+
+def test_nothing_that_a_repositorys_settings_name_is_run(tmp_path: Path) -> None:
+    write(tmp_path, "models/net.py")
+    (tmp_path / ".gitignore").write_text("models/\n")
+    (tmp_path / "monitor").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "monitor").chmod(0o755)
+    git = ("git", "-C", str(tmp_path))
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-f", "models/net.py"], check=True)
+    subprocess.run([*git, "config", "core.fsmonitor", str(tmp_path / "monitor")], check=True)
+    assert names(tmp_path) == ["models/net.py"]
+    assert not (tmp_path / "ran").exists()
+    subprocess.run([*git, "ls-files"], check=True, capture_output=True)
+    assert (tmp_path / "ran").exists()
 
 
 def test_patterns_and_names_that_repeat(tmp_path: Path) -> None:
