@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     set_model_state_dict,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
@@ -35,9 +38,8 @@ from fsdp_migrate.torch_compat.tensor_kinds import is_made_of_tensors
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from torch import nn
     from torch.optim import Optimizer
 
 
@@ -236,7 +238,8 @@ def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, st
     Names and shapes are compared by the modules themselves, with their hooks and errors. torch's
     ``set_model_state_dict`` with ``full_state_dict=True`` fills in from the model what the state lacks, so
     that a missing name is no error, and puts DTensors into the dict that it is given (2.6 to 2.15). Names
-    are taken with and without `_orig_mod.`, which FSDP1's states of compiled models have.
+    are taken with and without `_orig_mod.`, which FSDP1's states of compiled models have. A sharded model's
+    own ``load_state_dict`` is not called: FSDP1's wrapper had torch's, and passed over it.
 
     Changes: the values of the model. Leaves ``state_dict`` alone. DTensors in it are taken as they are.
 
@@ -262,13 +265,28 @@ def load_model_state_dict(model: nn.Module, state_dict: Mapping[str, Any], *, st
         return load_whole(model, state_dict, strict=strict)
     show_shards(model, "load_model_state_dict")
     own = model.state_dict()
-    if not own or not state_dict:
-        return model.load_state_dict(state_dict, strict=strict)  # torch's function would do nothing
-    whole = with_clean_names(state_dict)
-    if any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values()):
-        return _load_into_meta(model, own, whole, strict=strict)
-    with _WholeIntoShards():
-        return set_model_state_dict(model, whole, options=StateDictOptions(strict=strict))
+    with _past_its_own_method(model):
+        if not own or not state_dict:
+            return model.load_state_dict(state_dict, strict=strict)  # torch's function would do nothing
+        whole = with_clean_names(state_dict)
+        if any(isinstance(value, torch.Tensor) and value.is_meta for value in own.values()):
+            return _load_into_meta(model, own, whole, strict=strict)
+        with _WholeIntoShards():
+            return set_model_state_dict(model, whole, options=StateDictOptions(strict=strict))
+
+
+@contextlib.contextmanager
+def _past_its_own_method(model: nn.Module) -> Iterator[None]:
+    """Have a sharded model load by torch's method, as FSDP1's wrapper did, and not by its class's own."""
+    is_wrapper = isinstance(model, FSDPModule) and "load_state_dict" not in vars(model)
+    if not is_wrapper or type(model).load_state_dict is nn.Module.load_state_dict:
+        yield
+        return
+    vars(model)["load_state_dict"] = functools.partial(nn.Module.load_state_dict, model)
+    try:
+        yield
+    finally:
+        del vars(model)["load_state_dict"]
 
 
 class _WholeIntoShards(TorchFunctionMode):

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
+from fsdp_migrate import prepare_fully_shard
 from fsdp_migrate.runtime import (
     clip_grad_norm_,
     end_process_group,
@@ -23,7 +24,8 @@ from fsdp_migrate.runtime import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
 
 @pytest.fixture
@@ -69,3 +71,28 @@ def test_a_model_that_stays_fsdp1_is_saved_and_loaded(model: FSDP) -> None:
     for from_rank0 in (False, True):
         optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, states, from_rank0=from_rank0))
     assert all(state["step"].item() == 1.0 for state in optimizer.state.values())
+
+
+class Choosing(torch.nn.Linear):
+    """Has a ``load_state_dict`` of its own."""
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        msg = "its own method"
+        raise LookupError(msg)
+
+
+@pytest.mark.usefixtures("model")
+def test_a_class_with_a_method_of_its_own_is_loaded_as_under_fsdp1() -> None:
+    state = {"weight": torch.full((2, 2), 3.0), "bias": torch.zeros(2)}
+    cpu = torch.device("cpu")
+    wrapped = FSDP(Choosing(2, 2), use_orig_params=True, device_id=cpu)
+    sharded = prepare_fully_shard(Choosing(2, 2), {"device_id": cpu})
+    for each in (wrapped, sharded):
+        assert not any(load_model_state_dict(each, state))
+        assert torch.equal(full_state_dict(each, rank0_only=False)["model"]["weight"], state["weight"])
+    assert load_model_state_dict(sharded, {}, strict=False).missing_keys == ["weight", "bias"]
+    assert "load_state_dict" not in vars(sharded)
+    with pytest.raises(LookupError, match="its own method"):
+        load_model_state_dict(Choosing(2, 2), state)

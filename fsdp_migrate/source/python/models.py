@@ -411,7 +411,7 @@ class Models(ModelKinds):
         for written in written_names(self.index, call.func) if self.links.wraps_given else ():
             for place, name in self.links.wraps_given.get(written, ()):
                 told = argument_of(call, place, {name})
-                is_whole = self.links.gives.get(written) == {"fsdp"}
+                is_whole = self.links.gives.get(written) == frozenset({"fsdp"})
                 is_gone = is_whole and told is not None and is_assigned_to(self.index, call, told)
                 yield from () if told is None or is_gone else (told,)
 
