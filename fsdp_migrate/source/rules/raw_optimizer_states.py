@@ -49,8 +49,9 @@ _MAYBE = (
 )
 _SAVED_BY_RANKS = (
     "each rank saves its part of the state here, keyed by numbers, now as DTensors: save the whole, "
-    "full_optimizer_state_dict(model, optimizer, rank0_only=False) of fsdp_migrate.runtime, which gives "
-    "other ranks {} without rank0_only=False; load it by "
+    "full_optimizer_state_dict(model, optimizer, rank0_only=False) of fsdp_migrate.runtime, asked for on all "
+    "ranks at once, so above a branch such as `if rank == i`; without rank0_only=False it gives other ranks "
+    "{}; load it by "
     "optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, state))."
 )
 _MAY_BE_SAVED_BY_RANKS = f"where this optimizer has a sharded model, {_SAVED_BY_RANKS}"
