@@ -64,6 +64,7 @@ _COMPARED: Mapping[type[cst.BaseCompOp], Callable[[int, int], bool]] = {
 # A weight of a convolution over volumes has five.
 _MOST_DIMENSIONS = 8
 _OVER = frozenset({"enumerate", "iter", "list", "reversed", "tqdm", "zip"})
+_DATA = re.compile(r"(?:batch(?:es)?|dataset|loader|samples)(?![a-z])", re.IGNORECASE)
 _GENERATES = frozenset({"batch_decode", "decode", "forward", "generate", "sample"})
 _DEEPEST = 8
 _LISTS = frozenset({"named_parameters", "parameters"})
@@ -84,7 +85,7 @@ def find(source: Source) -> Iterator[Found]:
             ):
                 functions.add(source.index.function(loop) or source.module)
     functions.update(_asked_elsewhere(source))
-    given = {called for function in functions for called in _asked(source, function)}
+    given = {called for function in functions for called in _asked(values, function)}
     going = functions - given
     functions |= given
     functions.update(classes_given_parameters(source))
@@ -149,24 +150,28 @@ def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> b
     return (bool(made) or is_told) and all(is_prepared_with_its_model(source, each) for each in made)
 
 
-def _asked(source: Source, function: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _asked(values: ParameterValues, function: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Yield the functions of this source that are given what a loop goes through, as ``is_matrix(p)`` is."""
+    source = values.source
     for call in walk_for(function, cst.Call):
         if not isinstance(call.func, cst.Name) or call.func not in source.index.scopes:
             continue
         given = [arg.value for arg in call.args if isinstance(arg.value, cst.Name)]
-        if any(_is_of_a_loop(source, name) for name in given):
+        if any(_is_of_a_loop(values, name) for name in given):
             for binding in source.index.scopes[call.func].lookup(call.func.value):
                 if isinstance(binding.node, cst.FunctionDef):
                     yield binding.node
 
 
-def _is_of_a_loop(source: Source, name: cst.Name) -> bool:
-    return any(
-        isinstance(above, (cst.For, cst.CompFor))
+def _is_of_a_loop(values: ParameterValues, name: cst.Name) -> bool:
+    source = values.source
+    loops = (
+        above
         for binding in source.index.scopes[name].lookup(name.value)
         for above in _two_above(source, binding)
+        if isinstance(above, (cst.For, cst.CompFor))
     )
+    return any("param" in text_of(each.iter) for each in loops) or values.is_one(name)
 
 
 def _going_through(source: Source, call: cst.Call) -> Iterator[cst.CSTNode]:
@@ -228,7 +233,7 @@ def _is_of_loop(source: Source, asked: cst.BaseExpression, *, or_given: bool) ->
     return any(
         (binding.kind == "param" and is_whole)
         or any(
-            isinstance(a, loops) and not _is_of_a_state(a) and not _is_of_outputs(source, a)
+            isinstance(a, loops) and not _is_of_a_state(a) and not _is_of_others(source, a)
             for a in (binding.node, *_two_above(source, binding))
         )
         for binding in bindings
@@ -317,12 +322,19 @@ def _is_of_a_state(loop: cst.For | cst.CompFor) -> bool:
     return over.func.attr.value in {"items", "values"} and "state" in text_of(over.func.value).lower()
 
 
-def _is_of_outputs(source: Source, loop: cst.For | cst.CompFor) -> bool:
-    """Tell whether a loop goes through what a model has computed: ``for ids in model.generate(x)``."""
+def _is_of_others(source: Source, loop: cst.For | cst.CompFor) -> bool:
+    """Tell whether a loop goes through numbers, data, or what a model has computed.
+
+    ``for i, batch in enumerate(train_loader)``, ``for ids in model.generate(x)``.
+    """
     over: cst.BaseExpression | None = loop.iter
     for _ in range(_DEEPEST):
+        if over is not None and _DATA.search(dotted(over) or ""):
+            return True
         if isinstance(over, cst.Call):
             name = dotted(over.func) or text_of(over.func)
+            if name == "range":
+                return True
             if name in _OVER and over.args:
                 over = over.args[0].value
                 continue

@@ -53,6 +53,17 @@ LEFT_ALONE = [
     "every = [p for p in model.parameters() if 1 <= p.ndim <= 9]\n",
     "wide = [x for x in things if x.ndim >= 2]\n",
     "flat = x.ndim == 1\n",
+    # What comes of data, in a function that names the model's parameters as well.
+    *(
+        f"def step(loader):\n    for x in {over}:\n        if x.dim() == 5:\n            x = x[0]\n"
+        "    clip(model.parameters(), 1.0)\n"
+        for over in ("loader", "tqdm(self.train_loader)", "range(3)", "batches", "zip(samples, labels)")
+    ),
+    # What is given to a function as well that is given something of another loop.
+    (
+        "def one(x, c):\n    if x.dim() == 5:\n        x = x[0]\n\n\ndef step(contexts, x):\n"
+        "    for c in contexts:\n        one(x, c)\n    clip(model.parameters(), 1.0)\n"
+    ),
     # What the function is given that asks the model for a device.
     (
         "def step(ids):\n    assert ids.dim() == 2\n"
