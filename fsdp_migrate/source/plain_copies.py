@@ -18,7 +18,7 @@ from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.containers import is_slice
 from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes, init_of
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.wrapped_in_place import given_for
@@ -97,8 +97,8 @@ class PlainCopies:
         """Tell whether an expression is a list of such tensors, one after another."""
         if isinstance(node, _LISTS):
             return self._once_one(node.elt)
-        if isinstance(node, cst.Subscript):
-            return self._is_of_a_file(node)
+        if isinstance(node, (cst.Call, cst.Name, cst.Subscript)) and self._is_of_a_file(node):
+            return True
         if isinstance(node, (cst.Name, cst.Attribute)):
             return self._is_filled(node, is_table=False) or self._stands_for(node, self.is_list)
         if not isinstance(node, cst.Call):
@@ -110,17 +110,27 @@ class PlainCopies:
             return self._is_before_sharding(func.value)
         return self._is_of_the_same(node, self.is_list)
 
-    def _is_of_a_file(self, node: cst.Subscript) -> bool:
-        """Tell whether it is an item of what ``torch.load`` gives: ``torch.load(path)["weights"]``."""
+    def _is_of_a_file(self, node: cst.BaseExpression, depth: int = 0) -> bool:
+        """Tell whether it is what ``torch.load`` gives, or an item: ``torch.load(path)["weights"]``."""
         root: cst.BaseExpression | None = node
         while isinstance(root, cst.Subscript):
             root = root.value
         if isinstance(root, cst.Name) and root in self.values.source.index.scopes:
             root = last_value(self.values.source.index, root)
-        return isinstance(root, cst.Call) and "torch.load" in self.values.source.index.qualified(root.func)
+        if not isinstance(root, cst.Call) or depth > _DEEPEST:
+            return False
+        if "torch.load" in self.values.source.index.qualified(root.func):
+            return True
+        given = (
+            [each.value for each in walk_for(function.body, cst.Return) if each.value is not None]
+            for function in self.values.source.models.guards.functions(root.func)
+        )
+        return any(len(each) == 1 and self._is_of_a_file(each[0], depth + 1) for each in given)
 
     def is_table(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a dict of such tensors."""
+        if isinstance(node, (cst.Call, cst.Name, cst.Subscript)) and self._is_of_a_file(node):
+            return True
         if isinstance(node, cst.DictComp):
             return self._once_one(node.value)
         if isinstance(node, (cst.Name, cst.Attribute)):
