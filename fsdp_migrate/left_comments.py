@@ -23,8 +23,7 @@ _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # Left as it is, this goes on without an error, and does something else: what FSDP1's wrapper alone was or had
 # does not happen any more, a number or a step is another one, parameters come into other groups, or what is
-# written to them is lost. An optimizer's step may fail as well, where torch's message names none of its
-# lines.
+# written to them is lost. An optimizer's step may fail as well, in words of torch's that say nothing of it.
 _SILENT = frozenset({"FM318", "FM335", "FM423", "FM445", "FM452"})
 # Codes that stand above a use only where it is left as it was.
 _LEFT = frozenset({"FM308", "FM309", "FM313"})

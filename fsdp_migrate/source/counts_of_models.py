@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
 from fsdp_migrate.newer_syntax import parse_any
+from fsdp_migrate.source.local_numbers import asks_whether_empty
 from fsdp_migrate.source.python.counted import is_about_ranks, meets_ranks
 from fsdp_migrate.source.python.counting_methods import (
     OF_TRANSFORMERS,
@@ -18,11 +19,16 @@ from fsdp_migrate.source.python.nodes import dotted, last_name
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from fsdp_migrate.source.parameter_values import ParameterValues
 
 
+ELEMENTS: Final = (
+    "stays: numel() counts the whole parameter now, the same on each rank, where FSDP1's was this rank's "
+    "part of a flat one, padding too: this number is another one. .to_local().numel() is this rank's"
+)
+_SIZES: Final = frozenset({"nelement", "numel"})
 _MOST = 3
 """The arguments of ``getattr(model, name, default)``."""
 
@@ -45,6 +51,21 @@ def counts_about_ranks(values: ParameterValues) -> Iterator[cst.BaseExpression]:
             continue
         if is_about_ranks(source.index, node):
             yield node
+
+
+def counts_of_elements(values: ParameterValues, named: Container[cst.CSTNode]) -> Iterator[cst.Call]:
+    """Yield where elements of a sharded model's parameters are counted, and nothing else is said of it.
+
+    The number is another one; it is of no rank any more, and so nothing is done wrongly with it.
+    """
+    source = values.source
+    for call in source.calls:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in _SIZES or call in named:
+            continue
+        is_its = values.is_one(func.value) and not source.contexts.is_summoned(call)
+        if is_its and not asks_whether_empty(source, call):
+            yield call
 
 
 def _given_counts(values: ParameterValues) -> Iterator[cst.Call]:

@@ -41,11 +41,11 @@ _BY_FRAMEWORKS: Final = frozenset(
 )
 _IMPORTS_OURS: Final = re.compile(r"^[ \t]*(?:from|import) fsdp_migrate\b", re.MULTILINE)
 _STAYS: Final = (
-    "stays as long as FSDP1 wraps the model: `rewrite` makes it {} once prepare_fully_shard is called."
+    "stays as long as FSDP1 wraps the model. Once prepare_fully_shard is called, `rewrite` turns it: {}."
 )
 _AGAIN: Final = (
-    " Then run `fsdp-migrate rewrite` again: until prepare_fully_shard is called, what else is done with "
-    "FSDP1's models stays as it was, and this runs as before."
+    " Then run `fsdp-migrate rewrite` again: until prepare_fully_shard is called, what else is done here "
+    "with FSDP1's models stays as it was."
 )
 
 

@@ -217,7 +217,10 @@ class PlainCopies:
         """Tell whether what a name or an attribute holds here is such."""
         index = self.values.source.index
         if isinstance(node, cst.Attribute):
-            return any(self._once(each, ask) for each in values_set(index, node))
+            given = values_set(index, node)
+            # Of several, what a file gives is of its own kind: its rule asks whose file it is.
+            own = (each for each in given if len(given) == 1 or not self._is_of_a_file(each))
+            return any(self._once(each, ask) for each in own)
         if node not in index.scopes:
             return False
         held = last_value(index, node)

@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from tests.source.projects import FSDP
-from tests.source.samples import codes
+from tests.source.samples import codes, turned, uses
 
 
 if TYPE_CHECKING:
@@ -122,3 +122,40 @@ accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
 )
 def test_what_brings_the_ranks_counts_together(made: str, used: str, *, is_said: bool) -> None:
     assert (("FM423", "commented") in codes(f"{_FRAMEWORK}model = {made}\n{used}")) is is_said
+
+
+ALONE = "m = FSDP(net)\nparams = [q for q in m.parameters() if q.requires_grad]\n"
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        "local = sum(q.numel() for q in params)\nprint('local', local)\n",
+        "print(f'parameters (local) {sum(q.numel() for q in params)}')\n",
+        "n = sum(p.numel() for p in m.parameters())\n",
+        "n = sum(p.nelement() for _, p in m.named_parameters() if p.requires_grad)\n",
+        "n = 0\nfor q in params:\n    n += q.numel()\n",
+    ],
+)
+def test_a_count_that_nothing_else_is_said_of_is_kept_with_a_note(count: str) -> None:
+    found = [(use.code, use.action) for use in uses(f"{ALONE}{count}") if "numel() counts" in use.becomes]
+    assert found == [("FM334", "kept")]
+    assert "numel() counts" not in turned(f"{ALONE}{count}")
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        "n = sum(q.numel() for q in batch)\n",
+        "if params[0].numel() == 0:\n    pass\n",
+        "with FSDP.summon_full_params(m):\n    n = sum(p.numel() for p in m.parameters())\n",
+        "n = sum(p.to_local().numel() for p in m.parameters())\n",
+        "n = sum(p.numel() for p in m.state_dict().values())\n",
+        "x = world_size * sum(q.numel() for q in params)\n",
+    ],
+)
+def test_a_count_that_is_as_before_or_said_otherwise_is_not(count: str) -> None:
+    found = [(use.code, use.action) for use in uses(f"{ALONE}{count}") if "stays: numel()" in use.becomes]
+    assert found == []
+    before = f"n = sum(p.numel() for p in net.parameters())\n{ALONE}"
+    assert [use for use in uses(before) if "numel()" in use.becomes] == []

@@ -343,7 +343,7 @@ def _said(folder: Path, files: dict[str, str], use: str, wraps: str) -> bool:
         (folder / f"{file}.py").write_text("\n".join(lines) + "\n")
     uses = scan_paths([folder]).uses
     # Where each wrap is left to a person, the rest is kept until it is settled: as surely seen.
-    stays = "stays as long as FSDP1 wraps the model: "
+    stays = "stays as long as FSDP1 wraps the model. "
     found = (e for e in uses if e.action in {"rewritten", "commented"} or e.becomes.startswith(stays))
     return any(_line(each.path, each.line).endswith("# here") for each in found)
 

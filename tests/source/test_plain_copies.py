@@ -160,6 +160,24 @@ def test_what_a_trainer_is_given(tmp_path: Path, model: str) -> None:
 
 
 OF_A_FILE = """\
+def read(path):
+    return torch.load(path)
+
+
+def put(t, v):
+    t.copy_(v)
+
+
+def fill(params, values):
+    for p, q in zip(params, values):
+        p.copy_(q)
+
+
+def fill_others(others, values):
+    for p, q in zip(others, values):
+        p.copy_(q)
+
+
 def main(net, path):
     m = FSDP(net)
     mean = [torch.zeros_like(p) for p in m.parameters()]
@@ -174,6 +192,17 @@ def main(net, path):
         ("for p, q in zip(m.parameters(), saved['weights']):\n        p.copy_(q)", True),
         ("for a, q in zip(mean, torch.load(path)['mean']):\n        a.copy_(q)", True),
         ("for n, p in m.named_parameters():\n        p.data.copy_(saved['w'][n])", True),
+        ("for p, q in zip(m.parameters(), saved):\n        p.data.copy_(q)", True),
+        ("for p, q in zip(m.parameters(), torch.load(path)):\n        p.copy_(q)", True),
+        ("for p, q in zip(m.parameters(), torch.load(path)):\n        put(p, q)", True),
+        ("for p, q in zip(m.parameters(), read(path)):\n        p.copy_(q)", True),
+        ("for p, q in zip(m.parameters(), read(path)['w']):\n        put(p, q)", True),
+        ("ps = dict(m.named_parameters())\n    for n, v in saved.items():\n        ps[n].copy_(v)", True),
+        ("fill(list(m.parameters()), torch.load(path))", True),
+        ("def hook():\n        for a, q in zip(mean, torch.load(path)):\n            a.copy_(q)", True),
+        ("fill_others(net2.parameters(), torch.load(path))", False),
+        ("for p, q in zip(m.parameters(), torch.load(path)):\n        y = p + 1", False),
+        ("for p, n in zip(m.parameters(), torch.load(path)):\n        kept[n] = p", False),
         ("for p, q in zip(m.parameters(), saved['weights']):\n        q.copy_(distribute(q))", False),
         ("for a, q in zip(mean, torch.load(path)):\n        a.copy_(q)", True),
         ("for a, q in zip(mean, torch.load(path).get('mean')):\n        a.copy_(q)", True),

@@ -16,7 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.between_passes import CHANGED, EMPTIED, unreached
 from fsdp_migrate.source.counts_of_gradients import UNCOUNTED, counts_of_gradients
-from fsdp_migrate.source.counts_of_models import counts_about_ranks
+from fsdp_migrate.source.counts_of_models import ELEMENTS, counts_about_ranks, counts_of_elements
 from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
 from fsdp_migrate.source.dtensor_hints import where_whole, with_hints
 from fsdp_migrate.source.fails_at_once import refused
@@ -246,8 +246,8 @@ def _find(values: ParameterValues) -> Iterator[Found]:
                 if local == ""
                 else Found(_code_of(source, call, said), call, text, "commented")
             )
-    for count in counts_about_ranks(values):
-        yield Found("FM423", count, _COUNTED, "commented")
+    yield from (Found("FM423", each, _COUNTED, "commented") for each in counts_about_ranks(values))
+    yield from (Found("FM334", each, ELEMENTS, "kept") for each in counts_of_elements(values, named))
     for each in counts_of_gradients(values):
         yield Found("FM334" if _is_shown(source, each) else "FM423", each, UNCOUNTED, "commented")
     for node, said in _of_statements(values):
