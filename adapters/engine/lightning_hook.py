@@ -23,7 +23,9 @@ def hook_code(
     """Return ``configure_model`` for FSDP1 arguments, given as words; ``mesh_shape`` is (replicas, shards).
 
     Lightning calls ``training_step`` and its kin, not ``forward``: they are registered, so that parameters
-    of the LightningModule itself are gathered for them too. Where there is no mesh, in
+    of the LightningModule itself are gathered for them too. Its ``no_sync`` the Trainer enters where
+    ``accumulate_grad_batches`` adds gradients up, if the model has one, as FSDP1's has and FSDP2's has not:
+    without it each microbatch is reduced, and the sum differs in its last bits. Where there is no mesh, in
     ``load_from_checkpoint`` and under a Trainer with another strategy, nothing is sharded.
 
     Example:
@@ -37,10 +39,13 @@ def hook_code(
     imports = f"    import torch\n{imports}" if sync_batchnorm else imports
     return (
         "def configure_model(self) -> None:\n"
+        "    from functools import partial\n"
+        "\n"
         f"{imports}"
         "    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method\n"
         "\n"
         "    from fsdp_migrate import prepare_fully_shard\n"
+        "    from fsdp_migrate.runtime import no_sync\n"
         "\n"
         "    if self.device_mesh is not None and not isinstance(self, FSDPModule):\n"
         f"{convert}"
@@ -48,6 +53,7 @@ def hook_code(
         f"        prepare_fully_shard(\n{call}        )\n"
         '        for name in ("training_step", "validation_step", "test_step", "predict_step"):\n'
         "            register_fsdp_forward_method(self, name)\n"
+        "        self.no_sync = partial(no_sync, self)  # the Trainer's, while it accumulates gradients\n"
     )
 
 

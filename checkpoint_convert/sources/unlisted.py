@@ -153,9 +153,9 @@ def wrapped_part_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -
                 "that looks weights up by them stops."
             )
             hint = (
-                "Convert it: the wrappers' parts are taken out there, too, and `fabric.load` loads the "
-                "folder that is written. So does `load_checkpoint`, with `extra`. Or take them out where "
-                "your code reads them, before it looks them up."
+                "Convert it: the wrappers' parts are taken out there, too. Of a file the folder that is "
+                "written holds one of the same name, of Fabric's folder its `meta.pt`: `fabric.load` takes "
+                "them. So does `load_checkpoint`, with `extra`. Or take them out where your code reads them."
             )
             yield make_finding("FM280", part.name, text, hint)
 

@@ -65,20 +65,20 @@ class UnchangedTorch(UnchangedTarget):
     """Plain torch that wrote the source, or Fabric: every part is where its owner looks for it."""
 
     def arrange(self, entries: Sequence[PlannedEntry]) -> Arrangement:
-        """Put what is beside the model into ``meta.pt``, too, where FSDP1's names in it are new ones.
+        """Write what a script reads whole once more, where FSDP1's names in it are new ones.
 
-        ``fabric.load`` looks there for all that is no model and no optimizer, and ``dcp.load`` in the data.
+        Of one file that is the file, for ``torch.load`` and ``fabric.load``; of Fabric's folder ``meta.pt``.
         """
         manifest = self.manifest
-        beside = [key for part in self.of_kind("other") for key in part.keys]
+        beside = {key for part in self.of_kind("other") for key in part.keys}
         is_wrapped = any(strip_wrappers(key) != key for key in beside)
-        if not is_wrapped or not holds_side_parts(manifest.layout, manifest.files) or self.one_only("model"):
+        if not is_wrapped or not holds_side_parts(manifest.layout, manifest.files):
             return Arrangement(tuple(entries))
-        own = set(beside)
-        leaves = [
-            (entry.path or entry_path(entry.source), entry) for entry in entries if entry.source.key in own
-        ]
-        return Arrangement(tuple(entries), (PlannedFile(SIDE_FILE, tuple(leaves)),))
+        is_file = manifest.layout == "file"
+        name = next(iter(manifest.files)) if is_file else SIDE_FILE
+        wanted = (entry for entry in entries if is_file or entry.source.key in beside)
+        leaves = [(entry.path or entry_path(entry.source), entry) for entry in wanted]
+        return Arrangement(tuple(entries), (PlannedFile(name, tuple(leaves)),))
 
 
 def count_groups(part: Part, manifest: Manifest) -> int:

@@ -133,7 +133,7 @@ EXPLANATIONS = {
         "A file beside the data, such as Lightning's `meta.pt` or a script's own, belongs to whoever wrote it: it is copied byte for byte. Callbacks and averages (EMA, SWA) in it may"
         " have parameters under the names that FSDP1's model showed (`_fsdp_wrapped_module.up.weight`), which FSDP2's model does not have. The same is so of what a script put"
         " beside the model into one file, and `fabric.load` and `torch.load` give it back as it stands.",
-        "Of one file, and of what Fabric's own model named (`_forward_module`), `convert` takes the wrappers' parts out, and writes a folder that `fabric.load` loads. Otherwise, "
+        "Of one file, and of what Fabric's own model named (`_forward_module`), `convert` takes the wrappers' parts out, and writes for `fabric.load` and `torch.load` a file of the same name into the folder, or its `meta.pt`. Otherwise, "
         'where your code reads the file: `{name.replace("_fsdp_wrapped_module.", ""): value for name, value in state.items()}`. A flat parameter in it is one rank\'s piece: make it anew.',
     ),
     "FM281": (

@@ -266,7 +266,7 @@ def test_who_converts_a_full_file_is_told_that_its_reader_needs_no_output(
     assert is_told is (form == "file")
 
 
-def test_names_beside_the_model_that_lose_their_prefix_have_a_folder_for_fabric(
+def test_names_beside_the_model_that_lose_their_prefix_have_a_file_for_fabric(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind, name in (("old", "_forward_module._fsdp_wrapped_module.up.weight"), ("new", "up.weight")):
@@ -274,9 +274,10 @@ def test_names_beside_the_model_that_lose_their_prefix_have_a_folder_for_fabric(
         torch.save(state, tmp_path / f"{kind}.pt")
         assert main(["convert", str(tmp_path / f"{kind}.pt"), str(tmp_path / kind)]) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert ("which fabric.load loads" in said) is (kind == "old")
+        assert ("In it lies old.pt, whole" in said) is (kind == "old")
         assert ("it reads that file as before" in said) is (kind == "new")
-    beside = torch.load(tmp_path / "old" / "meta.pt")
+    beside = torch.load(tmp_path / "old" / "old.pt")
     assert list(beside["ema"]) == ["_forward_module.up.weight"]
     assert beside["epoch"] == 1
-    assert not (tmp_path / "new" / "meta.pt").exists()
+    assert torch.equal(beside["model"]["up.weight"], torch.ones(4, 2))
+    assert not (tmp_path / "new" / "new.pt").exists()

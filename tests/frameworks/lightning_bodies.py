@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, registe
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate.adapters.engine.lightning_hook import hook_code
 
 
 HOOKS = (
@@ -116,3 +117,76 @@ def _hook(seen: Seen, name: str, place: int | None) -> Any:
                 seen["copy"] = str(error)
 
     return method
+
+
+class _Accumulating(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        loss: torch.Tensor = self.model(batch[0]).square().mean()
+        return loss
+
+
+class _Recording(pl.Callback):
+    """Keeps whole gradients, as the optimizer steps with them."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, _: Any) -> None:
+        del module
+        assert trainer.model is not None
+        for parameter in trainer.model.parameters():
+            found: Any = parameter.grad
+            if isinstance(found, DTensor):
+                self.gradients.append(found.full_tensor().flatten())
+            elif found is not None and found.numel():
+                self.gradients.append(found.flatten().clone())
+
+
+def accumulate(kind: str, folder: str) -> list[torch.Tensor]:
+    """Return the gradients that four microbatches add up to: under FSDP1, by our hook, or by a bare one."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    names: dict[str, Any] = {}
+    exec(hook_code({"sharding_strategy": "FULL_SHARD"}), names)
+    hook = names["configure_model"]
+    methods: dict[str, Any] = {"ours": {"configure_model": hook}, "bare": {"configure_model": _without(hook)}}
+    two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    recording = _Recording()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=_OnTheCPU() if kind == "fsdp1" else two,
+        max_steps=1,
+        accumulate_grad_batches=4,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        callbacks=[recording],
+        default_root_dir=folder,
+    )
+    torch.manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.randn(8 * ranks, 16))
+    model = type("Accumulating", (_Accumulating,), methods.get(kind, {}))()
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
+    return recording.gradients
+
+
+def _without(hook: Any) -> Any:
+    """Return the hook with nothing for the Trainer to enter."""
+
+    def configure_model(self: Any) -> None:
+        hook(self)
+        del self.no_sync
+
+    return configure_model

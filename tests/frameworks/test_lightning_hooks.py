@@ -6,6 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from fsdp_migrate.source.python.lightning_models import is_run_sharded
 from tests.ranks import run_ranks
@@ -32,3 +33,19 @@ def test_what_hooks_see(version: int, tmp_path: Path) -> None:
         # Modules have no hook at the check of their sanity, and callbacks make no optimizers.
         assert len(seen) == 2 * len(lightning_bodies.HOOKS)
         assert seen == dict.fromkeys(seen, expected)
+
+
+def test_accumulated_gradients_are_fsdp1s_by_the_hook_and_differ_without(tmp_path: Path) -> None:
+    """The Trainer enters ``no_sync`` of a model that has one: FSDP1's is reduced once, and so is ours."""
+    from tests.frameworks import lightning_bodies
+
+    by_rank = {
+        kind: run_ranks(lightning_bodies.accumulate, kind, str(tmp_path))
+        for kind in ("fsdp1", "ours", "bare")
+    }
+    # FSDP1's ranks hold one after another what was flat; of FSDP2's each was given the whole.
+    whole = torch.cat([each for held in by_rank["fsdp1"] for each in held])
+    ours, bare = (torch.cat(by_rank[kind][0]) for kind in ("ours", "bare"))
+    assert torch.equal(ours, whole)
+    assert not torch.equal(bare, whole)
+    torch.testing.assert_close(bare, whole)

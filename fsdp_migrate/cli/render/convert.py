@@ -26,9 +26,9 @@ _FOLDER = (
     "The output is a folder, which torch.load does not open. A line that reads the file with torch.load "
     "needs no output: rewritten, it reads that file as before."
 )
-_FABRICS = (
-    "The output is a folder, which fabric.load loads, and torch.load does not open. What stands beside model "
-    "and optimizer is in its `meta.pt`, too, by the names of FSDP2's model."
+_WHOLE = (
+    "The output is a folder for dcp.load. In it lies {}, whole and by the names of FSDP2's model, for "
+    "torch.load and fabric.load."
 )
 
 
@@ -63,7 +63,8 @@ def show_conversion(report: ConversionReport, *, everything: bool = False) -> No
     # Not broken into lines: people copy paths.
     out.print(f"  {described['source']} -> {report.output}", markup=False, soft_wrap=True)
     if report.plan.manifest.layout == "file" and report.plan.is_distributed:
-        print_text(out, _FOLDER if report.plan.framework != "torch" or not report.plan.files else _FABRICS)
+        whole = [file.name for file in report.plan.files if report.plan.framework == "torch"]
+        print_text(out, _WHOLE.format(whole[0]) if whole else _FOLDER)
 
 
 def show_verify_command(source: str, output: str | None, asked: Mapping[str, Any]) -> None:
