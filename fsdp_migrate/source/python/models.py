@@ -408,7 +408,10 @@ class Models(ModelKinds):
                 yield from (each for each in given if not self._anew.is_replaced(call, each, always=False))
         for written in written_names(self.index, call.func) if self.links.wraps_given else ():
             for place, name in self.links.wraps_given.get(written, ()):
-                told, always = argument_of(call, place, {name}), self.links.gives.get(written) == {"fsdp"}
+                told, always = (
+                    argument_of(call, place, {name}),
+                    self.links.gives.get(written) == frozenset({"fsdp"}),
+                )
                 if told is not None and not (always and self._anew.is_replaced(call, told, always=True)):
                     yield told
 
