@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.reach import imports_of
 
 
 if TYPE_CHECKING:
@@ -34,9 +35,13 @@ _SUMMONS = "summon_full_params"
 _SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
 
-def of_the_whole(project: Project) -> Links:
-    """Return what each file is told that holds of the project as a whole."""
-    loads = _loads(project)
+def of_the_whole(project: Project, near: Collection[Path]) -> Links:
+    """Return what each file is told that holds of the project as a whole.
+
+    ``near``: the files that models reach. Others are not parsed for what functions do to these.
+    """
+    around = {*near, *(each for path in near for each in imports_of(project, path))}
+    loads = _loads(project, around)
     return Links(
         clips_itself=clips_itself(project),
         own_groups=has_own_groups(project),
@@ -45,7 +50,7 @@ def of_the_whole(project: Project) -> Links:
         counting_functions=counting_functions(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
-        deeds=_deeds(project),
+        deeds=_deeds(project, around),
         gives_files=loads.gives,
         given_files=loads.given,
         called_summoned=frozenset(only_summoned(project)),
@@ -60,22 +65,23 @@ def _counting(project: Project) -> Iterator[ast.Module]:
     yield from (each.tree for each in modules if each is not None)
 
 
-def _deeds(project: Project) -> Deeds:
+def _deeds(project: Project, around: Collection[Path]) -> Deeds:
     """Return what functions do to models, where some may empty or change gradients."""
-    if not any(map(may_change, project.texts.values())):
+    texts = {path: project.texts[path] for path in around if path in project.texts}
+    if not any(map(may_change, texts.values())):
         return frozenset()
-    telling = (path for path, text in project.texts.items() if _PASSES.search(text) or may_change(text))
+    telling = (path for path, text in texts.items() if _PASSES.search(text) or may_change(text))
     return deeds(each.tree for each in project.parsed(telling))
 
 
-def _loads(project: Project) -> Loads:
+def _loads(project: Project, around: Collection[Path]) -> Loads:
     """Return the functions that give what ``torch.load`` gives, or are given it by the files that call it."""
-    telling = [path for path, text in project.texts.items() if LOADS in text]
+    telling = {path for path in around if LOADS in project.texts.get(path, "")}
     loads = loads_of(each.tree for each in project.parsed(telling))
-    users = project.holding(loads.gives) if loads.gives else []
-    if not {*users} - {*telling}:
+    users: set[Path] = {*project.holding(loads.gives)}.intersection(around) if loads.gives else set()
+    if users <= telling:
         return loads
-    return loads_of(each.tree for each in project.parsed({*telling, *users}))
+    return loads_of(each.tree for each in project.parsed(telling | users))
 
 
 def called_summoned(project: Project) -> set[str]:
@@ -93,8 +99,9 @@ def only_summoned(project: Project) -> Iterator[str]:
             if any(text == each or text.startswith(f"{each}.") for text in texts for each in models):
                 found.setdefault(last_name(call.func), set()).add(call.func)
     for name, funcs in found.items():
-        modules = [*project.parsed(project.holding({name}))]
-        if any(key.rpartition(".")[2] == name for each in modules for key in each.definitions):
+        holding = project.holding({name})
+        if any(f"def {name}(" in project.texts[path] for path in holding):
+            modules = project.parsed(holding)
             named = (node for each in modules for node in walked(each.tree) if _is_named(node, name))
             if all(each in funcs for each in named):
                 yield name

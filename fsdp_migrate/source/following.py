@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.always_wrapped import always_makes
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
@@ -309,8 +310,7 @@ class _Following(GivenOtherwise):
         kinds |= {"fsdp", "other"} if is_whole else set()
         if self.made.get((scope, dotted(value) or "")):
             kinds |= self.kinds(value, place) & {"fsdp"}  # made here, whatever else it is given with
-        func = (dotted(value.func) or "") if isinstance(value, ast.Call) else ""
-        if func and catalog.fsdp1_name(self.project.qualified(func, place)) == catalog.FSDP:
+        if isinstance(value, ast.Call) and always_makes(self.project, value.func, place):
             kinds |= self.kinds(value, place) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
@@ -351,7 +351,7 @@ class _Following(GivenOtherwise):
         for definition in self.called(call.func, place):
             if definition.module is not place.module or self._is_of_an_object(call.func, place):
                 self._note_gives(call.func, place, definition)
-            self._follow_wrapping(call, place, definition, self.written(call.func, place))
+            self._follow_wrapping(call, node, place, definition, self.written(call.func, place))
             self._follow_sharded(call, definition, node, place)
             if is_about:
                 self.look_at([definition.module.path])

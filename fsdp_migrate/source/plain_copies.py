@@ -217,10 +217,11 @@ class PlainCopies:
         """Tell whether what a name or an attribute holds here is such."""
         index = self.values.source.index
         if isinstance(node, cst.Attribute):
-            given = values_set(index, node)
-            # Of several, what a file gives is of its own kind: its rule asks whose file it is.
-            own = (each for each in given if len(given) == 1 or not self._is_of_a_file(each))
-            return any(self._once(each, ask) for each in own)
+            held_here = list(values_set(index, node))
+            if any(map(self.values.is_many, held_here)):
+                # A file takes the place of copies of parameters: that is said where it is loaded.
+                held_here = [each for each in held_here if not self.is_of_a_file(each)]
+            return any(self._once(each, ask) for each in held_here)
         if node not in index.scopes:
             return False
         held = last_value(index, node)

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from fsdp_migrate.source.always_wrapped import always_wraps
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
 from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole, without_models
@@ -139,7 +140,10 @@ def _is_shown_plain(known: Facts, node: ast.expr, place: Place) -> bool:
 
 
 def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definition) -> set[str]:
-    """Return what a function gives: of a method no models where its object was made of plain ones alone."""
+    """Return what a function gives: of a method no models where its object was made of plain ones alone.
+
+    One that it always wraps itself is none of the object's.
+    """
     found = known.returned(definition)
     is_about = has_model(found) or "params" in found
     if not is_about or definition.owner is None or not isinstance(func, ast.Attribute):
@@ -149,7 +153,10 @@ def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definiti
         start == "bare:" and all(_is_owed_or_none(known, owner, name) for name in _values(owner))
         for owner, start in objects
     )
-    return without_models(found) - {"params"} if is_plain else found
+    if not is_plain:
+        return found
+    own = found & {"fsdp"} if always_wraps(known.project, definition) else set()
+    return (without_models(found) - {"params"}) | own
 
 
 def _is_owed_or_none(known: Facts, owner: Definition, name: str) -> bool:

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.always_wrapped import is_replaced
 from fsdp_migrate.source.method_order import run_above
 from fsdp_migrate.source.overridden_methods import overridden
 from fsdp_migrate.source.picked_kinds import PickedKinds
@@ -216,7 +217,9 @@ class ProjectFacts(PickedKinds):
             self.wholes.add((scope, text))
             self._found_more(f"{_WRAPS}{scope}")
 
-    def _follow_wrapping(self, call: ast.Call, place: Place, definition: Definition, written: str) -> None:
+    def _follow_wrapping(
+        self, call: ast.Call, node: ast.stmt, place: Place, definition: Definition, written: str
+    ) -> None:
         """Note what a call gives to a function that wraps parts of it, in place: ``wrap_blocks(net)``."""
         self.ask(f"{_WRAPS}{definition.key}")
         if definition.key == f"{place.module.path}:{place.scope}":
@@ -225,7 +228,8 @@ class ProjectFacts(PickedKinds):
             if definition.module is not place.module and written:
                 told = self.wraps_told.setdefault(place.module.path, {})
                 told.setdefault(written, set()).add((number, name))
-            if (text := given_for(call, number, name)) is not None:
+            text = given_for(call, number, name)
+            if text is not None and not is_replaced(self.project, node, call, text, definition):
                 self._note_whole(text, place)
 
     def _follow_sharding(self, call: ast.Call, node: ast.stmt, place: Place) -> None:

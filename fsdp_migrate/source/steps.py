@@ -10,6 +10,7 @@ from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.next_step import Step
+from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
 from fsdp_migrate.source.still_fsdp1 import PREPARING, still_fsdp1
 
@@ -171,7 +172,8 @@ def next_steps(
     is_to_turn, folder = bool(rewrites) or "changes" in states, folder_of(paths)
     is_turned = is_prepared or any(each.fsdp1_copy for each in configs)
     if is_to_turn or left:
-        steps += _steps_for_proof(where, configs, launches, models, _sharded_by_hand(rewrites))
+        known = of_transformers(models, paths)
+        steps += _steps_for_proof(where, configs, launches, known, _sharded_by_hand(rewrites))
     if is_to_turn and not is_turned:
         steps.append(step_to_keep(folder))
     if rewrites or not all(use.is_marked for use in left):

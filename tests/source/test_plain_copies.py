@@ -217,6 +217,35 @@ def test_tensors_of_a_file_that_meet_parameters_are_said(use: str, is_said: bool
     assert any(each.becomes == COPIES for each in uses(OF_A_FILE.format(use))) is is_said
 
 
+KEEPS = """\
+class Keeper:
+    def __init__(self, net, path):
+        self.model = FSDP(net)
+        self.kept = {}
+
+    def step(self):
+        for n, p in self.model.named_parameters():
+            p.data.lerp_(self.kept[n], 0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_said"),
+    [
+        ("torch.load(path)", True),
+        ("torch.load(path)['average']", True),
+        ("{n: p.detach().clone() for n, p in self.model.named_parameters()}", False),
+        # What takes the place of copies is said where it is loaded.
+        (
+            "{n: p.clone() for n, p in self.model.named_parameters()}\n        self.kept = torch.load(path)",
+            False,
+        ),
+    ],
+)
+def test_what_an_object_has_of_a_file(kept: str, *, is_said: bool) -> None:
+    assert any(each.becomes == COPIES for each in uses(KEEPS.format(kept))) is is_said
+
+
 READS = """\
 import torch
 

@@ -49,12 +49,7 @@ from fsdp_migrate.source.python.older_names import inner_name, inner_parameters,
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.python.shown_here import ShownHere
 from fsdp_migrate.source.python.switches import Switches
-from fsdp_migrate.source.python.wrapped_in_place import (
-    given_for,
-    is_assigned_to,
-    is_replaced,
-    wrapped_parameters,
-)
+from fsdp_migrate.source.python.wrapped_in_place import WrappedAnew, given_for, wrapped_parameters
 from fsdp_migrate.source.python.wrappers import given_to_fsdp2
 from fsdp_migrate.source.python.written_names import written_names
 
@@ -117,6 +112,10 @@ class Models(ModelKinds):
 
     def _makes(self, func: cst.CSTNode) -> bool:
         return self.is_constructor(func) and not self.never.holds(func)
+
+    @property
+    def _anew(self) -> WrappedAnew:
+        return WrappedAnew(self.guards, self._makes)
 
     def _note_evidence(self, model: cst.BaseExpression, call: cst.Call, kinds: set[str]) -> None:
         if (key := self.key_of(model)) is not None and not self.never.holds(call):
@@ -269,7 +268,7 @@ class Models(ModelKinds):
             kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
             if (key := self.key_of(value)) is not None and self.made.get(key):
                 kinds |= self.kinds(value) & {"fsdp"}  # made here, whatever else it is given with
-            if isinstance(value, cst.Call) and self._makes(value.func):
+            if isinstance(value, cst.Call) and self._anew.always(value.func):
                 kinds |= self.kinds(value) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
             kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
             if kinds:
@@ -406,14 +405,13 @@ class Models(ModelKinds):
             names = wrapped_parameters(self.index, function, self.wholes, self.made)
             if names and self.index.function(call) is not function:
                 given = filter(None, (given_for(call, function, name) for name in names))
-                kept = (e for e in given if not is_replaced(self.index, call, e, function, self._makes))
-                yield from kept
+                yield from (each for each in given if not self._anew.is_replaced(call, each, always=False))
         for written in written_names(self.index, call.func) if self.links.wraps_given else ():
             for place, name in self.links.wraps_given.get(written, ()):
                 told = argument_of(call, place, {name})
-                is_whole = self.links.gives.get(written) == frozenset({"fsdp"})
-                is_gone = is_whole and told is not None and is_assigned_to(self.index, call, told)
-                yield from () if told is None or is_gone else (told,)
+                always = self.links.gives.get(written) == frozenset({"fsdp"})
+                if told is not None and not (always and self._anew.is_replaced(call, told, always=True)):
+                    yield told
 
     def _follow_older_names(self, call: cst.Call) -> None:
         """Note that what a call shards in place is so by its other names too: ``inner = model``."""

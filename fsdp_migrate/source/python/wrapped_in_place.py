@@ -12,10 +12,14 @@ from fsdp_migrate.source.python.nodes import argument_of, parameters_of, placed_
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.model_kinds import Key
     from fsdp_migrate.source.python.scopes import Index
 
-    Makes = Callable[[cst.CSTNode], bool]
+    Makes = Callable[[cst.BaseExpression], bool]
+
+
+_DEEPEST = 3
 
 
 def wrapped_parameters(
@@ -50,22 +54,33 @@ def given_for(call: cst.Call, function: cst.FunctionDef, name: str) -> cst.BaseE
     return argument_of(call, place, {name})
 
 
-def is_replaced(
-    index: Index, call: cst.Call, given: cst.BaseExpression, function: cst.FunctionDef, makes: Makes
-) -> bool:
-    """Tell whether a call's result takes the place of the model that it is given, and is wrapped itself.
+class WrappedAnew:
+    """Which calls wrap a model in any case, and take its place where it was: ``model = wrap(model)``."""
 
-    Of ``model = wrap_towers(model)`` nobody sees the model again of which only parts are wrapped.
-    """
-    if not is_assigned_to(index, call, given):
-        return False
-    returned = [e for e in walk_for(function.body, cst.Return) if index.function(e) is function]
-    values = [each.value for each in returned]
-    return bool(values) and all(isinstance(each, cst.Call) and makes(each.func) for each in values)
+    def __init__(self, guards: Guards, makes: Makes) -> None:
+        self._guards, self._makes = guards, makes
 
+    def always(self, func: cst.BaseExpression, depth: int = 0) -> bool:
+        """Tell whether calling something always wraps: the class, or a function that returns what does."""
+        if self._makes(func):
+            return True
+        functions = list(self._guards.functions(func)) if depth < _DEEPEST else []
+        return bool(functions) and all(self._returns_it(each, depth) for each in functions)
 
-def is_assigned_to(index: Index, call: cst.Call, given: cst.BaseExpression) -> bool:
-    """Tell whether a call gives a name anew what it is given by that name."""
-    above = index.parents[call]
-    targets = above.targets if isinstance(above, cst.Assign) else ()
-    return text_of(given) in {text_of(each.target) for each in targets}
+    def is_replaced(self, call: cst.Call, given: cst.BaseExpression, *, always: bool) -> bool:
+        """Tell whether a call gives a name anew what it is given by that name, wrapped in any case.
+
+        Nobody sees the model again of which only parts are wrapped. ``always``: another file says that it is.
+        """
+        above = self._guards.index.parents[call]
+        targets = above.targets if isinstance(above, cst.Assign) else ()
+        is_anew = text_of(given) in {text_of(each.target) for each in targets}
+        return is_anew and (always or self.always(call.func))
+
+    def _returns_it(self, function: cst.FunctionDef, depth: int) -> bool:
+        index = self._guards.index
+        returned = [e for e in walk_for(function.body, cst.Return) if index.function(e) is function]
+        values = [each.value for each in returned]
+        return bool(values) and all(
+            isinstance(each, cst.Call) and self.always(each.func, depth + 1) for each in values
+        )
