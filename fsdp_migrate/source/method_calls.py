@@ -67,6 +67,15 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
 
 
+def sureness_of_lost(source: Source, receiver: cst.BaseExpression) -> Sureness:
+    """Tell the same of a method that no model has any more, once ``prepare_fully_shard`` has sharded it.
+
+    Whoever puts that in by hand, as a comment says, lets ``rewrite`` turn the rest.
+    """
+    is_ours = "prepare_fully_shard" in source.code and source.models.is_fsdp2(receiver)
+    return "sure" if is_ours else sureness(source, receiver)
+
+
 def is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether the project shows that a model is plain, by what makes it and by every call."""
     is_plain = (source.position(model)[0], dotted(model)) in source.links.plain

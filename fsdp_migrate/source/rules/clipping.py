@@ -17,7 +17,7 @@ from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
     on_model,
     renamed,
-    sureness,
+    sureness_of_lost,
     unbound,
 )
 from fsdp_migrate.source.parameter_values import ParameterValues, is_itself
@@ -151,7 +151,7 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
     # FSDP1's method takes max_norm first. What is given parameters is another's, such as an Accelerator's.
     if isinstance(first, cst.Call) and (dotted(first.func) or "").endswith("parameters"):
         return
-    sure = sureness(source, receiver)
+    sure = sureness_of_lost(source, receiver)
     is_made_here = last_name(receiver) in source.models.names_made
     if sure != "no" and source.models.links.clips_itself and not is_made_here:
         yield Found("FM311", call, _OF_ITS_OWN, "commented")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_an_accelerator, mixed, unsynced
-from fsdp_migrate.source.method_calls import on_model, renamed, sureness, unbound
+from fsdp_migrate.source.method_calls import on_model, renamed, sureness_of_lost, unbound
 from fsdp_migrate.source.python.accelerate_models import ACCELERATE
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import short, text_of
@@ -69,7 +69,7 @@ def _is_set(source: Source, node: cst.Attribute) -> bool:
 
 
 def _of_method(source: Source, node: cst.Attribute) -> Iterator[Found]:
-    sure = sureness(source, node.value)
+    sure = sureness_of_lost(source, node.value)
     if sure == "mixed":
         said = f"{mixed(source, node.value)}take {unsynced(source, node.value)}."
         yield Found("FM333", node, said, "commented")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths, scan_source
+from fsdp_migrate.source import rewrite_source, scan_paths, scan_source
 from tests.source.projects import FSDP
 from tests.source.samples import ONE_TURNED, assert_commented, assert_left_alone, assert_turned, codes, uses
 
@@ -340,3 +340,22 @@ def test_who_raises_for_a_norm_that_is_not_finite(given: str, *, is_said: bool) 
         body = f"model = FSDP(net)\ntorch.nn.utils.clip_grad_norm_({parameters}, {given})\n"
         (found,) = (use for use in uses(body) if use.code == "FM326")
         assert ("all ranks raise" in found.becomes + found.note) is is_said
+
+
+PREPARED = "import torch\nfrom {} import {}\nmodel = {}(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("model.clip_grad_norm_(1.0)\n", "clip_grad_norm_(model, 1.0)\n"),
+        ("with model.no_sync():\n    model(x)\n", "with no_sync(model):\n    model(x)\n"),
+        ("other.clip_grad_norm_(1.0)\n", ""),
+    ],
+)
+def test_what_is_left_of_the_wrapper_once_somebody_prepares_by_hand(line: str, after: str) -> None:
+    ours = PREPARED.format("fsdp_migrate", *["prepare_fully_shard"] * 2) + line
+    turned_code = rewrite_source(ours)
+    assert (after in turned_code) if after else (turned_code == ours)
+    torchs = PREPARED.format("torch.distributed.fsdp", *["fully_shard"] * 2) + line
+    assert rewrite_source(torchs) == torchs
