@@ -75,6 +75,7 @@ HOUSE: House = (
             [
                 "source.answers",
                 "source.assigned_names",
+                "source.fsdp2_models",
                 "source.lists_of_lists",
                 "source.loaded_elsewhere",
                 "source.parts_of_objects",
@@ -88,7 +89,6 @@ HOUSE: House = (
                 "source.early_optimizers",
                 "source.fails_at_once",
                 "source.free_of_parts",
-                "source.fsdp2_models",
                 "source.given_with_model",
                 "source.ignored_states",
                 "source.initialising",

@@ -414,6 +414,17 @@ def _printed(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tupl
     return tuple(pairs), (alone, [line for line in left[1] if others[line] > 0])
 
 
+def part_that_differs(one: str, other: str) -> float:
+    """Return by what part of itself a number differs most, of two lines that say the same with others.
+
+    Example:
+        >>> part_that_differs("loss 0.5 of 8", "loss 0.4 of 8")
+        0.2
+    """
+    pairs = zip(map(float, _NUMBER.findall(one)), map(float, _NUMBER.findall(other)), strict=False)
+    return max((round(abs(a - b) / max(abs(a), abs(b)), 12) for a, b in pairs if a != b), default=0.0)
+
+
 def _without(lines: list[str], others: list[str]) -> list[str]:
     """Return the lines that the others have not, or not as often."""
     common, found = Counter(others), []

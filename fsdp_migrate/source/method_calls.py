@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.fsdp2_models import is_fsdp2s
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.uses import Replace
@@ -72,8 +73,8 @@ def sureness_of_lost(source: Source, receiver: cst.BaseExpression) -> Sureness:
 
     Whoever puts that in by hand, as a comment says, lets ``rewrite`` turn the rest.
     """
-    is_ours = "prepare_fully_shard" in source.code and source.models.is_fsdp2(receiver)
-    return "sure" if is_ours else sureness(source, receiver)
+    is_ours = "prepare_fully_shard" in source.code and source.models.kinds(receiver) == {"fsdp2"}
+    return "sure" if is_ours and is_fsdp2s(source, receiver) else sureness(source, receiver)
 
 
 def is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.cli.render.compare import show_comparison
 from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.parity.report import Difference
 from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, verdict
@@ -391,3 +392,20 @@ def test_rounding_that_grows_over_steps_may_be_all(
     said = cause(replace(report_on(tmp_path, found), unsharded="FSDP1"))
     assert said.startswith("not FSDP1's shards")
     assert ("rounding that has grown" in said) == expected
+
+
+def test_what_is_printed_most_otherwise_is_shown_first(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [(f"step {i} loss 0.5000000", f"step {i} loss 0.5000001") for i in range(3)]
+    printed = (*lines, ("took 2.0 s", "took 9.0 s"), ("mse 0.24", "mse 0.23"))
+    common: dict[str, Any] = {"before": "a", "after": "b", "command": (), "steps_before": 2, "steps_after": 2}
+    report = ScriptReport(**common, compared=4, differences=(), num_differences=0, printed=printed)
+    show_comparison(report)
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  FSDP")]
+    assert shown[:4] == [
+        "  FSDP1: mse 0.24",
+        "  FSDP2: mse 0.23",
+        *(f"  FSDP{i + 1}: {lines[0][i]}" for i in (0, 1)),
+    ]
+    assert not any("took" in line for line in shown)
+    show_comparison(report, everything=True)
+    assert capsys.readouterr().out.index("step 0") < 200

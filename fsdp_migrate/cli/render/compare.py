@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.render.screen import console
 from fsdp_migrate.parity.report import lines_of, place, what_differs
 from fsdp_migrate.parity.script_report import cause, verdict
+from fsdp_migrate.parity.script_runs import part_that_differs
 
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 3
+_TIMES = re.compile(
+    r"\b(?:elapsed|eta|ms|secs?|seconds?|speed|throughput|time)\b|\d ?m?s\b|/s(?:ec)?\b", re.IGNORECASE
+)
 
 
 def show_comparison(report: ScriptReport, *, everything: bool = False) -> None:
@@ -33,7 +38,8 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
         yield from _differences(report, report.first, most)
     if report.printed:
         yield "Printed with other numbers (times and speeds always have them):"
-    for one, other in report.printed[:most]:
+    pairs = report.printed if most is None else sorted(report.printed, key=_order)[:most]
+    for one, other in pairs:
         yield f"  FSDP1: {one}"
         yield f"  FSDP2: {other}"
     for lines, which in ((report.printed_before, "FSDP1"), (report.printed_after, "FSDP2")):
@@ -50,6 +56,11 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
         else:
             yield f"{saved.path}: {'the same' if saved.is_same else f'differs: {saved.words}'}"
     yield from report.notes
+
+
+def _order(pair: tuple[str, str]) -> tuple[bool, float]:
+    """Put first what differs most, of lines that name no time or speed."""
+    return any(map(_TIMES.search, pair)), -part_that_differs(*pair)
 
 
 def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:

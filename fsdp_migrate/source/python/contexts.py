@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 Flag = bool | cst.BaseExpression
 """True or False, or an expression of the source that says which."""
 
+_NO_LOCAL = (
+    "FSDP2 has no local state dict: it held flat parameters. Where each rank saves its own file, ask for "
+    "whole states with rank0_only=False"
+)
 _CONTEXT = ("module", "state_dict_type", "state_dict_config", "optim_state_dict_config")
 _CONFIG = ("offload_to_cpu", "rank0_only")
 _OPTIM_CALLS = frozenset(
@@ -275,7 +279,7 @@ class Contexts:
         known = self.source.index.fsdp1(asked) or self._type_of(asked)
         kind = (known or "").split(".")[-1]
         if kind == "LOCAL_STATE_DICT":
-            return model, None, (), "FSDP2 has no local state dict: it held flat parameters"
+            return model, None, (), _NO_LOCAL
         if kind not in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
             return model, None, (), "its type is known only when this runs"
         read = [self._flags(given.get(name), call) for name in _CONTEXT[2:]]
