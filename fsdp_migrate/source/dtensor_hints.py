@@ -20,7 +20,7 @@ from fsdp_migrate.source.python.read_states import is_summed_state
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from fsdp_migrate.source.parameter_values import ParameterValues
     from fsdp_migrate.source.python.text import Source
@@ -41,6 +41,10 @@ _MAY_BE_WHOLE: Final = (
     "Between a forward and its backward the root's parameters are whole, plain tensors, which have neither, "
     "as under FSDP1: take p.to_local() if isinstance(p, DTensor) else p."
 )
+_IS_WHOLE: Final = (
+    "After an evaluation the root's parameters are whole, plain tensors, which have neither: take "
+    "p.full_tensor() if isinstance(p, DTensor) else p, and leave out what sums that over the ranks."
+)
 _OTHER_TENSORS: Final = frozenset({"grad", "param_groups"})
 
 
@@ -58,11 +62,15 @@ def with_hints(values: ParameterValues, node: cst.CSTNode, said: str) -> str:
     return " ".join(found)
 
 
-def where_whole(source: Source, uses: Iterator[Found]) -> Iterator[Found]:
+def where_whole(
+    source: Source, uses: Iterator[Found], is_after_evaluation: Callable[[Source, cst.CSTNode], bool]
+) -> Iterator[Found]:
     """Yield what is found, with what holds between a forward and its backward; or not, where all is whole."""
     for each in uses:
         is_asked = _TAKES.search(each.becomes) is not None and "isinstance(" not in each.becomes
-        if each.action != "commented" or not is_asked or not _is_between(source, each.node):
+        if is_asked and each.action == "commented" and is_after_evaluation(source, each.node):
+            yield replace(each, becomes=f"{each.becomes} {_IS_WHOLE}")
+        elif each.action != "commented" or not is_asked or not _is_between(source, each.node):
             yield each
         elif not _is_of_the_root(source, each.node):
             yield replace(each, becomes=f"{each.becomes} {_MAY_BE_WHOLE}")

@@ -56,12 +56,16 @@ def find(source: Source) -> Iterator[Found]:
         return
     for node in source.index.by_kind.get(cst.For, ()):
         loop = cst.ensure_type(node, cst.For)
-        if (model := _asked(source, loop.iter)) is not None and _writes(loop) and _is_after(source, loop):
+        if (
+            (model := _asked(source, loop.iter)) is not None
+            and _writes(loop)
+            and is_after_evaluation(source, loop)
+        ):
             yield Found("FM423", loop, _MEANT.format(text_of(model)), "commented")
     for call in source.calls:
         given = [arg.value for arg in call.args] if _TAKES.search(last_name(call.func)) else []
         model = next((each for arg in given if (each := _asked(source, arg)) is not None), None)
-        if model is not None and _is_after(source, call):
+        if model is not None and is_after_evaluation(source, call):
             yield Found("FM423", call, _MEANT.format(text_of(model)), "commented")
 
 
@@ -97,7 +101,7 @@ def _used(node: cst.BaseExpression) -> Iterator[str]:
     yield from (name.value for name in walk_for(node, cst.Name) if name not in indices)
 
 
-def _is_after(source: Source, node: cst.CSTNode, depth: int = 0) -> bool:
+def is_after_evaluation(source: Source, node: cst.CSTNode, depth: int = 0) -> bool:
     """Tell whether a place is run between an evaluation and the next backward, as far as classes tell."""
     index, trainers = source.index, source.models.frameworks.trainers
     function, kind = index.function(node), trainers.kind_around(node)
@@ -111,7 +115,7 @@ def _is_after(source: Source, node: cst.CSTNode, depth: int = 0) -> bool:
     if kind == TRAINER and _EVALUATE.match(name):
         return any(_is_above(source, call, node) for call in index.calls_of_method(name))
     calls = (each for each in index.calls_of_method(name) if index.class_of(each) is index.class_of(function))
-    return any(_is_after(source, call, depth + 1) for call in calls)
+    return any(is_after_evaluation(source, call, depth + 1) for call in calls)
 
 
 def _is_above(source: Source, call: cst.Call, node: cst.CSTNode) -> bool:

@@ -49,6 +49,7 @@ from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.read_states import is_summed_state
 from fsdp_migrate.source.python.shown_alone import is_shown_alone
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
+from fsdp_migrate.source.rules.after_evaluation import is_after_evaluation
 from fsdp_migrate.source.uses import Found
 from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
 
@@ -221,7 +222,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
     waits = waiting(values)
-    for each in where_whole(source, _find(values)):
+    for each in where_whole(source, _find(values), is_after_evaluation):
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
         others = "" if each.action == "kept" else f" In others {each.becomes}"
         said = ALWAYS if is_always else f"{AT_TIMES}{others}"
@@ -249,7 +250,8 @@ def _find(values: ParameterValues) -> Iterator[Found]:
     yield from (Found("FM423", each, _COUNTED, "commented") for each in counts_about_ranks(values))
     yield from (Found("FM334", each, ELEMENTS, "kept") for each in counts_of_elements(values, named))
     for each in counts_of_gradients(values):
-        yield Found("FM334" if _is_shown(source, each) else "FM423", each, UNCOUNTED, "commented")
+        is_shown = is_shown_alone(source, each.value if isinstance(each, cst.AugAssign) else each)
+        yield Found("FM334" if is_shown else "FM423", each, UNCOUNTED, "commented")
     for node, said in _of_statements(values):
         inside = {*walk_for(node, cst.Call), *source.index.ancestors(node)}
         if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
@@ -286,11 +288,6 @@ def _code_of(source: Source, call: cst.Call, said: str) -> str:
     # A norm's `.item()` is a collective, for which one rank alone waits for ever.
     waits = said != _COUNT and runs_on_one_rank(source.index, source.models.guards, call)
     return "FM423" if waits else "FM334"
-
-
-def _is_shown(source: Source, node: cst.BaseExpression | cst.AugAssign) -> bool:
-    """Tell whether nothing is computed by a count: ``unused += 1``, which is printed."""
-    return is_shown_alone(source, node.value if isinstance(node, cst.AugAssign) else node)
 
 
 def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]:

@@ -93,3 +93,16 @@ def test_an_evaluation_of_a_trainers_own(tmp_path: Path, *, is_said: bool) -> No
     text = "from transformers import Trainer, TrainerCallback as EMACallback\n\n\nclass Mine(Trainer):\n"
     text += f"    def evaluate(self, *args):\n        {body}\n"
     assert len(said(tmp_path, text)) == is_said
+
+
+@pytest.mark.parametrize(("hook", "is_said"), [("on_evaluate", True), ("on_step_end", False)])
+def test_numbers_that_are_taken_of_parameters_there(hook: str, tmp_path: Path, *, is_said: bool) -> None:
+    adds = f"{PARAMETERS}total += param.float().pow(2).sum()"
+    body = f"total = 0.0\n        {adds}\n        dist.all_reduce(total)"
+    text = CALLBACK.format(hook=hook, body=body).replace(
+        "import torch\n", "import torch.distributed as dist\n"
+    )
+    assert said(tmp_path, text) == []
+    [found] = [use for use in scan_paths([tmp_path]).uses if use.rule == "dtensor"]
+    assert ("p.full_tensor() if isinstance(p, DTensor) else p" in found.becomes) is is_said
+    assert ("leave out what sums that over the ranks" in found.becomes) is is_said
