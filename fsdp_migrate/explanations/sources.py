@@ -272,7 +272,8 @@ EXPLANATIONS = {
         ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
         "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. A model that"
         " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, or mixed precision casts it, which else changes its outputs,"
-        " give `prepare` an optimizer of it that never steps. A model that is left out is not in what `save_state` writes.",
+        " give `prepare` an optimizer of it that never steps. A checkpoint of FSDP1 has no folder `optimizer_1` of that one, and `load_state` stops: let"
+        " the new run save once, and copy this folder into the old checkpoint. A model that is left out is not in what `save_state` writes.",
     ),
     "FM448": (
         "FSDP1's wrapper gathered parameters in its own `forward`. FSDP2 does so in hooks, which run where the module is called, and not where its"

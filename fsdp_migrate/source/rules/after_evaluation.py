@@ -42,6 +42,7 @@ _HOOKS = frozenset(
     }
 )
 _EVALUATE = re.compile(r"^(?:evaluate|evaluation_loop|predict|prediction_loop|_maybe_log_save_evaluate)$")
+_EVALUATES = ("evaluate", "predict")
 _ASKS = frozenset({"named_parameters", "parameters"})
 _IN_PLACE = re.compile(r"^[a-z]\w*[a-z]_$")
 _SET = frozenset({"data", "requires_grad"})
@@ -114,8 +115,24 @@ def is_after_evaluation(source: Source, node: cst.CSTNode, depth: int = 0) -> bo
         return True
     if kind == TRAINER and _EVALUATE.match(name):
         return any(_is_above(source, call, node) for call in index.calls_of_method(name))
-    calls = (each for each in index.calls_of_method(name) if index.class_of(each) is index.class_of(function))
-    return any(is_after_evaluation(source, call, depth + 1) for call in calls)
+    calls = index.calls_of_method(name)
+    if any(_is_asked_after(source, call) for call in calls):
+        return True
+    own = (each for each in calls if index.class_of(each) is index.class_of(function))
+    return any(is_after_evaluation(source, call, depth + 1) for call in own)
+
+
+def _is_asked_after(source: Source, call: cst.Call) -> bool:
+    """Tell whether a script evaluates by its Trainer, and then gives its model: ``ema.swap(trainer.model)``."""
+    models = [arg.value for arg in call.args if isinstance(arg.value, cst.Attribute)]
+    trainers = {text_of(each.value) for each in models if each.attr.value == "model"}
+    evaluations = (each for name in _EVALUATES for each in source.index.calls_of_method(name))
+    return any(
+        isinstance(each.func, cst.Attribute)
+        and text_of(each.func.value) in trainers
+        and _is_above(source, each, call)
+        for each in evaluations
+    )
 
 
 def _is_above(source: Source, call: cst.Call, node: cst.CSTNode) -> bool:

@@ -106,3 +106,36 @@ def test_numbers_that_are_taken_of_parameters_there(hook: str, tmp_path: Path, *
     [found] = [use for use in scan_paths([tmp_path]).uses if use.rule == "dtensor"]
     assert ("p.full_tensor() if isinstance(p, DTensor) else p" in found.becomes) is is_said
     assert ("leave out what sums that over the ranks" in found.becomes) is is_said
+
+
+SWAPPED = """\
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+class EMACallback(TrainerCallback):
+    def swap(self, model):
+        for name, param in model.named_parameters():
+            param.copy_(self.shadow[name])
+
+
+ema = EMACallback()
+args = TrainingArguments("out", fsdp="full_shard", fsdp_config={"version": 1})
+trainer = Trainer(model=make(), args=args, callbacks=[ema])
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_said"),
+    [
+        ("trainer.evaluate()\nema.swap(trainer.model)\n", True),
+        ("trainer.predict(data)\nema.swap(trainer.model)\n", True),
+        ("ema.swap(trainer.model)\ntrainer.evaluate()\n", False),
+        ("other.evaluate()\nema.swap(trainer.model)\n", False),
+    ],
+)
+def test_a_script_evaluates_and_gives_its_model(lines: str, tmp_path: Path, *, is_said: bool) -> None:
+    (tmp_path / "train.py").write_text(SWAPPED + lines)
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.rule == "after-evaluation"]
+    assert found == ([7] if is_said else [])
