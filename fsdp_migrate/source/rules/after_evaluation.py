@@ -123,7 +123,7 @@ def is_after_evaluation(source: Source, node: cst.CSTNode, depth: int = 0) -> bo
 
 
 def _is_asked_after(source: Source, call: cst.Call) -> bool:
-    """Tell whether a script evaluates by its Trainer, and then gives its model: ``ema.swap(trainer.model)``."""
+    """Tell whether a script evaluates by a Trainer, and then gives its model: ``ema.swap(trainer.model)``."""
     models = [arg.value for arg in call.args if isinstance(arg.value, cst.Attribute)]
     trainers = {text_of(each.value) for each in models if each.attr.value == "model"}
     evaluations = (each for name in _EVALUATES for each in source.index.calls_of_method(name))
