@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
-    "that loads it."
+    "that loads it; and what FSDP1 itself does wrong when it goes on from it."
 )
 _OTHERS = "If another run has still to go on under FSDP2:"
 _CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
@@ -111,6 +111,7 @@ def steps_for_checkpoints(
     steps = []
     if waiting:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
+        inspect += (f"fsdp-migrate doctor --checkpoint {shlex.quote(waiting[0].path)}",)
         steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
         said = [
             *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),

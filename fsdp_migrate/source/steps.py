@@ -174,7 +174,8 @@ def next_steps(
     if is_to_turn or left:
         known = of_transformers(models, paths)
         steps += _steps_for_proof(where, configs, launches, known, _sharded_by_hand(rewrites))
-    if is_to_turn and not is_turned:
+    is_kept = (is_to_turn or bool(left)) and not is_turned
+    if is_kept:
         steps.append(step_to_keep(folder))
     if rewrites or not all(use.is_marked for use in left):
         commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
@@ -198,7 +199,7 @@ def next_steps(
     steps += _steps_for_apart(apart)
     # A new run that has saved something has shown what it does.
     if is_to_turn or left or (is_turned and not any(each.is_fsdp2s for each in checkpoints)):
-        steps.append(step_to_compare(folder, is_kept=is_to_turn and not is_turned))
+        steps.append(step_to_compare(folder, is_kept=is_kept))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     is_run = bool(report.num_files or configs or launches)
     return steps + steps_for_checkpoints(old, models, folder if is_run else None)

@@ -86,6 +86,7 @@ def test_the_steps_stand_in_order_with_commands_that_run(
         ["fsdp-migrate", "config"],
         ["fsdp-migrate", "compare"],
         ["fsdp-migrate", "inspect"],
+        ["fsdp-migrate", "doctor"],
         ["fsdp-migrate", "convert"],
         ["fsdp-migrate", "verify"],
         ["fsdp-migrate", "compare"],
@@ -96,6 +97,20 @@ def test_the_steps_stand_in_order_with_commands_that_run(
     _, document = run_json("scan", ".")
     assert document["totals"]["rewritten"] == 0
     assert [config["state"] for config in document["configs"]] == ["fsdp2", "fsdp2"]
+
+
+def test_what_is_settled_by_hand_alone_is_kept_before_as_well(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`compare` needs the old project, also where `rewrite` sets comments and turns nothing."""
+    monkeypatch.chdir(tmp_path)
+    code = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    Path("train.py").write_text(f"{code}net.head = FSDP(net.head)\nnet = FSDP(net)\n")
+    _, document = run_json("scan", ".")
+    assert document["totals"]["rewritten"] == 0
+    commands = [command for step in document["steps"] for command in step["commands"]]
+    assert commands.index("cp -r . ../before") < commands.index("fsdp-migrate rewrite .")
+    assert "fsdp-migrate compare ../before . -- COMMAND" in commands
 
 
 def test_what_is_written_is_not_to_be_written_again(
@@ -146,7 +161,10 @@ def test_a_project_that_was_migrated_has_no_config_to_convert(
     assert step["commands"] == ["fsdp-migrate compare ../before . -- COMMAND"]
     torch.save({"model": {"a": torch.ones(1)}}, "step-1.pt")
     _, document = run_json("scan", ".")
-    assert document["steps"][1]["commands"] == ["fsdp-migrate inspect step-1.pt"]
+    assert document["steps"][1]["commands"] == [
+        "fsdp-migrate inspect step-1.pt",
+        "fsdp-migrate doctor --checkpoint step-1.pt",
+    ]
     # A framework's config is to be converted all the same.
     Path("accelerate.yaml").write_text(ACCELERATE)
     _, document = run_json("scan", ".")
