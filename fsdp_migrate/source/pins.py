@@ -112,6 +112,7 @@ def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
         frameworks: Whose configs and launch lines were found.
     """
     names = {name.strip() for each in frameworks for name in each.split(",") if name.strip()}
+    names |= report.frameworks & {"accelerate"}  # also where the config that asks for it is not here
     codes = {use.code for use in report.uses}
     if not names and not codes:
         return set()

@@ -119,6 +119,11 @@ _CALLED_BACK = (
     "converted ones. Only if you take Composer's own FSDP2 instead, with FSDP_VERSION=2 in the environment, "
     "convert it; a backup is kept."
 )
+_NOT_HERE = (
+    "Convert where it is, with `fsdp-migrate config`, each config that a launch line names and that is not "
+    "in these folders: {}. By its name it asks Accelerate for FSDP, and what is said of such sources takes "
+    "it for FSDP1"
+)
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 
@@ -144,6 +149,7 @@ def next_steps(
     is_called_back: bool = False,
     apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
+    elsewhere: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -160,6 +166,7 @@ def next_steps(
         is_called_back: Whether Composer has the callback, by which it takes FSDP1's configs as they are.
         lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
+        elsewhere: The configs that launch lines name and that are not here.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if use.cell is None]
@@ -193,6 +200,7 @@ def next_steps(
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
     steps += _steps_for_configs(converted, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
+    steps += [Step(f"{_NOT_HERE.format(listed(elsewhere, _PLACES))}.", ())] if elsewhere else []
     steps += _steps_for_apart(apart)
     # A new run that has saved something has shown what it does.
     if is_to_turn or left or (is_turned and not any(each.is_fsdp2s for each in checkpoints)):

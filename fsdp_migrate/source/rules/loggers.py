@@ -38,9 +38,9 @@ _HISTOGRAM = (
     "rank's part, as before, or .full_tensor(), which every rank must call."
 )
 _GRAD_NORM = (
-    "Lightning makes a plain tensor of the norms of the gradients here, which are DTensors where the model is "
-    "sharded: that raises. Log by hand what you need, on every rank: `p.grad.norm().full_tensor()` of each of "
-    "named_parameters(), and torch.stack(...).norm() of these for all."
+    "Lightning makes a plain tensor of the norms of the gradients here, which are DTensors where the model "
+    "is sharded: that raises. Log by hand what you need, on every rank: `p.grad.norm().full_tensor()` of "
+    "each of named_parameters(), and torch.stack(...).norm() of these for all."
 )
 _HISTOGRAMS = frozenset({"Histogram", "add_histogram", "histogram"})
 _WATCHES_PARAMETERS = re.compile(r"^['\"](all|parameters)['\"]$")

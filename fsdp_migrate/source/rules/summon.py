@@ -13,7 +13,15 @@ from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
-from fsdp_migrate.source.python.nodes import dotted, given_by_name, keyword, last_name, placed_parameters, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    keyword,
+    last_name,
+    placed_parameters,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace

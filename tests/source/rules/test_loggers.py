@@ -109,7 +109,13 @@ NORMS = (
     ("home", "name", "call", "strategy", "is_said"),
     [
         ("lightning.pytorch.utilities", "grad_norm", "grad_norm(self, norm_type=2)", "fsdp", True),
-        ("pytorch_lightning.utilities.grads", "grad_norm", "grad_norm(module=self.net, norm_type=2)", "fsdp", True),
+        (
+            "pytorch_lightning.utilities.grads",
+            "grad_norm",
+            "grad_norm(module=self.net, norm_type=2)",
+            "fsdp",
+            True,
+        ),
         ("lightning.pytorch", "utilities", "utilities.grad_norm(self, 2)", "fsdp", True),
         ("lightning.pytorch.utilities", "grad_norm", "grad_norm(self, norm_type=2)", "ddp", False),
         ("mine.norms", "grad_norm", "grad_norm(self, norm_type=2)", "fsdp", False),

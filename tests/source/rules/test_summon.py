@@ -173,7 +173,9 @@ def test_a_model_that_the_source_wraps_itself_is_none_of_a_frameworks(inner: str
 def test_a_frameworks_embeddings_are_no_part_of_its_outermost_unit(
     frame: str, given: str, becomes: str
 ) -> None:
-    text = frame.replace("model, writeback=False", given).format("model.get_input_embeddings().weight.clone()")
+    text = frame.replace("model, writeback=False", given).format(
+        "model.get_input_embeddings().weight.clone()"
+    )
     after = turned(text, header="")
     assert f"with summon_full_params({becomes}):\n" in after
     assert "DTensor" not in after
