@@ -123,7 +123,7 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
 
 
 def configs_elsewhere(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the configs of Accelerate's that launch lines name and that are in no folder here, with the line.
+    """Return the configs of Accelerate's that launch lines name and that are in no folder here.
 
     Only those with FSDP in their names: what others ask for is not known.
 
