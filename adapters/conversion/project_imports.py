@@ -33,6 +33,9 @@ _TRAINER = re.compile(
 _ACCELERATE = re.compile(r"^[ \t]*(?:import|from)\s+accelerate\b", re.MULTILINE)
 # In one source: `weight_decay` alone may be one number for all.
 _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?decay", re.IGNORECASE))
+_SPECTRAL = re.compile(r"^[^#\n]*(?<!def )\bspectral_norm\(", re.MULTILINE)
+_TORCHS_SPECTRAL = re.compile(r"\butils\b[\w.]*(?:[ \t]+import\b[^\n]*|\.)\bspectral_norm\b")
+_MOST_NEAR = 100
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_FOLDERS = 2000
@@ -170,6 +173,35 @@ def project_root(path: Path) -> Path | None:
     """Return the nearest folder above a file that looks like a project's root."""
     folders = path.resolve().parents[:_MOST_LEVELS]
     return next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
+
+
+def sources_around(folder: Path) -> Iterable[Path]:
+    """Return the Python files of the project around a folder, or those near where it has no mark of one.
+
+    Example:
+        >>> list(sources_around(Path("/absent")))
+        []
+    """
+    root = project_root(folder / "config")
+    # What is around a folder without a mark of a project may be anybody's.
+    near = (path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern)))
+    return islice(near, _MOST_NEAR) if root is None else sources_below(root)
+
+
+@kept_in_a_look
+def find_spectral_norm(folder: Path) -> str:
+    """Return where the project around a folder makes a layer of torch's ``spectral_norm``, or nothing.
+
+    Example:
+        >>> find_spectral_norm(Path("/absent"))
+        ''
+    """
+    for path in sources_around(folder):
+        text = text_if_there(path)
+        made = _SPECTRAL.search(text) if _TORCHS_SPECTRAL.search(text) else None
+        if made is not None:
+            return f"{path.name}:{text.count(chr(10), 0, made.end()) + 1}"
+    return ""
 
 
 def sources_below(root: Path) -> Iterator[Path]:

@@ -129,6 +129,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "without a word",
             since="1.7",
         ),
+        "casts_no_buffers": Claim(
+            "Accelerate's FSDP2 leaves the buffers of `spectral_norm` in float32, which FSDP1 cast with the "
+            "weights, and its first forward raises",
+            since="1.6",
+        ),
         "sends_no_4bit": Claim(
             "where one weight is 4-bit of bitsandbytes (QLoRA) FSDP2 sends none of rank 0's weights",
             since="1.7",

@@ -111,6 +111,8 @@ class Links:
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
+    has_spectral_norms: bool = False
+    """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
     beside_meta: bool = False
     """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -256,6 +258,7 @@ class Links:
             self.hooks,
             self.frameworks,
             self.has_recurrent_layers,
+            self.has_spectral_norms,
             self.run_by_trainer,
             self.wrapped_classes,
         )
