@@ -145,6 +145,8 @@ class Links:
     """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
     saves_itself: bool = False
     """Whether a module of the project has a ``save_pretrained`` of its own that takes no state."""
+    own_saves: frozenset[str] = frozenset()
+    """The classes of the project, modules or not, whose own ``save_pretrained`` takes no state."""
     own_groups: bool = False
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
