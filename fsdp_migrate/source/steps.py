@@ -11,7 +11,7 @@ from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
-from fsdp_migrate.source.still_fsdp1 import PREPARING, still_fsdp1
+from fsdp_migrate.source.still_fsdp1 import PREPARING, is_left_wrap, still_fsdp1
 
 
 if TYPE_CHECKING:
@@ -124,6 +124,15 @@ _NOT_HERE = (
     "in these folders: {}. By its name it asks Accelerate for FSDP, and what is said of such sources takes "
     "it for FSDP1"
 )
+_BY_OTHERS = (
+    "Start what runs these sources with FSDP by a config of FSDP2 from then on: `fsdp_version: 2` for "
+    "Accelerate, `version: 2` in HF Trainer's `fsdp_config`. Nothing here says which it is, and the lines "
+    "that are turned ({}) ask for FSDP2's models: with FSDP1's a check is false and a context does nothing, "
+    "without a word"
+)
+_IMPORTS = "FM329"
+_SETTINGS = frozenset({"FM319", "FM320", "FM327", "FM328", "FM427", "FM428"})
+"""What is a framework's setting for FSDP in a source."""
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 
@@ -186,6 +195,8 @@ def next_steps(
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
     is_to_be = any(use.code in PREPARING for use in rewrites)
+    if not elsewhere:
+        steps += _steps_for_sharding_elsewhere(report, configs, launches, is_prepared=is_prepared)
     if lacking and (is_prepared or is_to_be):
         text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
         steps.append(Step(text, ()))
@@ -249,6 +260,24 @@ def not_migrated(
     ]
     said += [f"{each.path}: {each.message}" for each in configs if each.state == "refused"]
     return said + [f"{each.place}: {each.message}" for each in launches if each.state == "refused"]
+
+
+def _steps_for_sharding_elsewhere(
+    report: ScanReport,
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound],
+    *,
+    is_prepared: bool,
+) -> list[Step]:
+    """Return what is to be said of lines of a Trainer's class that are turned, where nothing here shards."""
+    asked = [each for each in (*configs, *launches) if each.state != "unused"]
+    shards = PREPARING | _SETTINGS
+    if asked or is_prepared or report.frameworks.isdisjoint({"accelerate", "transformers"}):
+        return []
+    if any(use.code in shards or is_left_wrap(use.rule, use) for use in report.uses):
+        return []
+    turned = [use.place for use in report.uses if use.action == "rewritten" and use.code != _IMPORTS]
+    return [Step(f"{_BY_OTHERS.format(listed(turned, _PLACES))}.", ())] if turned else []
 
 
 def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
