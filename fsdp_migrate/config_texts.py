@@ -13,6 +13,7 @@ from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
 from fsdp_migrate.adapters.conversion.project_imports import (
     decays_alike,
+    find_own_hook,
     find_spectral_norm,
     lacks_transformers,
     project_root,
@@ -148,6 +149,7 @@ def settings_in(
         holds=partial(find_holder, folder),
         defines=partial(defines_class, folder),
         spectral=partial(find_spectral_norm, folder),
+        hook=partial(find_own_hook, folder),
         names_packed=partial(asks_for_packed, folder),
         reader=partial(reader_of_strategy, folder),
     )

@@ -45,7 +45,7 @@ _OF_CODES = {
     "FM429": ("lightning", "pytorch-lightning"),
 }
 _FILES = re.compile(
-    r"^(requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
+    r"^(requirements?.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
 )
 _NAMES = "|".join(sorted({*NEEDED, *PACKAGES}, key=len, reverse=True))
 _PIN = re.compile(
