@@ -154,11 +154,14 @@ def _assigned(home: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseE
         yield from ((part, assign.value) for each in assign.targets for part in _parts(each.target))
     for added in walk_for(home, cst.AugAssign):
         yield added.target, added.value
-    for kind in (cst.AnnAssign, cst.NamedExpr):
-        for each in walk_for(home, kind):
-            yield from () if each.value is None else ((each.target, each.value),)
-    for loop in (*walk_for(home, cst.For), *walk_for(home, cst.CompFor)):
+    for told in walk_for(home, cst.AnnAssign):
+        yield from () if told.value is None else ((told.target, told.value),)
+    for named in walk_for(home, cst.NamedExpr):
+        yield named.target, named.value
+    for loop in walk_for(home, cst.For):
         yield from ((part, loop.iter) for part in _parts(loop.target))
+    for inner in walk_for(home, cst.CompFor):
+        yield from ((part, inner.iter) for part in _parts(inner.target))
     for call in walk_for(home, cst.Call):
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in _PUTS:
             yield from ((call.func.value, arg.value) for arg in call.args)

@@ -209,7 +209,9 @@ def next_steps(
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
-    steps += _steps_for_configs(converted, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
+    # What sources that shard themselves make of a switch of their own stays as it is.
+    own = (each for each in converted if not (each.is_switch and (is_prepared or _sharded_by_hand(rewrites))))
+    steps += _steps_for_configs([*own], launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
     steps += [Step(f"{_NOT_HERE.format(listed(elsewhere, _PLACES))}.", ())] if elsewhere else []
     steps += _steps_for_apart(apart)
@@ -270,9 +272,10 @@ def _steps_for_sharding_elsewhere(
     is_prepared: bool,
 ) -> list[Step]:
     """Return what is to be said of lines of a Trainer's class that are turned, where nothing here shards."""
-    asked = [each for each in (*configs, *launches) if each.state != "unused"]
+    is_asked = any(each.state != "unused" for each in configs)
+    is_asked = is_asked or any(each.state != "unused" for each in launches)
     shards = PREPARING | _SETTINGS
-    if asked or is_prepared or report.frameworks.isdisjoint({"accelerate", "transformers"}):
+    if is_asked or is_prepared or report.frameworks.isdisjoint({"accelerate", "transformers"}):
         return []
     if any(use.code in shards or is_left_wrap(use.rule, use) for use in report.uses):
         return []

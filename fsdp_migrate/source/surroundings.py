@@ -90,6 +90,7 @@ class ConfigFound:
     ``is_named``: HF Trainer's, by a launch line that names it, and not by what stands in it.
     ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
     ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
+    ``is_switch``: all that names FSDP in it are switches of code of its own, ``use_fsdp: true``.
     """
 
     path: str
@@ -102,6 +103,7 @@ class ConfigFound:
     is_named: bool = False
     needs_code: bool = False
     wanted: str = ""
+    is_switch: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -242,8 +244,9 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
             return None
         message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
         holds = isinstance(error, NothingToConvertError) and error.holds_arguments
+        is_switch = isinstance(error, NothingToConvertError) and error.is_switch
         state: Literal["unclear", "broken"] = "unclear" if is_unclear else "broken"
-        return ConfigFound(str(path), "", state, message, holds_arguments=holds)
+        return ConfigFound(str(path), "", state, message, holds_arguments=holds, is_switch=is_switch)
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
