@@ -52,8 +52,7 @@ def scan(
     launches = find_launches(paths)
     done: Done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
     configs = find_configs(paths, launches)
-    are_new = are_turned(report, configs, launches, **done)
-    checkpoints = _checkpoints(paths, are_turned=are_new)
+    checkpoints = _checkpoints(paths, are_turned=are_turned(report, configs, launches, **done))
     frameworks = [*_asking(configs), *_asking(launches)]
     pins = find_pins(paths, packages := packages_of(report, frameworks))
     is_checked = look_for_comments(paths)

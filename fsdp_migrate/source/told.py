@@ -61,9 +61,8 @@ class Told:
         setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.known.types_from
         project = self.known.project
-        whole_project = replace(
-            of_the_whole(project), saves_itself=saves_itself(project), own_saves=classes_that_save(project)
-        )
+        own = classes_that_save(project)
+        whole_project = replace(of_the_whole(project), saves_itself=saves_itself(project), own_saves=own)
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         optimizers = self._optimizers()
         methods = methods_by_file(self.known.project, self.known.methods)
