@@ -165,6 +165,12 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
 )
 _TO_HOOK = frozenset(key.name for key in LIGHTNING_KEYS if key.handle in {in_hook, prefetch_in_hook})
 
+_PUT_HOOK = "Put the hook into the LightningModule."
+_BESIDE_OWN = (
+    f"{_PUT_HOOK} {{}} has a `configure_model` already, and a second one would take its place: put the lines "
+    "of the hook at the end of that, and see that a `return` above does not pass over them."
+)
+
 
 class LightningAdapter:
     """Lightning's strategies in YAML."""
@@ -268,7 +274,8 @@ class LightningAdapter:
             "ModelParallelStrategy shards nothing itself: the LightningModule's `configure_model` does, as "
             "emitted."
         )
-        draft.say("FM355", block.name, text, "Put the hook into the LightningModule.")
+        own = block.settings.hook()
+        draft.say("FM355", block.name, text, _BESIDE_OWN.format(own) if own else _PUT_HOOK)
 
 
 def _arguments(block: Block) -> dict[str, Any]:

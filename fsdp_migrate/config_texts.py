@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.adapters.conversion.project_imports import decays_alike, lacks_transformers, project_root
+from fsdp_migrate.adapters.conversion.project_imports import (
+    decays_alike,
+    find_own_hook,
+    find_spectral_norm,
+    lacks_transformers,
+    project_root,
+)
 from fsdp_migrate.adapters.conversion.project_ties import defines_class, find_holder, find_tie
 from fsdp_migrate.adapters.conversion.shell import is_script
 from fsdp_migrate.adapters.conversion.strategy_readers import reader_of_strategy
@@ -142,6 +148,8 @@ def settings_in(
         ties=partial(find_tie, folder),
         holds=partial(find_holder, folder),
         defines=partial(defines_class, folder),
+        spectral=partial(find_spectral_norm, folder),
+        hook=partial(find_own_hook, folder),
         names_packed=partial(asks_for_packed, folder),
         reader=partial(reader_of_strategy, folder),
     )

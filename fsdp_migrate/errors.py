@@ -63,20 +63,32 @@ class NothingToConvertError(ConfigError):
 
     ``names_fsdp`` tells whether something in it names FSDP all the same: settings of a framework that is not
     known here, or such that may be of several. ``holds_arguments`` tells whether it has arguments of
-    ``FullyShardedDataParallel`` for code of its own.
+    ``FullyShardedDataParallel`` for code of its own, ``is_switch`` whether all that names FSDP are switches
+    of such code: ``use_fsdp: true``.
     """
 
     def __init__(
-        self, message: str, *, field: str | None = None, names_fsdp: bool, holds_arguments: bool = False
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        names_fsdp: bool,
+        holds_arguments: bool = False,
+        is_switch: bool = False,
     ) -> None:
         super().__init__(message, field=field)
         self.names_fsdp = names_fsdp
         self.holds_arguments = holds_arguments
+        self.is_switch = is_switch
 
     def saying(self, message: str) -> NothingToConvertError:
         """Return the same error with another text."""
         return NothingToConvertError(
-            message, field=self.field, names_fsdp=self.names_fsdp, holds_arguments=self.holds_arguments
+            message,
+            field=self.field,
+            names_fsdp=self.names_fsdp,
+            holds_arguments=self.holds_arguments,
+            is_switch=self.is_switch,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections import Counter
@@ -33,6 +34,12 @@ _TRAINER = re.compile(
 _ACCELERATE = re.compile(r"^[ \t]*(?:import|from)\s+accelerate\b", re.MULTILINE)
 # In one source: `weight_decay` alone may be one number for all.
 _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?decay", re.IGNORECASE))
+_SPECTRAL = re.compile(r"^[^#\n]*(?<!def )\bspectral_norm\(", re.MULTILINE)
+_TORCHS_SPECTRAL = re.compile(r"\butils\b[\w.]*(?:[ \t]+import\b[^\n]*|\.)\bspectral_norm\b")
+_HOOK = re.compile(r"^[ \t]+def configure_model\(", re.MULTILINE)
+_SHARDS = re.compile(r"\b(?:fully_shard|prepare_fully_shard|parallelize_module)\(")
+_NO_MODULES = ("nn.Module", "Callback", "object", "ABC", "Strategy")
+_MOST_NEAR = 100
 _MOST_LEVELS = 6
 _MOST_FILES = 400
 _MOST_FOLDERS = 2000
@@ -170,6 +177,60 @@ def project_root(path: Path) -> Path | None:
     """Return the nearest folder above a file that looks like a project's root."""
     folders = path.resolve().parents[:_MOST_LEVELS]
     return next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
+
+
+def sources_around(folder: Path) -> Iterable[Path]:
+    """Return the Python files of the project around a folder, or those near where it has no mark of one.
+
+    Example:
+        >>> list(sources_around(Path("/absent")))
+        []
+    """
+    root = project_root(folder / "config")
+    # What is around a folder without a mark of a project may be anybody's.
+    near = (path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern)))
+    return islice(near, _MOST_NEAR) if root is None else sources_below(root)
+
+
+@kept_in_a_look
+def find_spectral_norm(folder: Path) -> str:
+    """Return where the project around a folder makes a layer of torch's ``spectral_norm``, or nothing.
+
+    Example:
+        >>> find_spectral_norm(Path("/absent"))
+        ''
+    """
+    for path in sources_around(folder):
+        text = text_if_there(path)
+        made = _SPECTRAL.search(text) if _TORCHS_SPECTRAL.search(text) else None
+        if made is not None:
+            return f"{path.name}:{text.count(chr(10), 0, made.end()) + 1}"
+    return ""
+
+
+@kept_in_a_look
+def find_own_hook(folder: Path) -> str:
+    """Return which LightningModule of the project around a folder has a ``configure_model``, or nothing.
+
+    Example:
+        >>> find_own_hook(Path("/absent"))
+        ''
+    """
+    for path in sources_around(folder):
+        text = text_if_there(path)
+        if not _HOOK.search(text) or not _LIGHTNING.search(text):
+            continue
+        try:
+            classes = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ClassDef)]
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        for owner in classes:
+            bases = any(not ast.unparse(base).endswith(_NO_MODULES) for base in owner.bases)
+            made = (each for each in owner.body if isinstance(each, ast.FunctionDef))
+            hook = next((each for each in made if each.name == "configure_model"), None)
+            if bases and hook is not None and not _SHARDS.search(ast.unparse(hook)):
+                return f"`{owner.name}` ({path.name}:{hook.lineno})"
+    return ""
 
 
 def sources_below(root: Path) -> Iterator[Path]:

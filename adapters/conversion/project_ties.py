@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
-from fsdp_migrate.adapters.conversion.project_imports import project_root, sources_below, text_if_there
+from fsdp_migrate.adapters.conversion.project_imports import sources_around, text_if_there
 
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ _TRANSFORMERS: Final = re.compile(r"(?:AutoModel|For[A-Z]\w+\Z|LMHeadModel\Z)")
 """What classes of transformers are called that may tie their embeddings and their head."""
 _MAKES: Final = frozenset({"_from_config", "from_config", "from_pretrained"})
 _NO_MODULES: Final = frozenset({"ABC", "Enum", "Generic", "NamedTuple", "Protocol", "TypedDict", "object"})
-_MOST_NEAR: Final = 100
 METHOD: Final = "tie_weights"
 
 
@@ -83,27 +81,20 @@ def defines_class(folder: Path, name: str) -> bool:
         False
     """
     line = re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
-    return any(line.search(text_if_there(path)) for path in _sources_around(folder))
+    return any(line.search(text_if_there(path)) for path in sources_around(folder))
 
 
 @kept_in_a_look
 def _classes_around(folder: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
     classes: dict[str, ast.ClassDef] = {}
     places: dict[str, str] = {}
-    for path in _sources_around(folder):
+    for path in sources_around(folder):
         text = text_if_there(path)
         if _MAY_TIE.search(text) or METHOD in text:
             found = _classes_of(text)
             classes.update(found)
             places.update(dict.fromkeys(found, path.name))
     return classes, places
-
-
-def _sources_around(folder: Path) -> Iterable[Path]:
-    root = project_root(folder / "config")
-    # What is around a folder without a mark of a project may be anybody's.
-    near = (path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern)))
-    return islice(near, _MOST_NEAR) if root is None else sources_below(root)
 
 
 def _classes_of(text: str) -> dict[str, ast.ClassDef]:

@@ -178,7 +178,8 @@ def nothing_found(
         msg += " `--from`."
     else:
         msg += " What code of its own makes of that, `fsdp-migrate scan` tells."
-    return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands))
+    is_switch = not commands and all(_is_switch(path) and isinstance(value, bool) for path, value in like)
+    return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands), is_switch=is_switch)
 
 
 def _of_torch(documents: list[Node], converts: Callable[[str], bool]) -> Iterator[str]:
@@ -385,7 +386,7 @@ def _fsdp_like(node: Node, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
             name = key_text(entry)
             if name is None or isinstance(entry.value, Alias):
                 continue
-            if _FSDP.search(name):
+            if _FSDP.search(name) and " " not in name.strip():  # not the title of a page
                 found.append((".".join((*path, name)), plain(entry.value)))
             else:
                 found += _fsdp_like(entry.value, (*path, name))

@@ -78,6 +78,7 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
         "words_deprecated": Claim(
             "words in `fsdp` are warned of: `fsdp: true` is to stand there", since="5.10"
         ),
+        "no_fsdp_attribute": Claim("the Trainer has no attribute `fsdp`", since="4.57"),
         "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `backward_prefetch` is given"),
     }
 )
@@ -128,6 +129,11 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "where a model with tied weights has no method `tie_weights` FSDP2 then trains them apart, "
             "without a word",
             since="1.7",
+        ),
+        "casts_no_buffers": Claim(
+            "Accelerate's FSDP2 leaves the buffers of `spectral_norm` in float32, which FSDP1 cast with the "
+            "weights, and its first forward raises",
+            since="1.6",
         ),
         "sends_no_4bit": Claim(
             "where one weight is 4-bit of bitsandbytes (QLoRA) FSDP2 sends none of rank 0's weights",

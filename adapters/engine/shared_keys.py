@@ -424,6 +424,13 @@ def shard_config(block: Block, values: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+CAST_BUFFERS = (
+    "Where that model is prepared, cast them above `accelerator.prepare`, or the Trainer, as FSDP1 did: "
+    "`for name, buffer in model.named_buffers(): if name.endswith(('_u', '_v')): buffer.data = "
+    "buffer.data.to(torch.{})`."
+)
+
+
 def say_mixed_precision(
     block: Block, config: FSDP2Config, draft: Draft, key: str = "mixed_precision"
 ) -> None:
@@ -444,6 +451,9 @@ def say_mixed_precision(
         "shards is cast as under FSDP1: `plan` and `parity` speak of that."
     )
     draft.say("FM354", block.beside(key), text, hint)
+    if place := block.settings.spectral():
+        said = f"{dtype}: {ACCELERATE['casts_no_buffers'].says}: {place}."
+        draft.say("FM354", block.beside(key), said, CAST_BUFFERS.format(dtype))
 
 
 def say_no_prefetch(

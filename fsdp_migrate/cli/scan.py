@@ -37,6 +37,7 @@ def scan(
     from fsdp_migrate.cli.pages.scan import scan_report
     from fsdp_migrate.cli.render.sources import show_scan, show_still, show_surroundings, show_work
     from fsdp_migrate.source import scan_paths
+    from fsdp_migrate.source.asked_around import configs_elsewhere
     from fsdp_migrate.source.composer_project import name_callback
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
@@ -51,8 +52,7 @@ def scan(
     launches = find_launches(paths)
     done: Done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
     configs = find_configs(paths, launches)
-    are_new = are_turned(report, configs, launches, **done)
-    checkpoints = _checkpoints(paths, are_turned=are_new)
+    checkpoints = _checkpoints(paths, are_turned=are_turned(report, configs, launches, **done))
     frameworks = [*_asking(configs), *_asking(launches)]
     pins = find_pins(paths, packages := packages_of(report, frameworks))
     is_checked = look_for_comments(paths)
@@ -61,6 +61,7 @@ def scan(
         **done,
         is_checked=is_checked,
         lacking=without_ours(paths) or (),
+        elsewhere=configs_elsewhere(paths),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
     said = _said_of_still(report, paths, is_checked=is_checked)

@@ -167,7 +167,8 @@ EXPLANATIONS = {
         " `if accelerator.sync_gradients:`.",
     ),
     "FM327": (
-        "The Trainer makes FSDP from its arguments `fsdp` and `fsdp_config`. FSDP2 is asked for by `version: 2` in `fsdp_config`.",
+        "The Trainer makes FSDP from its arguments `fsdp` and `fsdp_config`. FSDP2 is asked for by `version: 2` in `fsdp_config`, which transformers"
+        " 5.0 and newer read, and 5.10 and newer with `state_dict_type`; older ones pass over it without a word.",
         'Where the settings stand in a file, `fsdp-migrate config FILE --write`. In Python, write `fsdp_config={"version": 2, "reshard_after_forward": True,'
         " ...}`: true for full_shard, false for shard_grad_op.",
     ),

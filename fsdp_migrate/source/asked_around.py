@@ -122,6 +122,28 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
     return bool(named) and not is_new and _is_elsewhere(every, named)
 
 
+def configs_elsewhere(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the configs of Accelerate's that launch lines name and that are in no folder here.
+
+    Only those with FSDP in their names: what others ask for is not known.
+
+    Example:
+        >>> configs_elsewhere(["fsdp_migrate/source"])
+        []
+    """
+    every = list(paths)
+    found: dict[str, str] = {}
+    for path, text in settings_around(every):
+        told = COMMENT.sub("", text) if "config" in text else ""
+        for each in _NAMED.finditer(told) if _IS_NEW.search(told) is None else ():
+            line = told.count("\n", 0, each.start("name")) + 1
+            # Of pages and notebooks the commands alone were read.
+            found.setdefault(
+                each["name"], f"{path}" if path.suffix in {NOTEBOOK, *PAGES} else f"{path}:{line}"
+            )
+    return [f"{name} ({place})" for name, place in found.items() if _is_elsewhere(every, [name])]
+
+
 def _is_elsewhere(paths: Iterable[str | os.PathLike[str]], named: Iterable[str]) -> bool:
     """Tell whether one of the configs that launches name is in no folder here: it is the machine's own."""
     here = {path.name for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE)}

@@ -10,6 +10,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given, mixed, of_own_class
 from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.keywords import is_given_by_name
+from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import last_name, model_argument, short, text_of
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.uses import Found
@@ -32,6 +33,11 @@ _OF_A_PART = (
     "get_model_state_dict({}, options=StateDictOptions(full_state_dict=True, cpu_offload=True)), which "
     "every rank takes{}: the state of the whole has other names."
 )
+_OWN_SAVE = (
+    "{} has a `save_pretrained` of its own, which takes no state: where what that saves, or copies, are "
+    "parameters of the sharded model or were made of them, they are DTensors now. Take .full_tensor() of "
+    "each in it, and have every rank call it{}."
+)
 _SAVES = (
     "it asks the model for its state, which is sharded now: on every rank take state = "
     "get_model_state_dict({{}}, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of torch, "
@@ -53,6 +59,7 @@ _GIVEN_A_MODEL = {
     ),
     "safetensors.torch.save_model": _SAVES.format("give it to safetensors' save_file"),
 }
+_ON_EACH = ": it waits for all, and here one alone comes"
 _NOT_MODELS = frozenset({"config", "feature_extractor", "generation_config", "image_processor", "processor"})
 _DEEPEST = 6
 _LONGEST = 60
@@ -76,6 +83,11 @@ def of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
     if certainty is None or source.contexts.is_summoned(call):
         return
     is_part = model is not asked
+    if own := _class_that_saves(source, asked):
+        above = "" if not runs_on_one_rank(source.index, source.models.guards, call) else _ON_EACH
+        said = _OWN_SAVE.format(f"`{own}`", above)
+        yield Found("FM308" if certainty == "certain" else "FM333", call, said, "commented")
+        return
     if certainty == "certain":
         said = _ASKS_ITSELF.format(short(asked, _LONGEST) if is_part else "model")
         yield Found("FM308", call, said, "commented")
@@ -88,6 +100,25 @@ def of_asking(source: Source, call: cst.Call) -> Iterator[Found]:
         every += of_own_class(source)
         said = f"{mixed(source, asked)}give it state_dict=, of {given(source, asked)}{every}."
     yield Found("FM333", call, said, "commented")
+
+
+def _class_that_saves(source: Source, asked: cst.BaseExpression) -> str:
+    """Return the class of what is asked, where its own method takes no state: ``ema = EMAModel(...)``."""
+    index, names = source.index, source.links.own_saves
+    values: list[cst.BaseExpression | None] = []
+    if names and isinstance(asked, cst.Name) and asked in index.scopes:
+        before = [each for each in index.bindings_of(asked) if index.order[each.node] < index.order[asked]]
+        values = [max(before, key=lambda each: index.order[each.node]).value] if before else []
+    elif names and isinstance(asked, cst.Attribute):
+        values = [*values_set(index, asked)]
+    made = {_name_of(each.func) for each in values if isinstance(each, cst.Call)}
+    return made.pop() if len(made) == 1 and len(values) == 1 and made <= names else ""
+
+
+def _name_of(func: cst.BaseExpression) -> str:
+    """Return the class that a call makes an object of, also by a method of it: ``Net.from_pretrained``."""
+    is_maker = isinstance(func, cst.Attribute) and func.attr.value.startswith("from_")
+    return last_name(func.value if is_maker and isinstance(func, cst.Attribute) else func)
 
 
 def _asked_model(

@@ -84,12 +84,47 @@ def _compiled(source: Source, owner: cst.ClassDef | None = None) -> Iterator[str
     """Yield what a compiled model is called, in a class if one is given: ``model = torch.compile(net)``."""
     for call in source.calls:
         if _is_in(source, call, owner) and "torch.compile" in source.index.qualified(call.func):
+            if _is_instead(source, call):
+                continue
             above = source.index.parents[call]
             targets = above.targets if isinstance(above, cst.Assign) else ()
             yield from (text_of(each.target) for each in targets)
             # FSDP(torch.compile(net)), which the wrapping's own name stands for
             if isinstance(above, cst.Arg):
                 yield text_of(call)
+
+
+def _is_instead(source: Source, call: cst.Call) -> bool:
+    """Tell whether a model is compiled only where it is not sharded: ``elif args.compile:`` below that."""
+    above = source.index.parents[call]
+    names = {text_of(each.target) for each in above.targets} if isinstance(above, cst.Assign) else set()
+    names |= {text_of(arg.value) for arg in call.args[:1]}
+    function = source.index.function(call)
+    beside = (each for each in source.calls if source.index.function(each) is function)
+    sharding = [each for each in beside if _shards(source, each, names) and each is not call]
+    return bool(sharding) and all(_is_never_with(source, each, call) for each in sharding)
+
+
+def _is_never_with(source: Source, one: cst.Call, other: cst.Call) -> bool:
+    """Tell whether of two calls a run comes to one at most, by branches or by the answers of tests."""
+    facts = [dict(_told(source, each)) for each in (one, other)]
+    return source.index.excludes(one, other) or any(facts[1].get(t) is (not v) for t, v in facts[0].items())
+
+
+def _told(source: Source, node: cst.CSTNode) -> Iterator[tuple[str, bool]]:
+    """Yield the tests that have come out above a place, and how: of ``not x`` that is true x is false."""
+    for test, truth in source.models.guards.facts(node):
+        is_not = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
+        asked = test.expression if is_not and isinstance(test, cst.UnaryOperation) else test
+        yield text_of(asked), truth is not is_not
+
+
+def _shards(source: Source, call: cst.Call, names: set[str]) -> bool:
+    """Tell whether a call gives a sharded model, and is given something of these names or gives it to one."""
+    above = source.index.parents[call]
+    targets = above.targets if isinstance(above, cst.Assign) else ()
+    near = {*(text_of(each.target) for each in targets), *(text_of(arg.value) for arg in call.args)}
+    return not near.isdisjoint(names) and "fsdp" in source.models.kinds(call)
 
 
 def _is_in(source: Source, node: cst.CSTNode, owner: cst.ClassDef | None) -> bool:

@@ -104,7 +104,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
         links = with_fsdp2_givers(project, Told(following).links())
     links = with_kept_in_families(project, links, following)
     links = with_chosen_optimizers(project, with_given_optimizers(project, links, frameworks))
-    links = with_frameworks(project.texts, frameworks, links)
+    links = with_frameworks(project.texts, frameworks, links, around)
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))

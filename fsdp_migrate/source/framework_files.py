@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,10 +13,12 @@ from fsdp_migrate.source.asked_around import (
     ASKS_BY_WORD,
     ASKS_FABRIC,
     ASKS_HF,
+    COMMENT,
     SWITCHED,
     asked_around,
     asks,
     fsdp2_around,
+    settings_around,
 )
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
@@ -99,6 +102,12 @@ _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
 _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
+_SPECTRAL = "spectral_norm("
+_CASTS = re.compile(
+    r"\bmixed[_-]precision\b[^\n#]{0,60}?\b(?:bf16|fp16|bfloat16|float16|half)"
+    r"|\b(?:bf16|fp16)['\"]?\s*[:=]\s*(?:['\"]?(?:true|auto)\b|(?!['\"]?(?:false|none)\b)[a-z_])|--(?:bf16|fp16)\b",
+    re.IGNORECASE,
+)
 _IMPORTS_TRAINER = re.compile(r"^[ \t]*(?:from|import)\s+(?:transformers|trl)\b", re.MULTILINE)
 _UNSLOTH = re.compile(r"^[ \t]*from[ \t]+unsloth\b", re.MULTILINE)
 _MAKERS = re.compile(r"\b(?!\w*(?:Config|Processor|Tokenizer)\b)(\w+)\.(?:from_config|from_pretrained)\(")
@@ -117,7 +126,10 @@ _OWN = {
 
 
 def with_frameworks(
-    texts: Mapping[Path, str], models: FrameworkModels, links: dict[Path, Links]
+    texts: Mapping[Path, str],
+    models: FrameworkModels,
+    links: dict[Path, Links],
+    around: Iterable[str | os.PathLike[str]] = (),
 ) -> dict[Path, Links]:
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
@@ -145,6 +157,8 @@ def with_frameworks(
             if any(word.search(text) for word in words) and (not is_a_test(path) or _runs_a_framework(text))
         )
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
+        spectral = _with_spectral_norms(texts, around)
+        links |= {path: replace(links.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
     if models.trainers and any(map(are_made_on_meta, texts.values())):
         links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
     known = {path: links.get(path, NOTHING) for path in told}
@@ -157,6 +171,17 @@ def with_frameworks(
         )
         for path, each in known.items()
     }
+
+
+def _with_spectral_norms(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the files with layers of ``spectral_norm`` in a project that asks for bf16 or fp16 anywhere."""
+    found = [
+        path
+        for path, text in texts.items()
+        if _SPECTRAL in text and (not is_a_test(path) or _runs_a_framework(text))
+    ]
+    asked = itertools.chain(texts.values(), (text for _, text in settings_around(around)) if found else ())
+    return found if found and any(_CASTS.search(COMMENT.sub("", text)) for text in asked) else []
 
 
 def _of_lightning(lightning: LightningProject, links: Mapping[Path, Links]) -> dict[Path, Links]:

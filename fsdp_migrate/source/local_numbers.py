@@ -60,6 +60,8 @@ _KEEPS: Final = frozenset({"cpu", "cuda", "detach", "float"})
 _NUMBERS: Final = frozenset({"bool", "float", "int"})
 _COUNTS: Final = frozenset({"nelement", "numel"})
 _COUNTING: Final = re.compile(r"(?i)(?:count|num).*param|param.*count")
+_PUTS: Final = frozenset({"add", "append", "extend", "setdefault", "update"})
+_ONES: Final = (cst.Float, cst.Integer)
 _ASK_EACH: Final = frozenset({"all", "any"})
 _TESTS: Final = (cst.Assert, cst.CompIf, cst.If, cst.IfExp, cst.While)
 # What torch refuses of a part without an element.
@@ -113,8 +115,75 @@ def said_of_local_number(
     home = source.index.function(call) or source.module
     if not any(walk_for(home, cst.Divide)) and not any(walk_for(home, cst.DivideAssign)):
         return ""
-    calls = walk_for(home, cst.Call)
-    return _OVER_A_COUNT if any(_counts(source, each, is_parameter) for each in calls) else ""
+    counting = {each for each in walk_for(home, cst.Call) if _counts(source, each, is_parameter)}
+    return _OVER_A_COUNT if counting and _are_divided(home, {call}, counting) else ""
+
+
+def _are_divided(home: cst.CSTNode, numbers: set[cst.Call], counting: set[cst.Call]) -> bool:
+    """Tell whether a function divides what is made of some calls by what is made of others."""
+    above, below = _made_of(home, numbers), _made_of(home, counting)
+    over = [
+        (each.left, each.right)
+        for each in walk_for(home, cst.BinaryOperation)
+        if isinstance(each.operator, (cst.Divide, cst.FloorDivide))
+    ]
+    over += [
+        (each.target, each.value)
+        for each in walk_for(home, cst.AugAssign)
+        if isinstance(each.operator, (cst.DivideAssign, cst.FloorDivideAssign))
+    ]
+    by_count = [left for left, right in over if _holds(right, counting, below)]
+    # Of `1 / count`, by which a number may be multiplied, it is not followed any more.
+    return any(_holds(left, numbers, above) or isinstance(left, _ONES) for left in by_count)
+
+
+def _made_of(home: cst.CSTNode, calls: set[cst.Call]) -> set[str]:
+    """Return the names of a function that hold what some calls give, or what is made of it."""
+    found: set[str] = set()
+    pairs = [(target, value) for target, value in _assigned(home)]
+    size = -1
+    while size < len(found):
+        size = len(found)
+        found.update(text_of(target) for target, value in pairs if _holds(value, calls, found))
+    return found
+
+
+def _assigned(home: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpression]]:
+    """Yield what a function gives its names, one by one: also what is put into a list, or gone through."""
+    for assign in walk_for(home, cst.Assign):
+        yield from ((part, assign.value) for each in assign.targets for part in _parts(each.target))
+    for added in walk_for(home, cst.AugAssign):
+        yield added.target, added.value
+    for told in walk_for(home, cst.AnnAssign):
+        yield from () if told.value is None else ((told.target, told.value),)
+    for named in walk_for(home, cst.NamedExpr):
+        yield named.target, named.value
+    for loop in walk_for(home, cst.For):
+        yield from ((part, loop.iter) for part in _parts(loop.target))
+    for inner in walk_for(home, cst.CompFor):
+        yield from ((part, inner.iter) for part in _parts(inner.target))
+    for call in walk_for(home, cst.Call):
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value in _PUTS:
+            yield from ((call.func.value, arg.value) for arg in call.args)
+
+
+def _parts(target: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield the names that a target binds; of an item it is what holds it."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        for each in target.elements:
+            yield from _parts(each.value)
+    else:
+        yield target
+        if isinstance(target, cst.Subscript):
+            yield target.value
+
+
+def _holds(value: cst.BaseExpression, calls: set[cst.Call], names: set[str]) -> bool:
+    """Tell whether an expression has one of some calls in it, or one of some names."""
+    if any(each in calls for each in walk_for(value, cst.Call)):
+        return True
+    kinds = (cst.Name, cst.Attribute, cst.Subscript)
+    return bool(names) and any(text_of(each) in names for kind in kinds for each in walk_for(value, kind))
 
 
 def _counts(source: Source, call: cst.Call, is_parameter: Callable[[cst.BaseExpression], bool]) -> bool:

@@ -45,7 +45,7 @@ _OF_CODES = {
     "FM429": ("lightning", "pytorch-lightning"),
 }
 _FILES = re.compile(
-    r"^(requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
+    r"^(requirements?.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
 )
 _NAMES = "|".join(sorted({*NEEDED, *PACKAGES}, key=len, reverse=True))
 _PIN = re.compile(
@@ -112,6 +112,7 @@ def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
         frameworks: Whose configs and launch lines were found.
     """
     names = {name.strip() for each in frameworks for name in each.split(",") if name.strip()}
+    names |= report.frameworks & {"accelerate"}  # also where the config that asks for it is not here
     codes = {use.code for use in report.uses}
     if not names and not codes:
         return set()

@@ -92,10 +92,12 @@ def find_prepared_apart(
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:
     """Tell whether anything asks Accelerate for FSDP: a source, or what configs and launch lines are of.
 
-    Of one that cannot be converted the framework is not known: it may be Accelerate's.
+    So do sources that are taken for Accelerate's by a launch line whose config is not here. Of one that
+    cannot be converted the framework is not known: it may be Accelerate's.
     """
     names = {name.strip() for each in frameworks for name in each.split(",")}
     uses = report.uses if report else ()
+    names |= report.frameworks if report else frozenset()
     return not names.isdisjoint({_ACCELERATE, ""}) or any(use.code in _ITS_CODES for use in uses)
 
 

@@ -85,7 +85,8 @@ def scan_paths(paths: Iterable[str | os.PathLike[str]], *, num_processes: int | 
     found = [scan_file(path, left) if path in left else each for path, each in zip(files, found, strict=True)]
     reports = [report for report in found if report is not None]
     interesting = tuple(report for report in reports if report.uses or report.problem)
-    return ScanReport(interesting, num_files=len(files))
+    frameworks = frozenset[str]().union(*(each.frameworks for each in links.values()))
+    return ScanReport(interesting, len(files), frameworks)
 
 
 def scan_file(path: Path, links: Mapping[Path, Links]) -> FileReport | None:

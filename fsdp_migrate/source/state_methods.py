@@ -79,18 +79,26 @@ def _starts(node: ast.expr) -> Iterator[str]:
 
 def saves_itself(project: Project) -> bool:
     """Tell whether a module of the project has a ``save_pretrained`` of its own that takes no state."""
+    return any(is_a_module(module, owner) for module, owner in _saving_without_state(project))
+
+
+def classes_that_save(project: Project) -> frozenset[str]:
+    """Return the classes of the project, modules or not, whose own ``save_pretrained`` takes no state."""
+    return frozenset(owner.rpartition(".")[2] for _, owner in _saving_without_state(project))
+
+
+def _saving_without_state(project: Project) -> Iterator[tuple[Module, str]]:
     for path in project.holding(["save_pretrained"]):
         module = project.module(path) if "def save_pretrained(" in project.texts[path] else None
         for name, definition in module.definitions.items() if module is not None else ():
             owner, _, method = name.rpartition(".")
             node = definition.node
-            if method == "save_pretrained" and isinstance(node, ast.FunctionDef):
+            if method == "save_pretrained" and owner and isinstance(node, ast.FunctionDef):
                 takes = node.args.kwarg is not None or any(
                     each.arg == "state_dict" for each in (*node.args.args, *node.args.kwonlyargs)
                 )
-                if not takes and module is not None and is_a_module(module, owner):
-                    return True
-    return False
+                if not takes and module is not None:
+                    yield module, owner
 
 
 def _of(module: Module, names: Collection[str]) -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
-from fsdp_migrate.source.still_fsdp1 import PREPARING, still_fsdp1
+from fsdp_migrate.source.still_fsdp1 import PREPARING, is_left_wrap, still_fsdp1
 
 
 if TYPE_CHECKING:
@@ -120,6 +120,20 @@ _CALLED_BACK = (
     "converted ones. Only if you take Composer's own FSDP2 instead, with FSDP_VERSION=2 in the environment, "
     "convert it; a backup is kept."
 )
+_NOT_HERE = (
+    "Convert where it is, with `fsdp-migrate config`, each config that a launch line names and that is not "
+    "in these folders: {}. By its name it asks Accelerate for FSDP, and what is said of such sources takes "
+    "it for FSDP1"
+)
+_BY_OTHERS = (
+    "Start what runs these sources with FSDP by a config of FSDP2 from then on: `fsdp_version: 2` for "
+    "Accelerate, `version: 2` in HF Trainer's `fsdp_config`. Nothing here says which it is, and the lines "
+    "that are turned ({}) ask for FSDP2's models: with FSDP1's a check is false and a context does nothing, "
+    "without a word"
+)
+_IMPORTS = "FM329"
+_SETTINGS = frozenset({"FM319", "FM320", "FM327", "FM328", "FM427", "FM428"})
+"""What is a framework's setting for FSDP in a source."""
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 
@@ -145,6 +159,7 @@ def next_steps(
     is_called_back: bool = False,
     apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
+    elsewhere: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -161,6 +176,7 @@ def next_steps(
         is_called_back: Whether Composer has the callback, by which it takes FSDP1's configs as they are.
         lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
+        elsewhere: The configs that launch lines name and that are not here.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if use.cell is None]
@@ -182,6 +198,8 @@ def next_steps(
         turned = _amount(rewrites, "use") if rewrites else "comments alone"
         steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
     is_to_be = any(use.code in PREPARING for use in rewrites)
+    if not elsewhere:
+        steps += _steps_for_sharding_elsewhere(report, configs, launches, is_prepared=is_prepared)
     if lacking and (is_prepared or is_to_be):
         text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
         steps.append(Step(text, ()))
@@ -194,8 +212,11 @@ def next_steps(
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
-    steps += _steps_for_configs(converted, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
+    # What sources that shard themselves make of a switch of their own stays as it is.
+    own = (each for each in converted if not (each.is_switch and (is_prepared or _sharded_by_hand(rewrites))))
+    steps += _steps_for_configs([*own], launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
+    steps += [Step(f"{_NOT_HERE.format(listed(elsewhere, _PLACES))}.", ())] if elsewhere else []
     steps += _steps_for_apart(apart)
     # A new run that has saved something has shown what it does.
     if is_to_turn or left or (is_turned and not any(each.is_fsdp2s for each in checkpoints)):
@@ -244,6 +265,25 @@ def not_migrated(
     ]
     said += [f"{each.path}: {each.message}" for each in configs if each.state == "refused"]
     return said + [f"{each.place}: {each.message}" for each in launches if each.state == "refused"]
+
+
+def _steps_for_sharding_elsewhere(
+    report: ScanReport,
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound],
+    *,
+    is_prepared: bool,
+) -> list[Step]:
+    """Return what is to be said of lines of a Trainer's class that are turned, where nothing here shards."""
+    is_asked = any(each.state != "unused" for each in configs)
+    is_asked = is_asked or any(each.state != "unused" for each in launches)
+    shards = PREPARING | _SETTINGS
+    if is_asked or is_prepared or report.frameworks.isdisjoint({"accelerate", "transformers"}):
+        return []
+    if any(use.code in shards or is_left_wrap(use.rule, use) for use in report.uses):
+        return []
+    turned = [use.place for use in report.uses if use.action == "rewritten" and use.code != _IMPORTS]
+    return [Step(f"{_BY_OTHERS.format(listed(turned, _PLACES))}.", ())] if turned else []
 
 
 def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:

@@ -11,7 +11,6 @@ from fsdp_migrate.source.rules import (
     constructor,
     leftovers,
     manual_wrapping,
-    model_methods,
     partials,
     subclass,
 )
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
 PREPARING: Final = frozenset({"FM301", "FM302", "FM331", "FM429"})
 """What becomes a call of ``prepare_fully_shard``."""
-_WRAPS: Final = frozenset(
-    rule.NAME for rule in (constructor, manual_wrapping, model_methods, partials, subclass)
-)
+_WRAPS: Final = frozenset(rule.NAME for rule in (constructor, manual_wrapping, partials, subclass))
+"""Not what shards a model beside the one that a Trainer trains, where that is asked for FSDP: TRL's."""
 _CODES: Final = frozenset({"FM303", "FM304"})
 _PLACES: Final = 6
 _STILL: Final = (

@@ -74,8 +74,8 @@ _WITHOUT_METADATA = "distributed checkpoint (DCP) without its .metadata"
 # And the bytes of checkpoints in a second, where a disk or a network is slow.
 _COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
+# Folders with what tests read, and no run starts from; one that is given is looked through.
 _FIXTURES = frozenset({"fixtures", "test_data", "testdata", "tests"})
-"""Folders with what tests read, and no run starts from; one that is given is looked through."""
 _WEIGHTS = ("bias", "weight")
 _WHOLE_NUMBERS = frozenset({"BOOL", "I16", "I32", "I64", "I8", "U16", "U32", "U64", "U8"})
 
@@ -88,7 +88,7 @@ class ConfigFound:
     ``holds_arguments``: of no framework, but with FSDP1's arguments for code of its own.
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     ``is_named``: HF Trainer's, by a launch line that names it, and not by what stands in it.
-    ``needs_code``: it stays, and a source that reads it itself is to be changed in its place.
+    ``needs_code``: a source that reads it is to be changed. ``is_switch``: it has switches of code alone.
     ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
     """
 
@@ -102,6 +102,7 @@ class ConfigFound:
     is_named: bool = False
     needs_code: bool = False
     wanted: str = ""
+    is_switch: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -237,13 +238,13 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
     except FindingsError as error:
         return ConfigFound(str(path), "", "refused", error.first_reason)
     except ConfigError as error:
-        is_unclear = isinstance(error, NothingToConvertError)
-        if isinstance(error, NothingToConvertError) and not error.names_fsdp:
+        nothing = error if isinstance(error, NothingToConvertError) else None
+        if nothing is not None and not nothing.names_fsdp:
             return None
         message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
-        holds = isinstance(error, NothingToConvertError) and error.holds_arguments
-        state: Literal["unclear", "broken"] = "unclear" if is_unclear else "broken"
-        return ConfigFound(str(path), "", state, message, holds_arguments=holds)
+        holds, switch = (nothing.holds_arguments, nothing.is_switch) if nothing else (False, False)
+        state: Literal["unclear", "broken"] = "unclear" if nothing else "broken"
+        return ConfigFound(str(path), "", state, message, holds_arguments=holds, is_switch=switch)
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))

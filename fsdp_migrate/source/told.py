@@ -27,7 +27,7 @@ from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attri
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
-from fsdp_migrate.source.state_methods import is_a_module, saves_itself, states_by_file
+from fsdp_migrate.source.state_methods import classes_that_save, is_a_module, saves_itself, states_by_file
 from fsdp_migrate.source.told_parameters import told_parameters
 from fsdp_migrate.source.wrapper_classes import class_functions, subclasses, wrapper_classes
 
@@ -62,7 +62,10 @@ class Told:
         types = setters | self.known.types_from
         project = self.known.project
         near = {each.path for each in self.known.looked_at}
-        whole_project = replace(of_the_whole(project, near), saves_itself=saves_itself(project))
+        own = classes_that_save(project)
+        whole_project = replace(
+            of_the_whole(project, near), saves_itself=saves_itself(project), own_saves=own
+        )
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         optimizers = self._optimizers()
         methods = methods_by_file(self.known.project, self.known.methods)

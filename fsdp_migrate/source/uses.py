@@ -154,6 +154,8 @@ class ScanReport:
 
     files: tuple[FileReport, ...]
     num_files: int
+    frameworks: frozenset[str] = frozenset()
+    """What shards models of these files by FSDP1, as they and what stands around them say: ``accelerate``."""
 
     @property
     def num_read(self) -> int:

@@ -298,3 +298,27 @@ def test_a_reference_to_a_key_beside_it() -> None:
     for name in (".other", "auto_wrap_policy", "..auto_wrap_policy"):
         done = convert(f"{STRATEGY}{policy}{reference.format(name)}")
         assert "FM346" in {finding.code for finding in done.findings}
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "is_said"),
+    [
+        ("L.LightningModule", "configure_model", True),
+        ("Base", "configure_model", True),
+        ("L.LightningModule", "configure_optimizers", False),
+        ("nn.Module", "configure_model", False),
+    ],
+)
+def test_a_module_that_has_the_hook_already_is_named(
+    tmp_path: Path, base: str, method: str, *, is_said: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(STRATEGY)
+    code = (
+        f"import lightning as L\n\n\nclass Lit({base}):\n    def {method}(self):\n        self.net = make()\n"
+    )
+    (tmp_path / "lit.py").write_text(code)
+    said = " ".join(
+        each.hint or "" for each in convert_config_file(tmp_path / "fsdp.yaml").conversion.findings
+    )
+    assert "Put the hook into the LightningModule." in said
+    assert ("`Lit` (lit.py:5) has a `configure_model` already" in said) is is_said

@@ -178,6 +178,20 @@ for kind, plugin.cpu_ram_efficient_loading in ((nn.Sequential, True), (Ties, Tru
     fsdp2_prepare_model(asked, model)
     stayed.append(model[1].weight is model[0].weight)
 found["tears_ties"] = stayed == [False, True, True]
+plugin.set_mixed_precision("bf16")
+raised = []
+for dtype in (torch.float32, torch.bfloat16):
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 2)))
+    for name, buffer in model.named_buffers():
+        if name.endswith(("_u", "_v")):
+            buffer.data = buffer.data.to(dtype)
+    fsdp2_prepare_model(asked, model)
+    try:
+        model(torch.ones(2, 2))
+        raised.append(False)
+    except RuntimeError as error:
+        raised.append("dtype" in str(error))
+found["casts_no_buffers"] = raised == [True, False]
 from accelerate import Accelerator
 Accelerator.is_fsdp2 = property(lambda self: True)  # which no Accelerator is on a CPU
 try:

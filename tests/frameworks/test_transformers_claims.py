@@ -82,6 +82,9 @@ try:
     found["json"] = given.fsdp_config["version"] == 2
 except FileNotFoundError:
     found["json"] = False
+import inspect, re
+sets = re.search(r"self\\.fsdp\\b", inspect.getsource(Trainer))
+found["sets_fsdp"] = hasattr(Trainer, "fsdp") or sets is not None
 print(json.dumps(found))
 """
 # The sources are read, and no model is imported.
@@ -146,6 +149,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "save_model_full_only": trainer["saves"] == {"FULL_STATE_DICT": True, "SHARDED_STATE_DICT": False},
         "saving_empties_state": trainer["empties"],
         "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
+        "no_fsdp_attribute": not trainer["sets_fsdp"],
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }
 

@@ -25,6 +25,19 @@ LOST = "# fsdp-migrate: FM308 the model is compiled: FSDP1's state had `_orig_mo
         ("net = torch.compile(net)\nmodel = FSDP(other)\nmodel = keep(net)\n", "model", False),
         ("model = FSDP(net)\nother = torch.compile(other)\n", "model", False),
         ("model = FSDP(net)\npattern = re.compile(model)\n", "model", False),
+        ("if a:\n    model = FSDP(net)\nelif b:\n    model = torch.compile(net)\n", "model", False),
+        (
+            "if a:\n    model = FSDP(net)\nelse:\n    net = torch.compile(net)\n    model = net\n",
+            "model",
+            False,
+        ),
+        ("if a:\n    model = FSDP(net)\nif not a:\n    model = torch.compile(net)\n", "model", False),
+        ("if a:\n    net = torch.compile(net)\nelse:\n    pass\nmodel = FSDP(net)\n", "model", True),
+        (
+            "if a:\n    model = FSDP(net)\nelse:\n    model = torch.compile(net)\n    model = FSDP(model)\n",
+            "model",
+            True,
+        ),
     ],
 )
 def test_the_prefix_of_a_compiled_model_is_said(made: str, model: str, *, is_said: bool) -> None:

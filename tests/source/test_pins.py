@@ -54,3 +54,12 @@ def test_what_a_logger_kept_of_a_run_is_no_requirement(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "requirements.txt").write_text("torch==2.0.1\n")
     assert [pin.path for pin in find_pins([tmp_path], ["torch"])] == [str(tmp_path / "requirements.txt")]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [("requirement.txt", True), ("requirements-gpu.txt", True), ("required.txt", False)],
+)
+def test_files_of_requirements_by_their_names(tmp_path: Path, name: str, *, is_read: bool) -> None:
+    (tmp_path / name).write_text("torch==2.0.1\n")
+    assert bool(find_pins([tmp_path], ["torch"])) is is_read

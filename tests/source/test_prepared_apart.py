@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.asked_around import configs_elsewhere
+from fsdp_migrate.source.pins import packages_of
 from fsdp_migrate.source.prepared_apart import PreparedApart, find_prepared_apart
 from fsdp_migrate.source.steps import next_steps
 from fsdp_migrate.source.uses import ScanReport
@@ -95,6 +97,35 @@ def test_whether_anything_asks_accelerate_for_fsdp(
     (tmp_path / "other.py").write_text(f"{ALONE}{LATER}")
     found = find_prepared_apart([tmp_path], scan_paths([tmp_path]), frameworks)
     assert bool(found.trained) is expected
+
+
+LAUNCHED = "#!/bin/bash\n# first\naccelerate launch --config_file {} train.py\n"
+PREPARES = f"from accelerate import Accelerator\naccelerator = Accelerator()\n{ALONE}{LATER}"
+
+
+@pytest.mark.parametrize(
+    ("launch", "beside", "is_asked"),
+    [
+        ("conf/FSDP.yaml", {}, True),
+        ("conf/FSDP.yaml", {"conf/FSDP.yaml": "distributed_type: MULTI_GPU\n"}, False),
+        ("conf/fsdp2.yaml", {}, False),
+        ("conf/ddp.yaml", {}, False),
+        ("conf/ddp.yaml", {"left.py": "remove('pytorch_model_fsdp.bin')\n"}, True),
+    ],
+)
+def test_a_source_that_is_taken_for_accelerates_without_its_config(
+    tmp_path: Path, launch: str, beside: dict[str, str], *, is_asked: bool
+) -> None:
+    for name, text in {"train.py": PREPARES, "job.sh": LAUNCHED.format(launch), **beside}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    report = scan_paths([tmp_path])
+    assert bool(find_prepared_apart([tmp_path], report, []).trained) is is_asked
+    assert ("accelerate" in packages_of(report, [])) is is_asked
+    told = [f"{launch} ({tmp_path / 'job.sh'}:3)"] if launch == "conf/FSDP.yaml" and not beside else []
+    assert configs_elsewhere([tmp_path]) == told
+    steps = [each.text for each in next_steps([], report, [], [], elsewhere=told)]
+    assert any(f"not in these folders: {launch}" in each for each in steps) is bool(told)
 
 
 def test_each_step_of_what_accelerate_is_given_names_its_code() -> None:

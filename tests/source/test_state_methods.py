@@ -98,6 +98,34 @@ def test_a_save_pretrained_of_the_projects_own(given: str, is_said: bool, tmp_pa
     assert ("whose save_pretrained has no such argument" in found) is is_said
 
 
+AVERAGE = (
+    "class EMA:\n    def __init__(self, params):\n        self.params = [p.clone() for p in params]\n\n"
+    "    def save_pretrained(self, folder{}):\n        pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "made", "is_its"),
+    [
+        ("", "EMA(model.parameters())", True),
+        ("", "EMA.from_pretrained(model)", True),
+        (", state_dict=None", "EMA(model.parameters())", False),
+        ("", "model", False),
+    ],
+)
+def test_a_class_that_takes_no_state_is_not_to_be_given_one(
+    given: str, made: str, is_its: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(CONFIG)
+    (tmp_path / "ema.py").write_text(AVERAGE.format(given))
+    does = f"model = {made}\n    model.save_pretrained('x')"
+    (tmp_path / "t.py").write_text(ACCELERATES.format("from ema import EMA\n", does))
+    text = "model.save_pretrained('x')"
+    found = [use.becomes for use in scan_paths([tmp_path]).uses if use.text == text]
+    assert any("`EMA` has a `save_pretrained` of its own" in each for each in found) is is_its
+    assert not is_its or not any("state_dict=" in each for each in found)
+
+
 def test_a_trainer_with_a_method_of_that_name_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET.format(STATES[0][0]))
     (tmp_path / "trainer.py").write_text(

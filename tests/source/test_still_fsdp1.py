@@ -114,3 +114,46 @@ def test_of_two_scripts_the_one_that_is_left_is_named(tmp_path: Path) -> None:
     assert "new.py" not in said
     assert said_of_still(still_fsdp1(scan_paths([tmp_path]).uses), is_checked=True) == said
     assert "no comment stops a run" in said_of_still(still, is_checked=False)
+
+
+CALLBACKS = """\
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from transformers import Trainer
+from trl.models import prepare_fsdp
+
+
+class Mine(Trainer):
+    def compute_loss(self, model, inputs):
+        if self.is_fsdp_enabled and isinstance(model, FSDP):
+            print("sharded")
+
+    def __init__(self, model, ref):
+        self.ref = prepare_fsdp(ref, self.accelerator)
+"""
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("beside", "text", "is_said"),
+    [
+        ("ds.yaml", "distributed_type: DEEPSPEED\n", True),
+        ("fsdp.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n", False),
+        ("fsdp.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", False),
+        ("run.sh", "accelerate launch --use_fsdp --fsdp_sharding_strategy FULL_SHARD train.py\n", False),
+        (
+            "args.py",
+            "from transformers import TrainingArguments\nTrainingArguments('o', fsdp='full_shard')\n",
+            False,
+        ),
+        ("more.py", TURNED, False),
+    ],
+)
+def test_a_trainers_class_without_a_config_does_not_train_with_fsdp1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: str, text: str, *, is_said: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(CALLBACKS)
+    (tmp_path / beside).write_text(text)
+    main(["scan", str(tmp_path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "still train" not in said
+    assert ("by a config of FSDP2 from then on: `fsdp_version: 2`" in said) is is_said

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.launchers import find_launches
 from fsdp_migrate.source.steps import next_steps
 from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
@@ -233,3 +234,25 @@ def test_whole_states_of_rank_0_are_checkpoints_one_by_one(tmp_path: Path) -> No
         f"ba{batch}-rank0.pt": ("full state in one file", is_latest)
         for batch, is_latest in ((4, False), (8, True))
     }
+
+
+SHARDS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "source", "is_said"),
+    [
+        ("c.json", '{"train": {"lr": 0.1, "use_fsdp": true}}', SHARDS, False),
+        ("c.json", '{"train": {"lr": 0.1, "use_fsdp": true}}', "print()\n", True),
+        ("c.json", '{"train": {"fsdp_size": 4, "use_fsdp": true}}', SHARDS, True),
+        ("c.yml", "nav:\n- Backends (DeepSpeed / FSDP): backends.md\n", "print()\n", False),
+        ("c.yml", "train:\n  fsdp_backend: {a: 1}\n", "print()\n", True),
+    ],
+)
+def test_a_config_is_asked_about_where_there_is_something_to_do(
+    tmp_path: Path, name: str, text: str, source: str, *, is_said: bool
+) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "train.py").write_text(source)
+    steps = next_steps([str(tmp_path)], scan_paths([tmp_path]), find_configs([tmp_path]), [])
+    assert any("See why these configs" in each.text for each in steps) is is_said

@@ -111,6 +111,8 @@ class Links:
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
+    has_spectral_norms: bool = False
+    """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
     beside_meta: bool = False
     """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -143,6 +145,8 @@ class Links:
     """Whether a model's class of the project has a ``clip_grad_norm_`` of its own."""
     saves_itself: bool = False
     """Whether a module of the project has a ``save_pretrained`` of its own that takes no state."""
+    own_saves: frozenset[str] = frozenset()
+    """The classes of the project, modules or not, whose own ``save_pretrained`` takes no state."""
     own_groups: bool = False
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
@@ -256,6 +260,7 @@ class Links:
             self.hooks,
             self.frameworks,
             self.has_recurrent_layers,
+            self.has_spectral_norms,
             self.run_by_trainer,
             self.wrapped_classes,
         )

@@ -130,13 +130,30 @@ def _renamed_part(index: Index, name: cst.Name) -> cst.BaseExpression | None:
 
     Not one that is made of it in turn, further down: ``child = parent.children[0]``, ``parent = child.next``.
     """
-    value = last_value(index, name) if name in index.scopes else None
+    value = (last_value(index, name) or _joined_part(index, name)) if name in index.scopes else None
     is_here = value is not None and index.function(value) is index.function(name)
     if value is not None and is_here and index.order.get(value, 0) > index.order.get(name, 0):
         return None
     if isinstance(value, (cst.Call, cst.Subscript)):
         return value if item_of(index, value) is not None else None
     return value if isinstance(value, cst.Attribute) else None
+
+
+def _joined_part(index: Index, name: cst.Name) -> cst.Attribute | None:
+    """Return the part that a name stands for, or another of the same object, where branches come together.
+
+    ``head = None``, and ``head = model.head`` below a condition: where it is asked for anything it is one.
+    """
+    bindings = index.bindings_of(name)
+    function, place = index.function(name), index.order.get(name, 0)
+    if any(each.index is not None or index.function(each.node) is not function for each in bindings):
+        return None
+    before = [each.value for each in bindings if index.order[each.node] < place]
+    parts = [each for each in before if each is None or text_of(each) != "None"]
+    owners = {text_of(each.value) if isinstance(each, cst.Attribute) else "" for each in parts}
+    is_one = len(owners) == 1 and owners.isdisjoint({"", name.value})
+    first = parts[0] if is_one else None
+    return first if isinstance(first, cst.Attribute) else None
 
 
 # Other types are passed over by these: to ask what is no instance of an abstract class is slow.

@@ -1,4 +1,7 @@
-"""Branches of engines that FSDP excludes: apex's, SageMaker's model parallelism, fairscale's."""
+"""Branches of engines that FSDP excludes: apex's, DeepSpeed's, SageMaker's model parallelism, fairscale's.
+
+And those that Accelerate's FSDP does not come to: ``if state.distributed_type != DistributedType.FSDP``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source.python.accelerate_models import fsdp_said
 from fsdp_migrate.source.python.known_parts import known_parts
 from fsdp_migrate.source.python.nodes import as_ast, dotted, text_of
 
@@ -22,6 +26,18 @@ _ENGINE: Final = re.compile(
     r"(?:\w+\.)*(?:_?use_apex|is_sagemaker_mp_enabled\(\)"
     r"|_?sharded_ddp(?:isnotNone|!=None|(?:==|in)[\w\[(.\"',\])]+)?)"
 )
+_DEEPSPEED: Final = re.compile(
+    r"(?:\w+\.)*(?:is|use|using|with|enable)_deepspeed(?:_zero3)?(?:_enabled)?(?:\(\))?"
+    r"|(?:\w+\.)+deepspeed(?:_(?:config|config_file|enabled|plugin))?(?:isnotNone|!=None)?"
+    r"|[\w.()]+==['\"]deepspeed\w*['\"]|['\"]deepspeed\w*['\"](?:==|in)[\w.()]+"
+    r"|[\w.()]+\.startswith\(['\"]deepspeed\w*['\"]\)|[\w.()]+(?:==|is)(?:\w+\.)*DEEPSPEED"
+    r"|isinstance\(.+,(?:\w+\.)*DeepSpeed\w*\)",
+    re.IGNORECASE,
+)
+_NO_DEEPSPEED: Final = re.compile(
+    r"[\w.()]+!=['\"]deepspeed\w*['\"]|['\"]deepspeed\w*['\"]notin[\w.()]+", re.IGNORECASE
+)
+_DISTRIBUTED: Final = re.compile(r"\bdistributed_?type\b", re.IGNORECASE)
 _QUANTIZED: Final = "BitsandbytesPrecision"
 _QUANTIZE: Final = re.compile(r"(?:\w+\.)*_?quanti[sz]\w*(?:isnotNone)?$")
 _IS_QUANTIZERS: Final = re.compile(
@@ -39,6 +55,8 @@ def is_other_engines(test: cst.BaseExpression, *, truth: bool) -> bool:
         (True, False)
         >>> is_other_engines(cst.parse_expression("self.sharded_ddp is None"), truth=True)
         False
+        >>> is_other_engines(cst.parse_expression("args.strategy == 'deepspeed'"), truth=True)
+        True
     """
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return is_other_engines(test.expression, truth=not truth)
@@ -46,10 +64,10 @@ def is_other_engines(test: cst.BaseExpression, *, truth: bool) -> bool:
         sides = [is_other_engines(each, truth=truth) for each in (test.left, test.right)]
         # Of `a and b` that is true both are; of `a or b` one of them is.
         return any(sides) if isinstance(test.operator, cst.And) is truth else all(sides)
-    text = text_of(test)
-    if _NONE.fullmatch(text):
+    text = text_of(test.with_changes(lpar=(), rpar=()) if test.lpar else test)
+    if _NONE.fullmatch(text) or _NO_DEEPSPEED.fullmatch(text):
         return not truth
-    return truth and _ENGINE.fullmatch(text) is not None
+    return truth and (_ENGINE.fullmatch(text) or _DEEPSPEED.fullmatch(text)) is not None
 
 
 def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
@@ -59,17 +77,24 @@ def is_in_other_engines_branch(source: Source, node: cst.CSTNode) -> bool:
     # apex's optimizers run with FSDP, too: its mixed precision does not, of HF's Trainer and elsewhere.
     if "use_apex" in named and not _uses_amp(source):
         named.remove("use_apex")
-    is_named = bool(named)
+    asks_type = "istributed" in code and _DISTRIBUTED.search(code) is not None
+    is_named = bool(named) or asks_type or "deepspeed" in code.lower()
     is_quantized = source.links.shuts_out_quantizers or (_QUANTIZED in code and _is_fsdp_shut_out(source))
     place: cst.CSTNode | None = node if is_named or is_quantized else None
     while place is not None:  # a hook that is defined in the branch runs for that engine alone
         for test, truth in guards.facts(place):
             if is_other_engines(test, truth=truth) or (is_quantized and _is_quantized(test, truth=truth)):
                 return True
+            if asks_type and _asks_type(test) and fsdp_said(test, truth=truth) is False:
+                return True
         place = source.index.function(place)
         if isinstance(place, cst.FunctionDef) and place.name.value in source.links.for_quantizers:
             return True
     return False
+
+
+def _asks_type(test: cst.BaseExpression) -> bool:
+    return _DISTRIBUTED.search(text_of(test)) is not None
 
 
 def _uses_amp(source: Source) -> bool:

@@ -108,13 +108,19 @@ def summoned_around(source: Source, node: cst.CSTNode) -> Iterator[str]:
             return
         for item in above.items if isinstance(above, cst.With) else ():
             for call in walk_for(item.item, cst.Call):
-                if (dotted(call.func) or "").endswith(_SUMMONS) and call.args and not _is_of_roots(call):
+                if (dotted(call.func) or "").endswith(_SUMMONS) and call.args:
                     first = next((a for a in call.args if _is_model(a)), call.args[0])
-                    yield text_of(first.value)
+                    if not _is_of_roots(source, call, first.value):
+                        yield text_of(first.value)
 
 
-def _is_of_roots(call: cst.Call) -> bool:
-    """Tell whether a context shows the parameters of the outermost unit alone: ``recurse=False``."""
+def _is_of_roots(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
+    """Tell whether a context shows the parameters of the outermost unit alone: ``recurse=False``.
+
+    Of a model that Accelerate shards the rewritten one shows all.
+    """
+    if source.models.sharded_by(model) in {"accelerate", "transformers"}:
+        return False
     return any(dotted(each) == "False" for each in given_by_name(call, "recurse"))
 
 

@@ -34,6 +34,7 @@ _MEANT = (
 )
 _PLAIN_MODEL = "a plain model loads plain tensors"
 _FILE = "a file of them holds one rank's part"
+_SAFE = "safetensors refuses them"
 _PROCESS = "another process, or rank, needs plain tensors"
 _SAVES = {
     "pickle.dump": 0,
@@ -129,6 +130,8 @@ def _said(values: ParameterValues, call: cst.Call) -> str:
     known = source.index.qualified(call.func)
     name = next((each for each in known if each in _SAVES), None)
     if name is not None and _SAVES[name] < len(placed) and _holds(values, placed[_SAVES[name]]):
+        if name.startswith("safetensors."):
+            return _SAFE
         return _PROCESS if name.startswith(("ray.", "torch.distributed.")) else _FILE
     func = call.func
     if not isinstance(func, cst.Attribute) or known or not placed:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
@@ -57,6 +58,11 @@ _MEANT = (
     "Hugging Face's Trainer takes FSDP2 by fsdp_config={'version': 2, 'reshard_after_forward': True, ...} "
     "(False for shard_grad_op); a file that fsdp_config names is converted by "
     "`fsdp-migrate config FILE --from hf`."
+)
+_BY_VERSION = (
+    f" transformers {TRANSFORMERS['version_read'].since} and newer read `version`, and "
+    f"{TRANSFORMERS['state_dict_type_read'].since} and newer `state_dict_type`; older ones pass over it "
+    "without a word."
 )
 _UNKNOWN = "`fsdp` is known only when this runs."
 _HIDDEN = "`**` may hold `fsdp_config`"
@@ -270,7 +276,8 @@ def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str
     here = f" Here: fsdp_config={values.shown(python_text(after.get('fsdp_config')))}"
     if reasons == (_UNKNOWN,):
         here += ", with False in place of True if `fsdp` says shard_grad_op"
-    return f"{said} {_MEANT}{here}.{_changing(converted)}{_of_the_word(converted)}"
+    versions = _BY_VERSION if reasons and {_ELSEWHERE, _BY_STARS}.issuperset(reasons) else ""
+    return f"{said} {_MEANT}{here}.{versions}{_changing(converted)}{_of_the_word(converted)}"
 
 
 def _alone(converted: Converted, values: Values) -> Converted:

@@ -1,4 +1,4 @@
-"""What loggers make of parameters: ``wandb.watch(model, log="all")``, histograms.
+"""What loggers make of parameters: ``wandb.watch(model, log="all")``, histograms, Lightning's ``grad_norm``.
 
 Under FSDP1 they were plain tensors; FSDP2's are DTensors, of which a minimum is a collective, and an array is
 an error.
@@ -37,14 +37,20 @@ _HISTOGRAM = (
     "this makes an array of what it is given, which a DTensor does not allow: give it .to_local() for this "
     "rank's part, as before, or .full_tensor(), which every rank must call."
 )
+_GRAD_NORM = (
+    "Lightning makes a plain tensor of the norms of the gradients here, which are DTensors where the model "
+    "is sharded: that raises. Log by hand what you need, on every rank: `p.grad.norm().full_tensor()` of "
+    "each of named_parameters(), and torch.stack(...).norm() of these for all."
+)
 _HISTOGRAMS = frozenset({"Histogram", "add_histogram", "histogram"})
 _WATCHES_PARAMETERS = re.compile(r"^['\"](all|parameters)['\"]$")
+_LIGHTNINGS_NORM = re.compile(r"^(lightning\.pytorch|pytorch_lightning)\.utilities\.(grads\.)?grad_norm$")
 _LOG_PLACE = 2  # watch(models, criterion, log)
 _VARIABLE = "WANDB_WATCH"
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find what is watched, before a model is sharded too, and histograms of parameters and gradients."""
+    """Find what is watched, before a model is sharded too, histograms, and norms that Lightning makes."""
     values = ParameterValues(source)
     for call in source.calls:
         func = call.func
@@ -53,6 +59,10 @@ def find(source: Source) -> Iterator[Found]:
             model = _model_of(call)
             if model is not None and _is_sharded(source, model):
                 yield Found("FM423", call, _MEANT, "commented")
+        elif any(map(_LIGHTNINGS_NORM.match, source.index.qualified(func))):
+            model = next(iter((*given_by_name(call, "module"), *placed_arguments(call))), None)
+            if model is not None and _is_sharded(source, model) and not source.contexts.is_summoned(call):
+                yield Found(refused(source, call), call, _GRAD_NORM, "commented")
         elif (
             name in _HISTOGRAMS
             and not source.contexts.is_summoned(call)

@@ -13,7 +13,15 @@ from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
-from fsdp_migrate.source.python.nodes import dotted, keyword, last_name, placed_parameters, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    dotted,
+    given_by_name,
+    keyword,
+    last_name,
+    placed_parameters,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -173,6 +181,8 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
     if _calls_a_parameter(source, block.body):
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     new = source.local_name(SUMMON)
+    # Accelerate 1.14 on makes the embeddings a unit of their own, which FSDP1's outermost unit held.
+    is_whole = frameworks_shard(source, _model_given(call))
 
     def build(updated: cst.Call) -> cst.Call:
         args: list[cst.Arg] = []
@@ -183,11 +193,17 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
             if name == "module":
                 arg = arg.with_changes(keyword=None, equal=cst.MaybeSentinel.DEFAULT)
                 args.insert(0, arg)
-            else:
+            elif name != "recurse" or not is_whole:
                 args.append(arg.with_changes(keyword=cst.Name(name), equal=keyword("x", arg.value).equal))
+        args[-1] = args[-1].with_changes(comma=updated.args[-1].comma)
         return updated.with_changes(func=cst.Name(new), args=args)
 
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
+
+
+def _model_given(call: cst.Call) -> cst.BaseExpression:
+    """Return the model whose parameters a context is to show, by its place or by its name."""
+    return next(iter(given_by_name(call, "module")), call.args[0].value)
 
 
 def _of_running(

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
 from fsdp_migrate.source.python.nodes import dotted, short, word_of
-from fsdp_migrate.source.python.trainer_models import SETTINGS
+from fsdp_migrate.source.python.trainer_models import SETTINGS, TRAINER
 from fsdp_migrate.source.uses import Found
 
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NAME = "trainers"
-CODES = ("FM327", "FM328")
+CODES = ("FM327", "FM328", "FM358")
 
 _COMPOSER = (
     "Composer: add fsdp_migrate.adapters.composer_callback's callback to the Trainer, or give it an "
@@ -41,6 +42,11 @@ _SHARDS_ITSELF = (
     "one rank's parts now: give the arguments fsdp_config with 'version': 2 in place of this, or the class a "
     "save_model that saves fsdp_migrate.runtime.full_state_dict(self.model), asked for on every rank."
 )
+_NO_FSDP = (
+    f"{TRANSFORMERS['no_fsdp_attribute'].says} in the transformers that run FSDP2, "
+    f"{TRANSFORMERS['version_read'].since} and newer: this raises. Ask `{{}}.is_fsdp_enabled`."
+)
+_TRAINER = re.compile(r"(?:self\._?)?(?:\w+_)?trainer")
 _PUTS = frozenset({"setdefault", "update"})
 # What is called so shows what it is given, or holds what is shown.
 _LOGS = re.compile(r"^_*(?:log|logged|logger|loggers|logging|logs|print|pprint|wandb|mlflow)(?:_|$)")
@@ -50,6 +56,7 @@ _SAVES = frozenset({"_save", "_save_checkpoint", "save_model"})
 def find(source: Source) -> Iterator[Found]:
     """Find the arguments of Trainers that ask for FSDP1, and Trainers that shard by it themselves."""
     yield from _sharding_themselves(source)
+    yield from _asking_for_fsdp(source)
     asked = list(_asked_of_composer(source))
     yield from asked
     for call in source.calls if asked else ():
@@ -151,6 +158,20 @@ def _sharding_themselves(source: Source) -> Iterator[Found]:
         is_its_model = function is not None and function.name.value == "_wrap_model"
         if is_kept and (is_its_model or "self.model" in targets) and not methods & _SAVES:
             yield Found("FM327", above, _SHARDS_ITSELF, "commented")
+
+
+def _asking_for_fsdp(source: Source) -> Iterator[Found]:
+    """Find ``trainer.fsdp``, and ``self.fsdp`` of a Trainer's class that does not set it."""
+    trainers, index = source.models.frameworks.trainers, source.index
+    for node in source.attributes if trainers.is_asked or trainers.run_by_trainer else ():
+        if node.attr.value != "fsdp" or isinstance(index.parents[node], cst.AssignTarget):
+            continue
+        owner = dotted(node.value) or ""
+        is_its = owner == "self" and trainers.kind_around(node) == TRAINER
+        is_one = _TRAINER.fullmatch(owner) is not None and _imports(source, "transformers")
+        is_one = is_one or (bool(owner) and trainers.made(node.value) is not None)
+        if (is_its or is_one) and not index.places_set(f"{owner}.fsdp"):
+            yield Found("FM358", node, _NO_FSDP.format(owner), "commented")
 
 
 def _is_nothing(node: cst.BaseExpression) -> bool:

@@ -44,6 +44,19 @@ def said(code: str, folder: Path) -> set[str]:
         ("self.sharded_ddp is None", True),
         ("is_sagemaker_mp_enabled() or rank == 0", True),
         ("rank == 0", True),
+        ("args.strategy == 'deepspeed'", False),
+        ("'deepspeed' in args.strategy and rank == 0", False),
+        ("isinstance(self.strategy, DeepSpeedStrategy)", False),
+        ("args.deepspeed is not None", False),
+        ("not (args.strategy != 'deepspeed')", False),
+        ("self.accelerator.distributed_type not in [DistributedType.FSDP, DistributedType.NO]", False),
+        ("ok and self.accelerator.distributed_type != DistributedType.FSDP", False),
+        ("args.strategy in ('deepspeed', 'fsdp')", True),
+        ("args.strategy == 'deepspeed' or args.strategy == 'fsdp'", True),
+        ("args.strategy != 'deepspeed'", True),
+        ("not args.deepspeed", True),
+        ("is_deepspeed_available()", True),
+        ("self.accelerator.distributed_type in [DistributedType.FSDP]", True),
     ],
 )
 def test_states_and_preparing(tmp_path: Path, test: str, *, is_said: bool) -> None:
@@ -55,6 +68,10 @@ def test_a_hook_that_such_a_branch_defines(tmp_path: Path) -> None:
     code = TRAINER.format("self.use_apex").replace("state = self.model_wrapped.state_dict()", hook)
     assert said(code, tmp_path) == set()
     assert said(code.replace("if self.use_apex", "if self.other"), tmp_path) == {"FM449", "FM450"}
+    for test in ("a.distributed_type != DistributedType.FSDP", "args.strategy == 'deepspeed'"):
+        assert said(code.replace("self.use_apex", test), tmp_path) == set()
+    asks = "if a.distributed_type == DistributedType.FSDP"
+    assert said(code.replace("if self.use_apex", asks), tmp_path) == {"FM449", "FM450"}
 
 
 QUANTIZED = (

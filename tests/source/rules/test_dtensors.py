@@ -613,3 +613,30 @@ def test_counts_of_gradients_that_are_none(body: str, code: str) -> None:
 def test_items_of_an_optimizers_state_are_set(each: str, line: str, *, is_said: bool) -> None:
     body = f"{MODEL}opt = torch.optim.AdamW(m.parameters())\nfor {each}:\n    {line}"
     assert ("FM423" in [use.code for use in uses(body, HEADER)]) is is_said
+
+
+SUMMED = "def f():\n    s = n = 0\n    for p in m.parameters():\n        s += p.grad.norm().item(){}\n{}"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (SUMMED.format("", "        n += p.numel()\n    return s / n\n"), True),
+        (SUMMED.format("", "        n += p.numel()\n    t = [s]\n    t[0] /= n\n"), True),
+        (SUMMED.format("", "    return s / count_parameters(m)\n"), True),
+        (SUMMED.format("", "        n += p.numel()\n    k = 1 / n\n    return s * k\n"), True),
+        (SUMMED.format(" ** 2", "        n += p.numel()\n    print(100 * n / n)\n    t[0] = s\n"), False),
+        (SUMMED.format("", "        n += p.numel()\n    return s / 2, n / 1e6\n"), False),
+        (
+            (
+                "def f():\n    a = []\n    b = []\n    for p in m.parameters():\n"
+                "        a.append(p.norm().item())\n        b.append(p.numel())\n"
+                "    return [x / y for x, y in zip(a, b)]\n"
+            ),
+            True,
+        ),
+    ],
+)
+def test_a_number_of_a_rank_that_is_divided_by_a_count(body: str, *, is_said: bool) -> None:
+    said = [use.becomes for use in uses(f"{MODEL}{body}") if "what is divided by that" in use.becomes]
+    assert bool(said) is is_said

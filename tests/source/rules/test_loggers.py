@@ -95,3 +95,34 @@ def test_models_that_a_trainer_shards_later(tmp_path: Path, text: str, is_said: 
     (tmp_path / "train.py").write_text(text)
     found = {use.rule for use in scan_paths([tmp_path]).uses}
     assert ("loggers" in found) is is_said
+
+
+NORMS = (
+    "import lightning as L\nfrom {} import {}\n\n\n"
+    "class Lit(L.LightningModule):\n    def configure_optimizers(self):\n        return None\n\n"
+    "    def on_before_optimizer_step(self, optimizer):\n        self.log_dict({})\n\n\n"
+    "L.Trainer(strategy='{}', devices=2).fit(Lit())\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "call", "strategy", "is_said"),
+    [
+        ("lightning.pytorch.utilities", "grad_norm", "grad_norm(self, norm_type=2)", "fsdp", True),
+        (
+            "pytorch_lightning.utilities.grads",
+            "grad_norm",
+            "grad_norm(module=self.net, norm_type=2)",
+            "fsdp",
+            True,
+        ),
+        ("lightning.pytorch", "utilities", "utilities.grad_norm(self, 2)", "fsdp", True),
+        ("lightning.pytorch.utilities", "grad_norm", "grad_norm(self, norm_type=2)", "ddp", False),
+        ("mine.norms", "grad_norm", "grad_norm(self, norm_type=2)", "fsdp", False),
+    ],
+)
+def test_lightnings_norm_of_gradients_raises(
+    home: str, name: str, call: str, strategy: str, *, is_said: bool
+) -> None:
+    found = codes(NORMS.format(home, name, call, strategy), "")
+    assert any(code in {"FM336", "FM423"} and action == "commented" for code, action in found) is is_said

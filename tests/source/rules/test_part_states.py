@@ -36,6 +36,21 @@ def test_parts_of_a_sharded_model(line: str, takes: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("joined", "is_said"),
+    [
+        ("part = None\nif found:\n    part = model.head\n", True),
+        ("part = None\nif found:\n    part = model.head\nelse:\n    part = model.body\n", True),
+        ("part = None\nif found:\n    part = other.head\n", False),
+        ("part = None\nif found:\n    part = model.head\nelse:\n    part = Head()\n", False),
+        ("part = None\nif found:\n    part = model.head\nelse:\n    part = other.head\n", False),
+        ("part = None\nfor _ in range(3):\n    part = part.next\n", False),
+    ],
+)
+def test_a_part_where_branches_come_together(joined: str, *, is_said: bool) -> None:
+    assert bool(said(f"{MODEL}{joined}if found:\n    x = part.state_dict()\n")) is is_said
+
+
+@pytest.mark.parametrize(
     "body",
     [
         f"{MODEL}x = model.state_dict()\n",

@@ -160,6 +160,30 @@ def test_a_model_that_the_source_wraps_itself_is_none_of_a_frameworks(inner: str
         assert "FM332" in {use.code for use in scan_source(text.format(inner))}
 
 
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [
+        ("model, recurse=False", "model"),
+        ("model, False, False", "model, writeback=False"),
+        ("recurse=False, module=model", "model"),
+        ("model, writeback=False", "model, writeback=False"),
+    ],
+)
+@pytest.mark.parametrize("frame", [ACCELERATE, TRAINERS])
+def test_a_frameworks_embeddings_are_no_part_of_its_outermost_unit(
+    frame: str, given: str, becomes: str
+) -> None:
+    text = frame.replace("model, writeback=False", given).format(
+        "model.get_input_embeddings().weight.clone()"
+    )
+    after = turned(text, header="")
+    assert f"with summon_full_params({becomes}):\n" in after
+    assert "DTensor" not in after
+    # What the source wraps itself has the units that FSDP1 had.
+    own = turned(f"{MODEL}with FSDP.summon_full_params({given}):\n    y = model.embed.weight.clone()\n")
+    assert ("recurse=False" in own) is ("False" in given.replace("writeback=False", ""))
+
+
 CHOSEN = "context = FSDP.summon_full_params(model, writeback=False) if whole else nullcontext()\n"
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from fsdp_migrate.source import scan_paths
 from tests.source.samples import assert_framework_commented, assert_untouched, codes, turned, uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -132,3 +139,28 @@ CLIPS = (
 def test_composers_clipping_by_value(given: str, asks: str, *, is_said: bool) -> None:
     found = [use for use in uses(CLIPS.format(given=given, asks=asks), "") if "'value'" in use.becomes]
     assert [use.code for use in found] == (["FM328"] if is_said else [])
+
+
+OF_TRAINERS = (
+    "from transformers import Trainer, TrainingArguments\n\n\nclass Mine(Trainer):\n"
+    "    def save(self):\n        {}\n\n\ndef save(trainer, args):\n    {}\n\n\n"
+    "mine = Mine(model, TrainingArguments('o', fsdp='full_shard auto_wrap'))\nmine.train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "is_said"),
+    [
+        ("return self.fsdp is not None", "pass", True),
+        ("pass", "return trainer.fsdp is not None", True),
+        ("self.fsdp = None\n        return self.fsdp", "pass", False),
+        ("return self.args.fsdp", "return args.fsdp", False),
+        ("return self.is_fsdp_enabled", "return trainer.is_fsdp_enabled", False),
+    ],
+)
+def test_todays_trainers_have_no_attribute_of_that_name(
+    tmp_path: Path, inside: str, outside: str, *, is_said: bool
+) -> None:
+    (tmp_path / "t.py").write_text(OF_TRAINERS.format(inside, outside))
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]
+    assert any("is_fsdp_enabled`" in use.becomes and use.code == "FM358" for use in found) is is_said
