@@ -386,7 +386,8 @@ class ModelKinds:
     def sharded_with(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
         """Return the model that an expression is a part of, and sharded with: ``model`` of ``model.head``.
 
-        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain.
+        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain,
+        and so is what the project tells FSDP to ignore wherever it shards.
         """
         if not isinstance(node, cst.Attribute):
             return item_of(self.index, node)
@@ -396,6 +397,7 @@ class ModelKinds:
         values = filter(None, (assigned_at(self.index, each) for each in made_at))
         is_made = any("fsdp" in self.kinds(each) for each in values)  # not `pair = Pair()`, which holds one
         is_plain = parts.isdisjoint({"*", node.attr.value}) and not is_made
+        is_plain = is_plain or node.attr.value in self.links.ignored
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:
