@@ -20,7 +20,8 @@ EXPLANATIONS = {
         'Build the model without wrapping. Call `prepare_fully_shard(model, {"auto_wrap_policy": ...})` once, with a policy that names the classes that were'
         " wrapped; or `fully_shard` on each module, inner ones first, and the root last."
         " A script of which every wrap is left like this trains with FSDP1 as before: nothing in it can raise, and nothing else of it is turned."
-        " Once a wrap is settled, run `fsdp-migrate rewrite` again for the rest.",
+        " Once a wrap is settled, run `fsdp-migrate rewrite` again for the rest."
+        " Where a comment says that FSDP2 has no such function of the class, nothing takes its place: take out what calls it, and what is done with what it gave.",
     ),
     "FM304": (
         "FSDP2 has no class to derive from: `fully_shard` gives the model's own class a mixin, `FSDPModule`.",

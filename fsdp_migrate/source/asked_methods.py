@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.given_contexts import context_givers
+from fsdp_migrate.source.ignored_modules import ignored_attributes, tells_to_ignore
 from fsdp_migrate.source.loaded_elsewhere import LOADS, Loads, loads_of
 from fsdp_migrate.source.passes_elsewhere import deeds, may_change
 from fsdp_migrate.source.project import dotted, last_name
@@ -46,6 +47,8 @@ def of_the_whole(project: Project, near: Collection[Path]) -> Links:
         clips_itself=clips_itself(project),
         own_groups=has_own_groups(project),
         no_shard=has_no_shard(project),
+        ignores=any(map(tells_to_ignore, project.texts.values())),
+        ignored=ignored_attributes(project),
         counting_methods=counting_methods(_counting(project)),
         counting_functions=counting_functions(_counting(project)),
         state_hooks=any(map(adds_keys, project.texts.values())),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.between_passes import LIGHTNINGS, is_between
+from fsdp_migrate.source.ignored_modules import tells_to_ignore
 from fsdp_migrate.source.python.lightning_models import UNITS, is_run_sharded, run_in
 from fsdp_migrate.source.python.nodes import walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -35,7 +36,6 @@ _IGNORED: Final = (
     "Of a parameter that FSDP ignores, which stays plain, take neither: ask isinstance(p, DTensor) first."
 )
 _STEPS: Final = "The state's `step` is plain: ask isinstance(v, DTensor) first."
-_IGNORES: Final = re.compile(r"\bignored_(?:modules|parameters|states)\s*=(?!=)")
 _TAKES: Final = re.compile(r"\.(?:full_tensor|to_local)\(\)")
 _MAY_BE_WHOLE: Final = (
     "Between a forward and its backward the root's parameters are whole, plain tensors, which have neither, "
@@ -57,7 +57,7 @@ def with_hints(values: ParameterValues, node: cst.CSTNode, said: str) -> str:
     if _TAKES.search(said) is not None:
         if isinstance(node, cst.Call) and is_summed_state(source.models, node):
             found.append(_STEPS)
-        elif _IGNORES.search(source.code) is not None:
+        elif source.models.links.ignores or tells_to_ignore(source.code):
             found.append(_IGNORED)
     return " ".join(found)
 

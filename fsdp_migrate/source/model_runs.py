@@ -46,6 +46,8 @@ class Run(NamedTuple):
     key: Key
     place: cst.CSTNode
     is_graded: bool
+    is_told: bool = False
+    """Whether an optimizer is made of its weights here, which tells that it is trained, and runs nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +109,14 @@ def _trained(source: Source) -> Iterator[Run]:
         is_known = bool(source.models.guards.functions(call.func))
         for arg in call.args:
             given = arg.value
-            if OPTIMIZERS.search(name.lower()):
+            is_told = OPTIMIZERS.search(name.lower()) is not None
+            if is_told:
                 model = model_of(source.index, given)
             else:
                 model = given if TRAINS.search(name.lower()) and not is_known else None
             if isinstance(model, (cst.Name, cst.Attribute)) and is_fsdp1s(source, model):
-                yield from (Run(key, place, is_graded=True) for key, place in places_of(source, model, call))
+                for key, place in places_of(source, model, call):
+                    yield Run(key, place, is_graded=True, is_told=is_told)
 
 
 def is_fsdp1s(source: Source, model: cst.BaseExpression) -> bool:

@@ -75,6 +75,11 @@ class Settings:
     optim_offload: Flag = True
     optim_rank0: Flag = False
 
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """Its options, in their order."""
+        return self.offload, self.rank0, self.optim_offload, self.optim_rank0
+
 
 DEFAULT = Settings("full")
 """What FSDP1 does without a context."""
@@ -114,6 +119,8 @@ class Contexts:
                 self.every.append(self._read(call))
             elif name == "set_state_dict_type":
                 setters.append(call)
+            elif (later := self._made_later(call)) is not None:
+                self.every.append(self._read(call, later))
         # What a setter decides depends on the contexts, too.
         self.setters.extend(map(self._read_setter, setters))
 
@@ -157,11 +164,13 @@ class Contexts:
         blocks = [each for each in self.entered.blocks_of(context) if each is not context.block]
         return _same_everywhere(every) is not None and bool(blocks)
 
-    def _may_hold_around(self, context: Context, function: cst.CSTNode | None) -> bool:
-        """Tell whether another function may be called in a context: what is torch's calls none."""
-        if self.source.index.function(context.call) is function:
-            return False
-        blocks = self.entered.blocks_of(context)
+    def _may_hold_around(self, context: Context, node: cst.CSTNode) -> bool:
+        """Tell whether a place outside of a context may run in it, also by a call: not by one of torch's."""
+        index, blocks = self.source.index, self.entered.blocks_of(context)
+        if index.function(context.call) is index.function(node):
+            # No block enters it: a stack, or what it is given to, may do so for what follows.
+            is_below = index.order[context.call] < index.order[node]
+            return is_below and not blocks and not _is_default(context.settings)
         inside = (call for block in blocks for call in walk_for(block.body, cst.Call))
         is_seen = bool(blocks) and not self.entered.is_otherwise(context)
         return not is_seen or not all(map(self._calls_nothing_here, inside))
@@ -185,9 +194,17 @@ class Contexts:
         later = before[before.index(sure[-1]) + 1 :]
         return sure[-1] if all(index.excludes(c, node) for c in later) else None
 
-    def _read(self, call: cst.Call) -> Context:
-        model, settings, configs, problem = self._settings(call)
-        if call.func in self.source.references and self.source.index.is_ambiguous(call.func):
+    def _made_later(self, call: cst.Call) -> cst.Call | None:
+        """Return the call that a partial makes: ``partial(FSDP.state_dict_type, model, kind)``."""
+        if not call.args or "functools.partial" not in self.source.index.qualified(call.func):
+            return None
+        later = call.with_changes(func=call.args[0].value, args=call.args[1:])
+        return later if self.source.class_function(later) == "state_dict_type" else None
+
+    def _read(self, call: cst.Call, later: cst.Call | None = None) -> Context:
+        model, settings, configs, problem = self._settings(later or call, call)
+        func = (later or call).func
+        if func in self.source.references and self.source.index.is_ambiguous(func):
             problem = problem or "whether this is torch's FSDP, or another's of the same name, is not seen"
         item = self.source.index.parents[call]
         block = self.source.index.parents[item]
@@ -204,7 +221,7 @@ class Contexts:
         return Context(call, model, settings, problem, item, block, tuple(inside), configs, is_trainers)
 
     def _read_setter(self, call: cst.Call) -> Context:
-        model, settings, configs, problem = self._settings(call)
+        model, settings, configs, problem = self._settings(call, call)
         every = [c for c in self.source.calls if self._is_setter(c)]
         # It returns what was set before: code that keeps it will set it again, where this does not follow.
         if problem is None and not isinstance(self.source.index.parents[call], cst.Expr):
@@ -249,8 +266,7 @@ class Contexts:
 
     def _is_in_no_other(self, node: cst.CSTNode) -> bool:
         """Tell whether no context that stands elsewhere may hold around a node."""
-        own = self.source.index.function(node)
-        return not any(c.problem is not None and self._may_hold_around(c, own) for c in self.every)
+        return not any(c.problem is not None and self._may_hold_around(c, node) for c in self.every)
 
     def _block(self, call: cst.Call) -> cst.CSTNode | None:
         """Return what a call is a statement of: a function, or a branch in one."""
@@ -270,7 +286,7 @@ class Contexts:
         return text_of(func.value) == text_of(model)
 
     def _settings(
-        self, call: cst.Call
+        self, call: cst.Call, at: cst.Call
     ) -> tuple[cst.BaseExpression | None, Settings | None, tuple[cst.Name, ...], str | None]:
         given = held_arguments(self.source.index, call, _CONTEXT)
         if given is None or "module" not in given or "state_dict_type" not in given:
@@ -282,7 +298,7 @@ class Contexts:
             return model, None, (), _NO_LOCAL
         if kind not in {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}:
             return model, None, (), "its type is known only when this runs"
-        read = [self._flags(given.get(name), call) for name in _CONTEXT[2:]]
+        read = [self._flags(given.get(name), at) for name in _CONTEXT[2:]]
         if read[0] is None or read[1] is None:
             return model, None, (), "its options are known only when this runs"
         (own, first), (optim, second) = read[0], read[1]
@@ -440,8 +456,12 @@ def _same_everywhere(contexts: Sequence[Context]) -> Settings | None:
     settings = contexts[0].settings if len(contexts) == 1 else None
     if settings is None:
         return None
-    flags = (settings.offload, settings.rank0, settings.optim_offload, settings.optim_rank0)
-    return settings if all(isinstance(each, bool) for each in flags) else None
+    return settings if all(isinstance(each, bool) for each in settings.flags) else None
+
+
+def _is_default(settings: Settings | None) -> bool:
+    """Tell whether it is what FSDP1 does without a context."""
+    return settings is not None and (settings.kind, settings.flags) == (DEFAULT.kind, DEFAULT.flags)
 
 
 def can_turn(call: cst.Call) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, value_in_class
 from fsdp_migrate.source.python.nodes import last_name, walk_for
 
 
@@ -49,12 +49,22 @@ class EnteredContexts:
             item = last_value(self.source.index, item) or item
         if not isinstance(item, cst.Call):
             return []
-        own = [each for each in self.every if each.call is item and each.block is None]
+        made = (item, self._made_by(item.func))
+        own = [each for each in self.every if each.call in made and each.block is None]
         functions = set(self.source.models.guards.functions(item.func)) if self._givers else set()
         if not functions and isinstance(item.func, cst.Attribute):
             # A method, of whatever object.
             functions = {each for each in self._givers if each.name.value == item.func.attr.value}
         return own + [each for function in functions for each in self._givers.get(function, ())]
+
+    def _made_by(self, func: cst.BaseExpression) -> cst.BaseExpression | None:
+        """Return the partial that is called, or what a function without a name gives: ``with full():``."""
+        value: cst.BaseExpression | None = func
+        if isinstance(func, (cst.Name, cst.Attribute)):
+            value = last_value(self.source.index, func) if func in self.source.index.scopes else None
+            if value is None and isinstance(func, cst.Attribute):
+                value = value_in_class(self.source.index, func)
+        return value.body if isinstance(value, cst.Lambda) else value
 
     def around(self, node: cst.CSTNode) -> list[Context]:
         """Return what the innermost ``with`` around a node enters by a function or a name."""

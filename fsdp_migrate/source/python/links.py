@@ -151,6 +151,10 @@ class Links:
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    ignores: bool = False
+    """Whether a file of the project tells FSDP to ignore modules or parameters."""
+    ignored: frozenset[str] = frozenset()
+    """The attributes of models that FSDP is told to ignore wherever the project shards."""
     counting_methods: frozenset[str] = frozenset()
     """Methods and properties by which modules of the project count their own parameters."""
     counting_functions: frozenset[str] = frozenset()

@@ -197,7 +197,10 @@ def binds(loop: cst.For | cst.CompFor, name: str) -> bool:
 
 def of_one_object(index: Index, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """Yield what stands around a place, up to a loop that gives its name another object in each round."""
+    root = node
+    while isinstance(root, cst.Attribute):
+        root = root.value  # `block.ffn` is another one for each `block`
     for above in index.ancestors(node):
-        if isinstance(above, cst.For) and isinstance(node, cst.Name) and binds(above, node.value):
+        if isinstance(above, cst.For) and isinstance(root, cst.Name) and binds(above, root.value):
             return
         yield above

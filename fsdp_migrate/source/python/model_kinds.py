@@ -386,17 +386,32 @@ class ModelKinds:
     def sharded_with(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
         """Return the model that an expression is a part of, and sharded with: ``model`` of ``model.head``.
 
-        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain.
+        Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain,
+        and so is what the project tells FSDP to ignore wherever it shards.
         """
         if not isinstance(node, cst.Attribute):
             return item_of(self.index, node)
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
         made_at = self.made.get(key, []) if key is not None else []
-        values = filter(None, (assigned_at(self.index, each) for each in made_at))
-        is_made = any("fsdp" in self.kinds(each) for each in values)  # not `pair = Pair()`, which holds one
-        is_plain = parts.isdisjoint({"*", node.attr.value}) and not is_made
+        is_plain = parts.isdisjoint({"*", node.attr.value}) and not self._is_made(key)
+        is_plain = is_plain or node.attr.value in self.links.ignored
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
+
+    def _is_made(self, key: Key | None) -> bool:
+        """Tell whether a name is given a sharded model, and not ``pair = Pair()``, which holds one."""
+        made_at = self.made.get(key, ()) if key is not None else ()
+        values = filter(None, (assigned_at(self.index, each) for each in made_at))
+        return any("fsdp" in self.kinds(each) for each in values)
+
+    def is_wrapped_in_parts_alone(self, node: cst.BaseExpression) -> bool:
+        """Tell whether parts of a module are wrapped here, ``ffn.experts[e] = FSDP(...)``, and it is not."""
+        key = self.key_of(node)
+        if key not in self.wholes or key in self.given or self._is_made(key):
+            return False
+        # What another loop goes through by the same name may be wrapped by then.
+        loop = loop_of(self.index, node) if isinstance(node, cst.Name) else None
+        return loop is None or any(loop in {*self.index.ancestors(each)} for each in self.made.get(key, ()))
 
     def is_parameters(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression holds parameters of an FSDP1 model, in one form or another."""

@@ -147,8 +147,8 @@ def _is_wrapped(source: Source, call: cst.Call) -> bool:
         return False
     if source.models.sharded_by(model) not in {"", "accelerate"} or _UNWRAPS.search(text_of(model)):
         return False
-    if source.models.is_inner(model):
-        return False  # FSDP1's wrapper held it: it was of its own class
+    if source.models.is_inner(model) or source.models.is_wrapped_in_parts_alone(model):
+        return False  # FSDP1's wrapper held it, or parts of it are wrapped: it was of its own class
     bound = source.index.bindings_of(model) if isinstance(model, cst.Name) else ()
     if any(each.value is not None and _UNWRAPS.search(text_of(each.value)) for each in bound):
         return False

@@ -257,7 +257,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         if inside.isdisjoint(named - local_ones) and not source.contexts.is_summoned(node):
             named.add(node)
             code = "FM423" if said in {_REPLACED, CHANGED, CUT, EMPTIED} else refused(source, node)
-            yield Found(code, node, said, "commented")
+            yield Found(code, node, with_hints(values, node, said), "commented")
     yield from _of_attributes(values, named)
 
 

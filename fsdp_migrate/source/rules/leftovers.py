@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 NAME = "other"
-CODES = ("FM303", "FM306", "FM310")
+CODES = ("FM303", "FM306", "FM307", "FM310")
 
 CLASS_AS_A_VALUE = (
     "FSDP1's class as a value: what is done with it is not seen. Call prepare_fully_shard(model, {...})."
@@ -26,6 +26,11 @@ CLASS_AS_A_VALUE = (
 """What is said of the class where it is given to something, which may make models of it."""
 _ALIAS = "stays: another name of the class, whose uses are looked at themselves"
 _ASKED = "stays: only the arguments that it takes are asked for"
+_TYPES = frozenset({"set_state_dict_type", "state_dict_type"})
+_TYPE = (
+    "FSDP2 has no types of state dicts: take this away, and what enters or calls it; of each state there see "
+    "that it is asked for as the type said. `fsdp-migrate explain FM307` says what takes its place."
+)
 _STATIC = "FSDP2 has no such function."
 _PATCH = (
     "this changes what FSDP1's class is given, whoever makes it, and FSDP2 makes none: take the patch out, "
@@ -64,6 +69,8 @@ def find(source: Source, covered: set[cst.CSTNode]) -> Iterator[Found]:
                 yield Found("FM310", node, _ALIAS, "kept", covers=(node,))
             elif not _is_fallback(source, node):
                 yield Found("FM303", node, CLASS_AS_A_VALUE, "commented", covers=(node,))
+        elif name.rpartition(".")[2] in _TYPES:
+            yield Found("FM307", node, _TYPE, "commented", covers=(node,))
         elif name.startswith(f"{catalog.FSDP}."):
             said = _said_of(source, node, name.rpartition(".")[2])
             yield Found("FM303", node, said, "commented", covers=(node,))

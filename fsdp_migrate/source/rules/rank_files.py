@@ -46,6 +46,7 @@ _LOADS = frozenset(
 """What files with ShardedTensors are read in, and nothing else."""
 _MAX_DEPTH = 2
 _RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard", re.IGNORECASE)
+_MAKES = re.compile(r"^(?:torch|fsdp_migrate)\.(?!load$)")
 _STATES = {
     "load_state_dict": ("state_dict", "strict"),
     "optim_state_dict_to_load": ("model", "optim", "optim_state_dict"),
@@ -90,6 +91,15 @@ def file_of(source: Source, call: cst.Call) -> cst.Call | None:
     given = arguments(call, _STATES[name]) if name in _STATES else None
     found = (_loaded(source, value) for value in (given or {}).values())
     return next((file for file in found if file is not None), None)
+
+
+def is_made_to_load(source: Source, call: cst.Call) -> bool:
+    """Tell whether a function of FSDP1's, of torch's or of ours makes a state that an optimizer can load."""
+    state = call.args[0].value if call.args else None
+    value = last_value(source.index, state) if isinstance(state, cst.Name) else state
+    calls = list(walk_for(value, cst.Call)) if value is not None else []
+    made = (name for each in calls for name in source.index.qualified(each.func))
+    return any(map(source.class_function, calls)) or any(map(_MAKES.match, made))
 
 
 def is_of_a_rank(source: Source, path: cst.BaseExpression) -> bool:

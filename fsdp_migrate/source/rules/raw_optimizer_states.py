@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.told_states import bound_for_it_alone
-from fsdp_migrate.source.rules.rank_files import file_of, is_of_a_rank
+from fsdp_migrate.source.rules.rank_files import file_of, is_made_to_load, is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
 
@@ -122,7 +122,8 @@ def _found(source: Source) -> Iterator[Found]:
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
         is_strategys = source.models.strategies.is_run_sharded(call)
-        if file is None and not is_strategys and not _is_of_a_checkpoint(source, call):
+        is_asked = is_strategys or _is_of_a_checkpoint(source, call)
+        if file is None and (not is_asked or is_made_to_load(source, call)):
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
@@ -252,16 +253,10 @@ def _are_given(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
 
 
 def _is_of_a_checkpoint(source: Source, call: cst.Call) -> bool:
-    """Tell whether a state is an item of a checkpoint, by its name: ``checkpoint["optimizer"]``.
-
-    Also one that another function has changed; not what one of FSDP1's, of torch's or of ours made of it.
-    """
+    """Tell whether a state is an item of a checkpoint, by its name: also one that a function has changed."""
     state = call.args[0].value if call.args else None
     value = last_value(source.index, state) if isinstance(state, cst.Name) else state
     if value is None:
-        return False
-    made = (source.index.qualified(each.func) for each in walk_for(value, cst.Call))
-    if any(name.startswith(("torch.", "fsdp_migrate.")) for names in made for name in names):
         return False
     items = (each.slice[0] for each in walk_for(value, cst.Subscript))
     return any("optim" in text_of(item).lower() for item in items)

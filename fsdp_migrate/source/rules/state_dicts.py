@@ -82,6 +82,7 @@ _ENTERED = (
     "nothing else in those blocks asks for a state."
 )
 _BY_YIELD = ", and keep the `yield`"
+_BY_CALL = ", and the `with` that calls it"
 _BY_RETURN = ", and return contextlib.nullcontext()"
 _SUMMONED = "stays: the parameters are whole in this context, and so is their state"
 _ONE_RANK = (
@@ -146,9 +147,9 @@ def _of_context(source: Source, context: Context) -> Iterator[Found]:
         is_entered = source.contexts.is_entered_here(context)
         said = f"{context.problem}; {_HINT}{_said_of_file(source, context)}"
         if is_entered:
-            is_returned = isinstance(source.index.parents[context.call], cst.Return)
-            is_yielded = context.block is not None
-            said = _ENTERED.format(_BY_YIELD if is_yielded else _BY_RETURN if is_returned else "")
+            said = _ENTERED.format(
+                _BY_YIELD if context.block is not None else _said_of_giver(source, context)
+            )
         yield Found("FM307", context.call, said, "commented", covers=covers)
         return
     edit = Unwrap(context.item)
@@ -161,6 +162,15 @@ def _of_context(source: Source, context: Context) -> Iterator[Found]:
             yield Found("FM308", call, _DDPS, "kept")
         else:
             yield turned(source, call, context.settings)
+
+
+def _said_of_giver(source: Source, context: Context) -> str:
+    """Return what goes with a context that blocks enter: what gives it, or makes it when it is called."""
+    above = source.index.parents[context.call]
+    if isinstance(above, cst.Return):
+        return _BY_RETURN
+    is_later = isinstance(above, cst.Lambda) or source.class_function(context.call) != "state_dict_type"
+    return _BY_CALL if is_later else ""
 
 
 def _said_of_file(source: Source, context: Context) -> str:

@@ -184,7 +184,10 @@ def _is_stale(source: Source, place: cst.CSTNode, run: Run, its: list[Run]) -> b
     function = index.function(place)
     if index.function(run.place) is not function or index.excludes(run.place, place):
         return False
-    trains = [*_trainings(source, function), *(each.place for each in its if each.is_graded)]
+    trains = [
+        *_trainings(source, function),
+        *(each.place for each in its if each.is_graded and not each.is_told),
+    ]
     first, last = order[run.place], order[place]
     if first < last:
         return not any(first < order[each] < last for each in trains)
@@ -218,6 +221,7 @@ def _is_under_way(source: Source, key: Key, place: cst.CSTNode, runs: list[Run])
         for run in runs
         if run.key == key
         and run.is_graded
+        and not run.is_told
         and index.function(run.place) is function
         and not index.excludes(run.place, place)
     ]

@@ -411,3 +411,57 @@ def test_a_tuple_that_nothing_else_reads_goes() -> None:
 )
 def test_what_is_known_only_when_it_runs(body: str) -> None:
     assert ("FM307", "commented") in codes(body)
+
+
+PARTIAL = "functools.partial(FSDP.state_dict_type, {}, StateDictType.SHARDED_STATE_DICT)"
+NAMELESS = "lambda: FSDP.state_dict_type({}, StateDictType.SHARDED_STATE_DICT)"
+RUN = "class Run:\n    def __init__(self, net):\n        self.net = FSDP(net)\n        self.sharded = {}\n\n"
+
+
+@pytest.mark.parametrize("made", [PARTIAL, NAMELESS])
+def test_a_context_that_is_made_where_a_block_calls_for_it(made: str) -> None:
+    """States in it were taken for FSDP1's default: a sharded save became a whole one, without a word."""
+    block = "with sharded():\n    state = model.state_dict()\n    other = FSDP.optim_state_dict(model, opt)\n"
+    after = turned(f"{MODEL}sharded = {made.format('model')}\n{block}plain = model.state_dict()\n")
+    assert "state = get_model_state_dict(model)\n" in after
+    assert '= sharded_state_dict(model, opt, cpu_offload=True)["optimizer"]' in after
+    assert "plain = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
+    assert "FM307 the states in the blocks that enter this are turned, by its type" in after
+    assert "Take this context away, and the `with` that calls it; see" in after
+    assert "FM303" not in after
+    held = f"{RUN.format(made.format('self.net'))}    def save(self):\n        with self.sharded():\n"
+    assert "state = get_model_state_dict(self.net)\n" in turned(
+        f"{held}            state = self.net.state_dict()\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "enters"),
+    [
+        (
+            "functools.partial(FSDP.state_dict_type, state_dict_type=StateDictType.FULL_STATE_DICT)",
+            "c(model)",
+        ),
+        (PARTIAL.format("model").replace("SHARDED", "LOCAL"), "c()"),
+        (PARTIAL.format("model"), "stack.enter_context(c())"),
+        (NAMELESS.format("model"), "stack.enter_context(c())"),
+        (NAMELESS.format("model").removeprefix("lambda: "), "stack.enter_context(c)"),
+        (NAMELESS.format("model").removeprefix("lambda: "), "nullcontext() if x else c"),
+    ],
+)
+def test_a_context_that_is_made_before_and_not_seen_in_whole(made: str, enters: str) -> None:
+    enters = f"with {enters}:\n    " if "stack" not in enters else f"{enters}\n"
+    body = f"{MODEL}above = model.state_dict()\nc = {made}\n{enters}state = model.state_dict()\n"
+    after = turned(body)
+    assert "above = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
+    assert "state = model.state_dict()" in after
+    assert "FM308 what this gives was decided by contexts" in after
+    assert "FM307" in after
+    assert "FM303" not in after
+
+
+def test_a_stack_that_may_enter_fsdp1s_default_changes_nothing() -> None:
+    whole = "FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT)"
+    after = turned(f"{MODEL}stack.enter_context({whole})\nstate = model.state_dict()\n")
+    assert "state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))" in after
+    assert "FM308" not in after

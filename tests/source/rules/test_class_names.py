@@ -169,3 +169,34 @@ def test_a_part_of_the_name_is_in_fsdp2s_name_too_by_way_of_a_name() -> None:
     for test, expected in (("'Norm' in kind", False), ("kind == 'Norm'", True), ("kind in NAMES", True)):
         body_of = body.format(test)
         assert (("FM316", "commented") in codes(body_of)) is expected, test
+
+
+LOOP = "def build(model):\n    for i, block in enumerate(model.blocks):\n        "
+EXPERTS = (
+    "for e, expert in enumerate(block.ffn.experts):\n                block.ffn.experts[e] = FSDP(expert)"
+)
+AGAIN = "    for block in model.blocks:\n        x = isinstance(block, Block)\n"
+WHOLE = "m = build(Net())\nx = isinstance(m, Net)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (f"{LOOP}if isinstance(block.ffn, MoE):\n            {EXPERTS}\n    return FSDP(model)\n", False),
+        (f"{LOOP}if isinstance(block.ffn, MoE):\n            block.ffn = FSDP(block.ffn)\n", False),
+        (f"{LOOP}block.ffn = FSDP(block.ffn)\n        x = isinstance(block.ffn, MoE)\n", True),
+        (f"{LOOP}block.ffn = FSDP(block.ffn)\n        model.blocks[i] = FSDP(block)\n{AGAIN}", True),
+        (
+            "def f(m):\n    for i in range(2):\n        x = isinstance(m.f, MoE)\n        m.f = FSDP(m.f)\n",
+            True,
+        ),
+        ("m = Net()\nm.a = FSDP(m.a)\nx = isinstance(m, Net)\n", False),
+        ("m = Net()\nm.a = FSDP(m.a)\nm = FSDP(m)\nx = isinstance(m, Net)\n", True),
+        ("def g(m):\n    m.a = FSDP(m.a)\n    x = isinstance(m, Net)\ng(FSDP(net))\n", True),
+        (f"{LOOP}model.blocks[i] = FSDP(block)\nm = Net()\nbuild(m)\nx = isinstance(m, Net)\n", False),
+        (f"{LOOP}model.blocks[i] = FSDP(block)\n    return FSDP(model)\n{WHOLE}", True),
+    ],
+)
+def test_a_module_of_which_parts_alone_are_wrapped_is_of_its_own_class(body: str, is_said: bool) -> None:
+    """FSDP1 put its wrapper in the place of these parts: the check was true before it, and is."""
+    assert any("wrapper was no `" in use.becomes for use in uses(body) if use.code == "FM316") is is_said

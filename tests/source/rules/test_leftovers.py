@@ -74,3 +74,12 @@ def test_a_modules_method_that_is_asked_of_the_class_is_the_models(call: str, sa
     found = [use.becomes for use in scan_source(f"{IMPORTS}{call}\n") if use.code == "FM303"]
     assert len(found) == 1
     assert said in found[0]
+
+
+@pytest.mark.parametrize("name", ["state_dict_type", "set_state_dict_type"])
+def test_a_function_that_decides_on_states_is_told_as_their_contexts_are(name: str) -> None:
+    """FM303 speaks of wrapping: what takes the place of a type of states is FM307's."""
+    for body in (f"kind = FSDP.{name}\n", f"take(FSDP.{name})\n"):
+        found = [use for use in uses(body) if use.action == "commented"]
+        assert [use.code for use in found] == ["FM307"]
+        assert "`fsdp-migrate explain FM307` says what takes its place" in found[0].becomes

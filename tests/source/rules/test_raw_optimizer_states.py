@@ -685,3 +685,48 @@ def test_an_optimizer_of_a_class_that_unknown_functions_make_of_its_model() -> N
     )
     assert turned(body).count("# fsdp-migrate: FM425") == 2
     assert "FM425" not in turned(body.replace("groups(self.model", "groups(net.other"))
+
+
+STRATEGIES = """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.nn.parallel import DistributedDataParallel as DDP
+from fsdp_migrate.runtime import optim_state_dict_to_load
+
+
+class Base:
+    def load_optim(self, model, optim, sd):
+        optim.load_state_dict(sd)
+
+
+class DDPs(Base):
+    def wrap(self, model):
+        return DDP(model)
+
+
+class FSDPs(Base):
+    def wrap(self, model):
+        return FSDP(model)
+
+    def load_optim(self, model, optim, sd):
+        if rank != 0:
+            sd = None
+        optim.load_state_dict({})
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "is_said"),
+    [
+        ("FSDP.scatter_full_optim_state_dict(sd, model, optim=optim)", False),
+        ("FSDP.shard_full_optim_state_dict(sd, model)", False),
+        ("model.optim_state_dict_to_load(model, optim, sd)", False),
+        ("optim_state_dict_to_load(model, optim, sd, from_rank0=True)", False),
+        ("moved(sd)", True),
+        ("torch.load(sd)", True),
+        ("moved(torch.load(sd))", True),
+    ],
+)
+def test_what_is_made_to_be_loaded_by_a_strategy_fits(state: str, *, is_said: bool) -> None:
+    found = scan_source(STRATEGIES.format(state), "train.py")
+    assert [use.code for use in found].count("FM425") == is_said

@@ -191,6 +191,24 @@ def test_an_average_of_weights_that_are_whole(*, is_above: bool) -> None:
     assert found == (["FM451"] if is_above else ["FM336", "FM451"])
 
 
+ADAM = "optimizer = torch.optim.Adam(student.parameters())\n"
+
+
+@pytest.mark.parametrize("forward", ["", "y = student(x)\n"])
+def test_an_optimizer_is_made_of_weights_and_runs_nothing(forward: str) -> None:
+    """What is written between it and the first forward is written to shards."""
+    averages = f"{FUNCTION}{TWO}{ADAM}{forward}update(teacher, student)\n"
+    found = [code for code, _ in told(averages + loop(TEACH, STEP, "update(teacher, student)\n"))]
+    assert found == (["FM336", "FM451"] if forward else ["FM451"])
+    limits = f"student = FSDP(net)\n{ADAM}{forward}{LIMIT}"
+    found = [code for code, _ in told(limits + loop("student(x).mean().backward()\n"))]
+    assert found == (["FM452"] if forward else [])
+
+
+def test_no_optimizer_takes_up_what_fsdp1_had_gathered() -> None:
+    assert [code for code, _ in told(f"student = FSDP(net)\n{EVALUATE}{ADAM}{LIMIT}")] == ["FM451"]
+
+
 @pytest.mark.parametrize(
     ("write", "says"),
     [
