@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 
 from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.proof_steps import steps_for_checkpoints
 from fsdp_migrate.source.steps import next_steps
-from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+from fsdp_migrate.source.surroundings import CheckpointFound, find_checkpoints, find_configs
 from fsdp_migrate.source.uses import ScanReport
 from tests.checkpoint.samples import DATA
 
@@ -138,6 +139,26 @@ def test_a_file_of_torch_save_is_seen_by_its_first_bytes(tmp_path: Path) -> None
         parts.writestr("net/data/0", b"x" * 400)
         parts.writestr("net/data.pkl", b"x")
     assert _layouts(tmp_path).keys() == names | {"old.OPT"}
+
+
+@pytest.mark.parametrize(
+    ("newest", "read", "expected"),
+    [
+        ("e_2.opt", "", "e_2.pt"),
+        ("e_2.opt", "e_2.opt", "e_2.opt"),
+        ("e_2.pth", "", "e_2.pth"),
+        ("e_2.pth", "e_2.pt", "e_2.pt"),
+    ],
+)
+def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
+    newest: str, read: str, expected: str, tmp_path: Path
+) -> None:
+    found = [
+        CheckpointFound(name, "full state in one file", saved=saved, read_by=(name,) * (name == read))
+        for name, saved in (("e_2.pt", 1.0), (newest, 2.0))
+    ]
+    steps = steps_for_checkpoints(found, [], str(tmp_path))
+    assert f" --checkpoint {expected} {expected} " in " ".join(steps[-1].commands)
 
 
 def test_few_files_are_opened_to_look_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
