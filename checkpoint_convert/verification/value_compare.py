@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MAX_WHERE = 200
 _PICKLE = "data.pkl"
+# By which kernels an optimizer is stepped: who loads it takes its own, and torch decides of None itself.
+_KERNELS = frozenset({"foreach", "fused"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ def value_difference(
     other_names: Mapping[str, str],
     *,
     are_settings: bool = False,
+    setting: str = "",
 ) -> ValueDifference | None:
     """Say how two stored values differ, or return None.
 
@@ -52,14 +55,17 @@ def value_difference(
         other: The second.
         names: Parameter names of the first that count as others, once wrappers are off.
         other_names: The same for the second.
-        are_settings: They are of an optimizer's groups. There a tuple means what a list means, and names of
-            parameters are found in any order.
+        are_settings: They are of an optimizer's groups. There a tuple means what a list means, names of
+            parameters are found in any order, and ``foreach`` and ``fused`` change nothing that is learned.
+        setting: The name of the setting that they are, where they are one.
     """
     try:
         values = load_item(one), load_item(other)
     except UnsafePickleError:
         return _raw_difference(one, other)
     try:
+        if are_settings and (kernels := _other_kernels(setting, *values)) is not None:
+            return ValueDifference(kernels, is_form=True)
         return _Comparison((one, other), (names, other_names), are_settings).run(*values)
     except CheckpointFormatError:
         # Tensors that were expanded and not copied: torch reads them, and nothing here does.
@@ -74,6 +80,13 @@ def _raw_difference(one: TorchZip, other: TorchZip) -> ValueDifference | None:
         text = "the bytes differ; what they mean was not read, because they ask for an unknown class"
         return ValueDifference(text)
     return None
+
+
+def _other_kernels(setting: object, one: object, other: object) -> str | None:
+    """Say by which kernels two optimizers are stepped, where that is what a setting says otherwise."""
+    if setting not in _KERNELS or one is other or not all(isinstance(v, bool | None) for v in (one, other)):
+        return None
+    return f"{_show(one)} and {_show(other)}, by which kernels it is stepped"
 
 
 def _has_content(record: str) -> bool:
@@ -168,7 +181,12 @@ class _Comparison:
         if list(map(_show, left)) != list(map(_show, right)):
             return f"the keys {_show(list(left))} and {_show(list(right))}"
         for (key, value), other in zip(reversed(left.items()), reversed(right.values()), strict=True):
-            self._push(value, other, f"{where}[{show(key)}]")
+            inner = f"{where}[{show(key)}]"
+            kernels = _other_kernels(key, value, other) if self._are_settings else None
+            if kernels is None:
+                self._push(value, other, inner)
+            else:
+                self._note_form(inner, kernels)
         return None
 
     def _tensors(self, left: TensorValue, right: TensorValue) -> str | None:

@@ -101,8 +101,9 @@ class VerifyReport:
         aside: What only one of them has and was not compared, because the framework of the other keeps it
             elsewhere or not at all. Never a part of a model, and of an optimizer only beside safetensors.
         cast: The tensors whose values were compared after the cast that was asked for, with their new type.
-        alike: What is the same in another form, with how: of settings of optimizers a list for a tuple, or
-            the names of parameters in another order; of tied weights one name or both. Both load alike.
+        alike: What is the same in another form, with how: of settings of optimizers a list for a tuple,
+            the names of parameters in another order, or other kernels (``foreach``, ``fused``); of tied
+            weights one name or both. Both load alike.
         are_tensors_same: Whether all tensors were compared and are the same. Other values may differ, such as
             the folder of a run.
     """
@@ -377,7 +378,8 @@ class _Comparison:
         names = [
             side.names.get(entry.key, {}) for side, entry in zip(self._sides, (ours, theirs), strict=True)
         ]
-        found = value_difference(one, other, *names, are_settings=ours.key in self._settings)
+        setting = ours.key.rpartition(".")[2]
+        found = value_difference(one, other, *names, are_settings=ours.key in self._settings, setting=setting)
         if found is not None and found.is_form:
             self._alike[self._name(0, key)] = found.text
         elif found is not None:

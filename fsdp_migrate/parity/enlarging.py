@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from fsdp_migrate.parity.tensors import find_gap
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.parity.tensors import Gap
     from fsdp_migrate.parity.trainees import Tensors
 
 
@@ -19,11 +21,11 @@ _NOISE_EPSILONS = 1024
 
 
 def is_enlarged(gradients: tuple[Tensors, Tensors], parameters: tuple[Tensors, Tensors]) -> bool:
-    """Tell whether parameters differ by more than rounding only where their gradients are rounding.
+    """Tell whether a step differs by more than rounding only where its gradients are rounding.
 
     Adam divides by the size of a gradient. Where that is 0 but for rounding, as of the bias of an attention's
-    keys, any other rounding is another step. Each number that differs is looked at: moments that were lost
-    change those with a gradient of their own too.
+    keys or one before a BatchNorm, any other rounding is another step. Each number that differs is looked at:
+    moments that were lost change those with a gradient of their own too.
 
     Args:
         gradients: Those of a step under FSDP1, and under FSDP2, whole and by names.
@@ -39,18 +41,23 @@ def is_enlarged(gradients: tuple[Tensors, Tensors], parameters: tuple[Tensors, T
     if any(one.keys() != other.keys() for one, other in (gradients, parameters)):
         return False
     sizes = [float(each.abs().max()) for each in gradients[0].values() if each.numel()]
-    if not all(_is_noise(gradients[0][name], gradients[1][name], max(sizes)) for name in gradients[0]):
-        return False
     found = False
+    for name, gradient in gradients[0].items():
+        gap = find_gap(gradient, gradients[1][name])
+        if gap is None or is_rounding(gap):
+            continue
+        # Seen beside the largest of all: by itself it is another one, also where SGD makes nothing of it.
+        if not _is_finite(gap, gradient) or (gap.largest or 0.0) > _most(gradient) * max(sizes):
+            return False
+        found = True
     for name, before in parameters[0].items():
         after = parameters[1][name]
         gap = find_gap(before, after)
         if gap is None or is_rounding(gap):
             continue
-        if gap.epsilons is None or name not in gradients[0]:
+        if not _is_finite(gap, before) or name not in gradients[0]:
             return False
-        by = MOST_EPSILONS * torch.finfo(before.dtype).eps * before.abs().max()
-        differs = (before - after).abs() > by
+        differs = (before - after).abs() > _most(before) * before.abs().max()
         one, other = gradients[0][name][differs], gradients[1][name][differs]
         noise = _NOISE_EPSILONS * torch.finfo(one.dtype).eps * one.abs()
         if not bool(((one - other).abs() > noise).all()):
@@ -59,13 +66,11 @@ def is_enlarged(gradients: tuple[Tensors, Tensors], parameters: tuple[Tensors, T
     return found
 
 
-def _is_noise(one: torch.Tensor, other: torch.Tensor, largest: float) -> bool:
-    """Tell whether two gradients differ by rounding, seen beside the largest number of all of them."""
-    gap = find_gap(one, other)
-    if gap is None or is_rounding(gap):
-        return True
-    return (
-        gap.epsilons is not None
-        and gap.largest is not None
-        and (gap.largest <= MOST_EPSILONS * torch.finfo(one.dtype).eps * largest)
-    )
+def _is_finite(gap: Gap, tensor: torch.Tensor) -> bool:
+    """Tell whether floats differ, and by how much; FSDP1's may all be 0, of which nothing is a part."""
+    return tensor.is_floating_point() and gap.largest is not None and math.isfinite(gap.largest)
+
+
+def _most(tensor: torch.Tensor) -> float:
+    """Return by what part of the largest number rounding makes numbers of a type differ at most."""
+    return MOST_EPSILONS * torch.finfo(tensor.dtype).eps

@@ -147,7 +147,8 @@ def verdict(report: ScriptReport) -> str:
         return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_besides(report)}"
     if report.first is not None and report.num_differences > report.num_rounded:
         first = f"{place(report.first)}, step {report.first.step}"
-        whose = " FSDP1's own run was off." if report.unsharded == "FSDP2" else ""
+        is_fsdp1s = report.unsharded == "FSDP2" and not report.is_enlarged
+        whose = " FSDP1's own run was off." if is_fsdp1s else ""
         number = report.num_differences - report.num_rounded
         return f"Different: {number:,} of {seen}; the first is {first}.{whose}"
     if before != after:
@@ -177,9 +178,9 @@ _CAUSES: dict[Unsharded, str] = {
     "did not come so far",
 }
 _ENLARGED = (
-    "rounding, as it seems. The gradients of this step are the same but for rounding, and no number differs "
-    "by more but where its gradient is 0 beside it: Adam makes a step of that. Leave out the clipping once, "
-    "or take SGD, and compare again"
+    "rounding, as it seems. The gradients of this step are the same but for rounding, seen beside the "
+    "largest of them, and no number differs by more but where its gradient is 0 beside it: Adam makes a step "
+    "of that. Leave out the clipping once, or take SGD, and compare again"
 )
 _GROWN = (
     ". Or it is rounding that has grown: the steps before differ by that alone, and this one by little more. "
@@ -198,7 +199,7 @@ _THEIRS = (
 
 def cause(report: ScriptReport) -> str:
     """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
-    if report.is_enlarged and report.unsharded != "FSDP2":
+    if report.is_enlarged:
         return _ENLARGED
     is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH
     if report.unsharded == "neither" and is_much:

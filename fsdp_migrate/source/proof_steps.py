@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
+from fsdp_migrate.source.saved_files import SAVED
 
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def steps_for_checkpoints(
         )
     if waiting and folder is not None and not goes_on:
         anew = any(each.is_lightnings for each in waiting)
-        one = waiting[0]
+        one = max(waiting, key=_may_be_whole)
         new = one.path if one.is_full else one.target
         both = _compare(folder, "--checkpoint", one.path, new)
         steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {_GO_ON}", (both,)))
@@ -142,3 +143,13 @@ def steps_for_checkpoints(
             command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
             steps.append(Step(_PUBLISH, (command,)))
     return steps
+
+
+def _may_be_whole(checkpoint: CheckpointFound) -> tuple[bool, bool]:
+    """Rank what a run may go on from: what sources name, then what is no file of an optimizer alone.
+
+    A file by a name of its own, such as ``epoch_2.opt``, is rather a part that lies beside the model.
+    """
+    path = checkpoint.path
+    is_usual = not Path(path).suffix or path.endswith((*SAVED, ".safetensors"))
+    return bool(checkpoint.read_by), is_usual or not checkpoint.is_full

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +34,7 @@ from fsdp_migrate.source.files import (
     find_sources,
 )
 from fsdp_migrate.source.launchers import wanted_elsewhere
+from fsdp_migrate.source.saved_files import SAVED, is_data, is_lightnings, is_saved
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -56,17 +56,11 @@ _IN_TOML = re.compile(
     rb"|^[ \t]*strategy\s*=\s*['\"]fsdp|^[ \t]*distributed_type\s*=\s*['\"]FSDP|\bACCELERATE_USE_FSDP\b",
     re.MULTILINE,
 )
-# What torch.save keeps of each tensor beside the pickle.
-_STORAGE = re.compile(r"(?:\A|/)data/\d+\Z")
 _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
-_SAVED = (".bin", ".ckpt", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar")
-_BARE = re.compile(r"[._-][a-z]*optim\w*\Z", re.IGNORECASE)  # last.pt.optim
-_ENDS = (*_SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
-_VERSION = b"pytorch-lightning_version"
+_ENDS = (*SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
 _META = "meta.pt"
-_START = 4096
 # A folder with a repository is copied in so many seconds.
 _COPYING = 30.0
 _INCOMPLETE = "incomplete or ambiguous"
@@ -76,8 +70,6 @@ _COPIED = 50e6
 _ONE_FILE = frozenset({"file", "safetensors"})
 # Folders with what tests read, and no run starts from; one that is given is looked through.
 _FIXTURES = frozenset({"fixtures", "test_data", "testdata", "tests"})
-_WEIGHTS = ("bias", "weight")
-_WHOLE_NUMBERS = frozenset({"BOOL", "I16", "I32", "I64", "I8", "U16", "U32", "U64", "U8"})
 
 
 @dataclass(frozen=True)
@@ -377,8 +369,8 @@ def _below(root: Path) -> Iterator[CheckpointFound]:
                 yield from _of_file(Path(folder, name))
             continue
         has_meta = {METADATA_FILE, _META}.issubset(files)
-        is_lightnings = has_meta and not is_fabrics_file(Path(folder, _META))
-        yield CheckpointFound(str(Path(folder)), found.layout, is_lightnings=is_lightnings)
+        is_trainers = has_meta and not is_fabrics_file(Path(folder, _META))
+        yield CheckpointFound(str(Path(folder)), found.layout, is_lightnings=is_trainers)
         if found.is_deep:
             folders.clear()
 
@@ -451,50 +443,9 @@ def _as_words(title: str) -> str:
 def _of_file(path: Path) -> Iterator[CheckpointFound]:
     from fsdp_migrate.checkpoint_convert.sources.folder_layouts import BESIDE_MODELS
 
-    if path.suffix == ".safetensors" and not _is_data(path):
+    if path.suffix == ".safetensors" and not is_data(path):
         yield CheckpointFound(str(path), _title("safetensors"))
-    elif not BESIDE_MODELS.fullmatch(path.name) and _is_checkpoint(path):
-        is_lightnings = _is_lightnings(path)
-        layout = f"{_title('file')} of Lightning's Trainer" if is_lightnings else _title("file")
-        yield CheckpointFound(str(path), layout, is_lightnings=is_lightnings)
-
-
-def _is_data(path: Path) -> bool:
-    """Tell whether safetensors hold samples: single whole numbers, such as an index, and no weights."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            tensors = json.loads(stream.read(length)) if length <= _MAX_CONFIG else {}
-        if any(name.endswith(_WEIGHTS) for name in tensors):
-            return False
-        told = [(tensor.get("dtype"), tensor.get("shape")) for tensor in tensors.values()]
-    except (AttributeError, OSError, ValueError, RecursionError):
-        return False  # no safetensors: `inspect` says so
-    return any(dtype in _WHOLE_NUMBERS and shape == [] for dtype, shape in told)
-
-
-def _is_lightnings(path: Path) -> bool:
-    """Tell whether a file is one of Lightning's Trainer, by a name that stands before the tensors."""
-    with path.open("rb") as stream:
-        return _VERSION in stream.read(_START)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Tell whether a file is one of torch.save, with tensors as far as its list of parts tells."""
-    from fsdp_migrate.checkpoint_convert.formats.torch_file import is_saved_file
-
-    # Composer's `save_filename` needs no ending.
-    if not path.is_file() or ("." in path.name and not _BARE.sub("", path.name).endswith(_SAVED)):
-        return False
-    try:
-        with path.open("rb") as stream:
-            if not is_saved_file(stream.read(16)):
-                return False
-            if not zipfile.is_zipfile(stream):
-                return True
-            with zipfile.ZipFile(stream) as parts:
-                return any(map(_STORAGE.search, parts.namelist()))
-    except OSError:
-        return False
-    except zipfile.BadZipFile:
-        return True  # `inspect` says what is wrong with it
+    elif not BESIDE_MODELS.fullmatch(path.name) and is_saved(path):
+        is_trainers = is_lightnings(path)
+        layout = f"{_title('file')} of Lightning's Trainer" if is_trainers else _title("file")
+        yield CheckpointFound(str(path), layout, is_lightnings=is_trainers)

@@ -59,6 +59,30 @@ def test_a_gradient_that_is_all_rounding_is_seen_beside_the_others() -> None:
     assert not is_enlarged(({"a": noise}, {"a": other}), params)
 
 
+def test_a_gradient_that_is_all_rounding_is_no_other_one_under_sgd_either() -> None:
+    """It is what differs first, the parameters are the same; FSDP1's may be 0 to the last bit."""
+    large = torch.ones(2)
+    same = ({"a": large, "b": large}, {"a": large, "b": large})
+    other = {"a": torch.tensor([-2e-9, 1e-9]), "b": large}
+    for noise in (torch.tensor([1e-9, -1e-9]), torch.zeros(2)):
+        assert is_enlarged(({"a": noise, "b": large}, other), same)
+    assert not is_enlarged((other, other), same), "nothing differs"
+    assert not is_enlarged(({"a": large * 1e-3, "b": large}, other), same)
+    for odd in (torch.tensor([float("nan"), 0.0]), torch.tensor([float("inf"), 0.0]), torch.zeros(3)):
+        assert not is_enlarged(({"a": torch.zeros(2), "b": large}, {"a": odd, "b": large}), same)
+
+
+def test_a_parameter_that_stays_zero_in_one_run_is_looked_at_as_the_others() -> None:
+    """As a new bias, whose gradient is 0 to the last bit under FSDP1 alone."""
+    still, moved, large = torch.zeros(2), torch.tensor([0.1, -0.1]), torch.ones(2)
+    noise = torch.tensor([1e-9, -1e-9])
+    params = ({"a": still, "b": large}, {"a": moved, "b": large})
+    assert is_enlarged(({"a": still, "b": large}, {"a": noise, "b": large}), params)
+    assert not is_enlarged(({"a": noise, "b": large}, {"a": noise, "b": large}), params)
+    counts = ({"a": still.long(), "b": large}, {"a": moved.long() + 1, "b": large})
+    assert not is_enlarged(({"a": still, "b": large}, {"a": noise, "b": large}), counts)
+
+
 @pytest.mark.parametrize("others", [{}, {"b": torch.ones(2)}])
 def test_what_one_run_alone_has_is_no_rounding(others: dict[str, torch.Tensor]) -> None:
     noise, other = torch.tensor([1e-9, 1.0]), torch.tensor([3e-9, 1.0])

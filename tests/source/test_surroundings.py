@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from safetensors.torch import save_file
 
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.proof_steps import steps_for_checkpoints
 from fsdp_migrate.source.steps import next_steps
-from fsdp_migrate.source.surroundings import find_checkpoints, find_configs
+from fsdp_migrate.source.surroundings import CheckpointFound, find_checkpoints, find_configs
 from fsdp_migrate.source.uses import ScanReport
 from tests.checkpoint.samples import DATA
 
@@ -124,10 +126,49 @@ def test_files_of_ranks_of_one_save_are_one_checkpoint(
         assert [each.layout for each in found] == ["full state in one file"] * 2
 
 
-def test_an_optimizers_file_beside_a_models_is_seen_by_its_suffix(tmp_path: Path) -> None:
-    for name in ("last.pt", "last.pt.optim", "last.pth_optimizer", "last.pt.log", "notes.optim"):
+def test_a_file_of_torch_save_is_seen_by_its_first_bytes(tmp_path: Path) -> None:
+    """As optimizers lie beside models: ``epoch_2.opt``; any other file by such a name is none."""
+    names = {"last.pt", "last.pt.optim", "last.pth_optimizer", "last.pt.log", "epoch_2.opt", "run.v1.5"}
+    for name in names:
         torch.save({"w": torch.ones(1)}, tmp_path / name)
-    assert _layouts(tmp_path).keys() == {"last.pt", "last.pt.optim", "last.pth_optimizer"}
+    torch.save({"w": torch.ones(1)}, tmp_path / "old.OPT", _use_new_zipfile_serialization=False)
+    torch.save({"step": 7}, tmp_path / "step.state")
+    torch.save({"w": torch.ones(1)}, tmp_path / "odd.py")  # what says that it is a source is not opened
+    (tmp_path / "words.opt").write_text("lr = 0.1\n" * 100)
+    (tmp_path / "list.state").write_bytes(pickle.dumps(list(range(1000)), protocol=2))
+    with zipfile.ZipFile(tmp_path / "net.torchscript", "w") as parts:  # the order in which that is written
+        parts.writestr("net/data/0", b"x" * 400)
+        parts.writestr("net/data.pkl", b"x")
+    assert _layouts(tmp_path).keys() == names | {"old.OPT"}
+
+
+@pytest.mark.parametrize(
+    ("newest", "read", "expected"),
+    [
+        ("e_2.opt", "", "e_2.pt"),
+        ("e_2.opt", "e_2.opt", "e_2.opt"),
+        ("e_2.pth", "", "e_2.pth"),
+        ("e_2.pth", "e_2.pt", "e_2.pt"),
+    ],
+)
+def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
+    newest: str, read: str, expected: str, tmp_path: Path
+) -> None:
+    found = [
+        CheckpointFound(name, "full state in one file", saved=saved, read_by=(name,) * (name == read))
+        for name, saved in (("e_2.pt", 1.0), (newest, 2.0))
+    ]
+    steps = steps_for_checkpoints(found, [], str(tmp_path))
+    assert f" --checkpoint {expected} {expected} " in " ".join(steps[-1].commands)
+
+
+def test_few_files_are_opened_to_look_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "b.yaml", "c.npy", "d.PNG", "e.wav", "f.txt", "g.opt", "h.tar", "small.opt"):
+        (tmp_path / name).write_bytes(b"x" * (10 if name == "small.opt" else 1000))
+    opened, opens = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, how: (opened.append(path.name), opens(path, how))[1])
+    assert find_checkpoints([tmp_path]) == []
+    assert sorted(opened) == ["g.opt", "h.tar"]
 
 
 def test_what_stays_is_not_taken_for_fsdp2(tmp_path: Path) -> None:

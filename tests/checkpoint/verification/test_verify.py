@@ -104,6 +104,33 @@ def test_settings_of_an_optimizer_in_another_form_are_the_same(
     assert difference.message == "[1]: 0.99 and 0.98"
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_by_which_kernels_an_optimizer_steps_is_no_difference(tmp_path: Path, is_whole: bool) -> None:
+    """``prepare_fully_shard`` switches them off for groups of sharded and plain parameters."""
+
+    def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+        for name, own in (("a", ours), ("b", theirs)):
+            group: dict[str, Any] = {"params": ["w"], "lr": 0.1, **own}
+            # As one value, as torch before 2.4 saves it, and setting by setting.
+            groups = [(group,)] if is_whole else [group]
+            save_with_torch(change("optim/param_groups", groups), tmp_path / name)
+        report = verify_checkpoints(tmp_path / "a", tmp_path / "b")
+        assert report.is_same == (not report.differences)
+        assert bool(report.alike) == (report.is_same and ours != theirs)
+        return [each.message for each in report.differences]
+
+    chosen: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
+    assert differences(chosen, chosen) == []
+    assert differences(chosen, {**chosen, "foreach": False, "fused": True}) == []
+    assert differences({"foreach": True}, {"foreach": False}) == []
+    for other in ({**chosen, "capturable": None}, {**chosen, "foreach": 7}, {**chosen, "fused": [False]}):
+        assert len(differences(chosen, other)) == 1
+    # The same word elsewhere is the user's own.
+    save_with_torch(change("nested/foreach", None), tmp_path / "a")
+    save_with_torch(change("nested/foreach", False), tmp_path / "b")
+    assert not verify_checkpoints(tmp_path / "a", tmp_path / "b").is_same
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_tied_embeddings_by_one_name_and_by_both_are_the_same(tmp_path: Path, is_tied: bool) -> None:
     """As save_pretrained and `convert --to hf` write them of one model."""
