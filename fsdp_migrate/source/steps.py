@@ -200,9 +200,7 @@ def next_steps(
     is_to_be = any(use.code in PREPARING for use in rewrites)
     if not elsewhere:
         steps += _steps_for_sharding_elsewhere(report, configs, launches, is_prepared=is_prepared)
-    if lacking and (is_prepared or is_to_be):
-        text = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}: the rewritten sources import it."
-        steps.append(Step(text, ()))
+    steps += _steps_for_lacking(lacking) if is_prepared or is_to_be else []
     if left:
         stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
@@ -311,6 +309,12 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
     every = (f"{pin.path}:{pin.line} {pin.requirement} (from {pin.needed} on)" for pin in pins)
     text = listed(every, _MOST_PINS, between="; ")
     return [Step(f"Raise the requirements that keep out what FSDP2 needs: {text}.", ())]
+
+
+def _steps_for_lacking(files: Sequence[str]) -> list[Step]:
+    """Return the step that adds this package to a project's requirements, if it has files of them."""
+    text = f"Add `fsdp-migrate` to {listed(files, _PLACES)}: the rewritten sources import it."
+    return [Step(text, ())] if files else []
 
 
 def _steps_for_proof(

@@ -61,11 +61,7 @@ class Told:
         setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
         types = setters | self.known.types_from
         project = self.known.project
-        near = {each.path for each in self.known.looked_at}
-        own = classes_that_save(project)
-        whole_project = replace(
-            of_the_whole(project, near), saves_itself=saves_itself(project), own_saves=own
-        )
+        whole_project = self._of_all()
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         optimizers = self._optimizers()
         methods = methods_by_file(self.known.project, self.known.methods)
@@ -117,6 +113,12 @@ class Told:
             )
             for p in paths
         }
+
+    def _of_all(self) -> Links:
+        """Return what each file is told that holds of the project as a whole."""
+        project, near = self.known.project, {each.path for each in self.known.looked_at}
+        own = {"saves_itself": saves_itself(project), "own_saves": classes_that_save(project)}
+        return replace(of_the_whole(project, near), **own)
 
     def _optimizers(self) -> Made:
         """Return the optimizers that are made beside sharded models, and look at the files that make them."""
