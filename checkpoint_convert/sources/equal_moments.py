@@ -58,7 +58,7 @@ def find_equal_moments(
         how: What is the same of them, in a sentence.
     """
     for part in parts:
-        pairs = _moments(entries, part)
+        pairs = moments_of(entries, part)
         same = list(dict.fromkeys(first.key for first, second in pairs if are_equal(first, second)))
         if same:
             yield _finding(part, f"{len(same)} of {_parameters(pairs)}", same[0], how)
@@ -83,7 +83,7 @@ def look_for_equal_moments(
     yield from by_place
     told = {finding.subject for finding in by_place}
     for part in parts:
-        pairs = [] if part.name in told else _moments(entries, part)
+        pairs = [] if part.name in told else moments_of(entries, part)
         same = _first_same(folder, pairs)
         if same is not None:
             yield _finding(
@@ -94,8 +94,16 @@ def look_for_equal_moments(
             )
 
 
-def _moments(entries: Mapping[str, Entry], part: Part) -> list[Pair]:
-    """Return the tensors of a part that are both moments of a parameter."""
+def moments_of(entries: Mapping[str, Entry], part: Part) -> list[Pair]:
+    """Return the tensors of a part that are both moments of a parameter.
+
+    Example:
+        >>> from fsdp_migrate.checkpoint_convert import inspect_checkpoint
+        >>> manifest = inspect_checkpoint("tests/checkpoint/data/torch-2.13.0/plain.dcp")
+        >>> pairs = moments_of(manifest.entries, next(p for p in manifest.parts if p.kind == "optimizer"))
+        >>> [each.key.rpartition(".")[2] for each in pairs[0]]
+        ['exp_avg', 'exp_avg_sq']
+    """
     tensors = {
         entry_path(entry): entry
         for key in (part.keys if part.kind == "optimizer" else ())

@@ -27,13 +27,15 @@ _MUCH = 1e4  # what is none for sure
 class Checkpoints:
     """A checkpoint that both runs wrote: whether they hold the same, or why that could not be told.
 
-    ``is_rounded`` tells that only numbers differ, and by no more than rounding.
+    ``is_rounded`` tells that only numbers differ, and by no more than rounding; ``is_fsdp1s`` that FSDP1's is
+    corrupt (FM217), and that nothing but its moments differs by more.
     """
 
     path: str
     is_same: bool | None
     words: str = ""
     is_rounded: bool = False
+    is_fsdp1s: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class ScriptReport:
             and self.num_differences == self.num_rounded
             and not self.only_before
             and not self.only_after
-            and all(each.is_same is not False or self._follows(each) for each in self.checkpoints)
+            and all(each.is_same is not False or self.follows(each) for each in self.checkpoints)
         )
 
     @property
@@ -102,7 +104,8 @@ class ScriptReport:
         """Whether they are alike, and nothing differs in any bit."""
         return self.alike and not self.num_differences
 
-    def _follows(self, saved: Checkpoints) -> bool:
+    def follows(self, saved: Checkpoints) -> bool:
+        """Tell whether a checkpoint differs by rounding alone, as the steps before it do."""
         return bool(self.num_rounded) and saved.is_rounded
 
     def as_dict(self) -> dict[str, Any]:
@@ -147,15 +150,19 @@ def verdict(report: ScriptReport) -> str:
         return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_besides(report)}"
     if report.first is not None and report.num_differences > report.num_rounded:
         first = f"{place(report.first)}, step {report.first.step}"
-        is_fsdp1s = report.unsharded == "FSDP2" and not report.is_enlarged
-        whose = " FSDP1's own run was off." if is_fsdp1s else ""
+        is_off = report.unsharded == "FSDP2" and not report.is_enlarged
+        whose = " FSDP1's own run was off." if is_off else ""
         number = report.num_differences - report.num_rounded
         return f"Different: {number:,} of {seen}; the first is {first}.{whose}"
     if before != after:
         return f"Different: FSDP1 made {counted(before, 'step')}, FSDP2 {counted(after, 'step')}."
     if report.identical:
         return f"Identical: {seen} are the same, bit for bit.{_besides(report)}"
-    return f"Different: {seen} are alike, but not what the runs left in the output folder."
+    left = f"Different: {seen} are alike, but not what the runs left in the output folder."
+    files = [each for each in report.checkpoints if each.is_same is False and not report.follows(each)]
+    is_same_else = bool(files) and not (report.only_before or report.only_after)
+    is_fsdp1s = is_same_else and all(each.is_fsdp1s for each in files)
+    return left + (" FSDP1's own files are corrupt (FM217)." if is_fsdp1s else "")
 
 
 def _besides(report: ScriptReport) -> str:

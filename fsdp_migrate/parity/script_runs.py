@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import filecmp
 import json
-import math
 import os
 import re
 import shutil
@@ -17,19 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.checkpoint_convert import verify_checkpoints
-from fsdp_migrate.errors import ConfigError, FSDPMigrateError, RankError
+from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.findings import listed
+from fsdp_migrate.parity.left_files import compare_left
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, Unsharded, is_rounding
+from fsdp_migrate.parity.script_report import ScriptReport, Unsharded, is_rounding
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
-from fsdp_migrate.source.surroundings import find_checkpoints
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from fsdp_migrate.checkpoint_convert.verification.verify import Difference
 
 
 _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
@@ -49,7 +45,6 @@ _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
 _NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
-_ROUNDED = 1e-4
 _AT_START = Path(__file__).parent / "at_start"
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _RANK = re.compile(r"\[rank\d+\]: ?")
@@ -315,7 +310,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     were_fsdp1 = any(one for one, _ in under), any(other for _, other in under)
     pairs, alone = _printed(first, second)
     files = [_files(each.out) for each in (first, second)]
-    saved = list(_checkpoints(first.out, second.out))
+    saved = list(compare_left(first.out, second.out))
     inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
     unread = [
         each
@@ -362,36 +357,6 @@ def _files(folder: Path) -> set[str]:
 
 def _parts(checkpoint: str, files: Iterable[str]) -> Iterator[str]:
     return (each for each in files if each == checkpoint or each.startswith(f"{checkpoint}/"))
-
-
-def _checkpoints(before: Path, after: Path) -> Iterator[Checkpoints]:
-    """Compare the checkpoints that lie at the same place in the output of both runs."""
-    names = [
-        [Path(each.path).relative_to(out).as_posix() for each in find_checkpoints([out])]
-        for out in (before, after)
-    ]
-    for name in names[0]:
-        if name not in names[1]:
-            continue
-        try:
-            report = verify_checkpoints(before / name, after / name)
-        except FSDPMigrateError as error:
-            yield Checkpoints(path=name, is_same=None, words=str(error).partition("\n")[0])
-            continue
-        most = max(report.differences, key=_part_that_differs, default=None)
-        yield Checkpoints(
-            path=name,
-            is_same=report.is_same,
-            words="" if most is None else f"{most.key}: {most.message}",
-            is_rounded=most is not None and _part_that_differs(most) < _ROUNDED,
-        )
-
-
-def _part_that_differs(difference: Difference) -> float:
-    """Return by what part of its numbers a tensor differs; of what is no number, all."""
-    if difference.kind != "value" or difference.largest is None or not difference.scale:
-        return math.inf
-    return difference.largest / difference.scale
 
 
 def _printed(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tuple[list[str], list[str]]]:

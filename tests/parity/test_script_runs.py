@@ -19,6 +19,7 @@ from fsdp_migrate.parity.tensors import find_gap
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -359,6 +360,65 @@ def test_small_numbers_of_a_checkpoint_are_measured_by_themselves(
     [saved] = report.checkpoints
     assert (saved.is_same, saved.is_rounded, report.alike) == (False, is_alike, is_alike)
     assert saved.words.startswith("model.moment: ")
+
+
+def left(folder: Path, name: str, states: Sequence[dict[str, Any]]) -> Checkpoints:
+    """Return how a file that both runs left is compared."""
+    for run, state in zip(("first", "second"), states, strict=True):
+        (folder / run / "out").mkdir(parents=True)
+        torch.save(state, folder / run / "out" / name)
+    [saved] = report_on(folder, []).checkpoints
+    return saved
+
+
+def adam(first: torch.Tensor, second: torch.Tensor, lr: float = 0.1, **model: torch.Tensor) -> dict[str, Any]:
+    own = {"state": {"w": {"exp_avg": first, "exp_avg_sq": second}}}
+    return {"model": model, "optim": {**own, "param_groups": [{"params": ["w"], "lr": lr}]}}
+
+
+@pytest.mark.parametrize(
+    ("other", "besides", "is_fsdp1s"),
+    [
+        ({}, "Nothing else differs.", True),
+        ({"w": torch.linspace(1, 2, 4) * (1 + 1e-6)}, "Besides, it differs: model.w: ", True),
+        ({"w": torch.linspace(1, 2, 4) * 1.5}, "Besides, it differs: model.w: ", False),
+        ({"second": torch.linspace(2, 3, 4)}, "Besides, it differs: optim.state.w.exp_avg_sq: ", False),
+        ({"lr": 0.2}, "Besides, it differs: optim.param_groups.0.lr: ", False),
+    ],
+)
+def test_a_file_that_fsdp1_saved_corrupt_is_told_from_one_that_is_wrong(
+    other: dict[str, Any], besides: str, is_fsdp1s: bool, tmp_path: Path
+) -> None:
+    """With FM217 one moment is written over the other: that one says nothing of FSDP2's."""
+    first, second = torch.linspace(-1, 1, 4), torch.linspace(1, 2, 4)
+    right: dict[str, Any] = {"first": first, "second": second, "w": torch.linspace(1, 2, 4)}
+    corrupt = adam(**{**right, "first": second})
+    saved = left(tmp_path / "corrupt", "epoch_1.opt", (corrupt, adam(**{**right, **other})))
+    assert saved.words.startswith("FSDP1's own file is corrupt, FM217 `optim")
+    assert besides in saved.words
+    assert (saved.is_same, saved.is_rounded, saved.is_fsdp1s) == (False, False, is_fsdp1s)
+    said = verdict(replace(report_on(tmp_path / "told", []), checkpoints=(saved,)))
+    assert said.endswith(" FSDP1's own files are corrupt (FM217).") == is_fsdp1s
+    # Where both have it, and where FSDP2's alone has it, FSDP1's is not what is to blame.
+    for number, states in enumerate(((corrupt, {**corrupt, "step": 1}), (adam(**right), corrupt))):
+        blamed = left(tmp_path / str(number), "epoch_1.opt", states)
+        assert ("corrupt" in blamed.words, blamed.is_fsdp1s, blamed.is_same) == (False, False, False)
+
+
+def test_the_largest_difference_of_a_file_is_named_wherever_it_stands(tmp_path: Path) -> None:
+    """Not of the first ten alone; the largest number too, where another differs by more of its own."""
+    values = torch.linspace(1, 2, 4)
+    one = {f"{number:02}": values for number in range(20)}
+    other = {name: value * (1 + 1e-6) for name, value in one.items()}
+    one |= {"small": values * 1e-9, "large": values}
+    other |= {"small": values * 2e-9, "large": values + 0.25}
+    words = left(tmp_path / "many", "last.pt", (one, other)).words
+    assert words.startswith("small: differs in 4 of 4 elements")
+    assert words.endswith(". By the largest number: large, by 0.25. The first of 22: 00")
+    alone = left(tmp_path / "one", "last.pt", ({"w": values}, {"w": values * 2})).words
+    assert alone.startswith("w: differs")
+    assert "largest number" not in alone
+    assert "The first of" not in alone
 
 
 def test_rounding_that_an_optimizer_enlarges_is_no_fault_of_the_rewriting(tmp_path: Path) -> None:

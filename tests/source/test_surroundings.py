@@ -7,7 +7,7 @@ import pickle
 import shutil
 import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
@@ -166,14 +166,13 @@ def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
 def test_few_files_are_opened_to_look_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.py", "b.yaml", "c.npy", "d.PNG", "e.wav", "f.txt", "g.opt", "h.tar", "small.opt"):
         (tmp_path / name).write_bytes(b"x" * (10 if name == "small.opt" else 1000))
-    opened: list[str] = []
-    opens = Path.open
+    opened, opens = list[str](), Path.open
 
-    def watched(path: Path, how: str) -> IO[Any]:
+    def noted(path: Path, how: str) -> Any:
         opened.append(path.name)
         return opens(path, how)
 
-    monkeypatch.setattr(Path, "open", watched)
+    monkeypatch.setattr(Path, "open", noted)
     assert find_checkpoints([tmp_path]) == []
     assert sorted(opened) == ["g.opt", "h.tar"]
 
