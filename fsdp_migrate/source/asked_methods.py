@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fallbacks import has_fallback, has_fsdp2
 from fsdp_migrate.source.given_contexts import context_givers
-from fsdp_migrate.source.ignored_modules import ignored_attributes, tells_to_ignore
+from fsdp_migrate.source.ignored_modules import ignored_attributes
+from fsdp_migrate.source.ignored_states import tells_to_ignore
 from fsdp_migrate.source.loaded_elsewhere import LOADS, Loads, loads_of
 from fsdp_migrate.source.passes_elsewhere import deeds, may_change
 from fsdp_migrate.source.project import dotted, last_name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.between_passes import LIGHTNINGS, is_between
-from fsdp_migrate.source.ignored_modules import tells_to_ignore
+from fsdp_migrate.source.ignored_states import tells_to_ignore
 from fsdp_migrate.source.python.lightning_models import UNITS, is_run_sharded, run_in
 from fsdp_migrate.source.python.nodes import walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank

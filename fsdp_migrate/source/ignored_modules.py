@@ -6,11 +6,11 @@ Where Accelerate's plugin is told so, its FSDP2 shards them all the same if rank
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.files import SETTINGS, find_sources
+from fsdp_migrate.source.ignored_states import tells_to_ignore
 from fsdp_migrate.source.loaded_by_rank_0 import loads_so, parsed, read, says_so
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.walked import walked
@@ -33,21 +33,7 @@ _WEIGHTS: Final = frozenset({"bias", "weight"})
 _ASKS: Final = frozenset({"isinstance", "issubclass"})
 _SAME: Final = frozenset({"list", "set", "tuple"})
 _COMPREHENSIONS: Final = (ast.GeneratorExp, ast.ListComp, ast.SetComp)
-_NOT_NONE: Final = r"(?!None\b|\[\]|\(\))"
-_GIVEN: Final = re.compile(
-    rf"""\bignored_(?:modules|parameters|states)(?:\s*=(?!=)|["']\s*:|["']\]\s*=(?!=))\s*{_NOT_NONE}"""
-)
 _DEEPEST: Final = 3
-
-
-def tells_to_ignore(code: str) -> bool:
-    """Tell whether a source gives something that FSDP ignores, by an argument or in a dict.
-
-    Example:
-        >>> [tells_to_ignore(f"FSDP(m, ignored_modules={each})") for each in ("[m.head]", "None")]
-        [True, False]
-    """
-    return _GIVEN.search(code) is not None
 
 
 def ignored_attributes(project: Project) -> frozenset[str]:

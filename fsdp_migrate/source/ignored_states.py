@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -29,6 +30,20 @@ _LISTS: Final = frozenset({"named_parameters", "parameters"})
 _MODULES: Final = "ignored_modules"
 _NAMES: Final = frozenset({"ignored_parameters", "ignored_states"})
 _PUTS: Final = frozenset({"setdefault", "update"})
+_NOT_NONE: Final = r"(?!None\b|\[\]|\(\))"
+_GIVEN: Final = re.compile(
+    rf"""\bignored_(?:modules|parameters|states)(?:\s*=(?!=)|["']\s*:|["']\]\s*=(?!=))\s*{_NOT_NONE}"""
+)
+
+
+def tells_to_ignore(code: str) -> bool:
+    """Tell whether a source gives something that FSDP ignores, by an argument or in a dict.
+
+    Example:
+        >>> [tells_to_ignore(f"FSDP(m, ignored_modules={each})") for each in ("[m.head]", "None")]
+        [True, False]
+    """
+    return _GIVEN.search(code) is not None
 
 
 def ignored_names(source: Source, wrapping: cst.Call) -> Iterator[str]:
