@@ -117,8 +117,10 @@ class Told:
     def _of_all(self) -> Links:
         """Return what each file is told that holds of the project as a whole."""
         project, near = self.known.project, {each.path for each in self.known.looked_at}
-        own = {"saves_itself": saves_itself(project), "own_saves": classes_that_save(project)}
-        return replace(of_the_whole(project, near), **own)
+        whole_project = of_the_whole(project, near)
+        return replace(
+            whole_project, saves_itself=saves_itself(project), own_saves=classes_that_save(project)
+        )
 
     def _optimizers(self) -> Made:
         """Return the optimizers that are made beside sharded models, and look at the files that make them."""
