@@ -177,8 +177,8 @@ def group_findings(
             yield make_finding(
                 "FM227",
                 part.name,
-                f"one of its {len(groups)} groups has all {len(mixed[0])} parameters, weights, biases and "
-                "norms, and no other has any, as where FSDP1's parameters were flat. In a new run that "
+                f"one group, of {len(groups)}, has {counted(len(mixed[0]), 'parameter')}, weights, biases "
+                "and norms, and no other has any, as where FSDP1's parameters were flat. In a new run that "
                 "divides them anew, one group gets the settings of this one, and the others keep those of "
                 "the start.",
                 "Give the new run one group of all parameters, or set each group's settings after the load.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from fsdp_migrate.runtime.sharded import write_back
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from torch import nn
     from torch.optim import Optimizer
@@ -40,18 +41,20 @@ _HOW = ("params", "param_names", "foreach", "fused")
 """Settings that are the new optimizer's own: whose they are, and by which kernels they are stepped."""
 
 
-def warn_of_equal_moments(states: Mapping[str, Mapping[str, Any]] | None) -> None:
+def warn_of_equal_moments(states: Any) -> None:
     """Warn of a full state in which both moments of a parameter are the same, as torch saves it on the CPU.
 
     Healthy ones differ in their first elements, where comparing stops.
 
     Args:
-        states: The state by parameter, as it was saved; None on a rank that has none.
+        states: The state by parameter, as it was saved; None on a rank that has none. What is no such state
+            is passed over: whoever loads it says so.
 
     Example:
         >>> warn_of_equal_moments({"weight": {"exp_avg": torch.ones(2), "exp_avg_sq": torch.zeros(2)}})
     """
-    found = ((name, own, pair) for name, own in (states or {}).items() for pair in _PAIRS)
+    known = states.items() if isinstance(states, Mapping) else ()
+    found = ((name, own, pair) for name, own in known if isinstance(own, Mapping) for pair in _PAIRS)
     same = [(name, pair) for name, own, pair in found if _are_same(*(own.get(each) for each in pair))]
     if same:
         name, (first, second) = same[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -27,7 +28,7 @@ from fsdp_migrate.sharding.tying import parameter_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from torch import nn
     from torch.optim import Optimizer
@@ -116,7 +117,7 @@ def optim_state_dict_to_load(
         (0.5, [0, 1])
     """
     has_state = not from_rank0 or dist.get_rank() == 0
-    warn_of_equal_moments((state or {}).get("state") if has_state else None)
+    warn_of_equal_moments(state.get("state") if has_state and isinstance(state, Mapping) else None)
     if is_fsdp1(model) and optimizer is not None:
         return optimizer_state_to_load(model, optimizer, state or {}, from_rank0=from_rank0)
     show_shards(model, "optim_state_dict_to_load")
