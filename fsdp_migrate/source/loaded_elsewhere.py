@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.walked import last_word, walked, walked_alone
 
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ LOADS: Final = "torch.load"
 PICKS: Final = frozenset({"get", "pop"})
 """What takes an item of a dict by a method."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.Lambda)
 _ROUNDS: Final = 3
 
 
@@ -57,21 +58,11 @@ def loads_of(trees: Iterable[ast.Module]) -> Loads:
     return Loads(frozenset(gives), frozenset(each for scope in scopes for each in _given(scope, gives)))
 
 
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function or a file, those of functions within it left out."""
-    below = [*ast.iter_child_nodes(scope)]
-    while below:
-        node = below.pop()
-        yield node
-        if not isinstance(node, (*_FUNCTIONS, ast.Lambda)):
-            below.extend(ast.iter_child_nodes(node))
-
-
 def _names(scope: ast.AST, gives: Collection[str]) -> set[str]:
     """Return the names that a function binds to what is loaded, and to nothing else."""
     found: set[str] = set()
     others: set[str] = set()
-    for node in _own(scope):
+    for node in walked_alone(scope, _SCOPES):
         if isinstance(node, ast.Assign):
             names = {each.id for each in node.targets if isinstance(each, ast.Name)}
             (found if _is_one(node.value, gives, found) else others).update(names)
@@ -91,19 +82,20 @@ def _is_one(node: ast.expr, gives: Collection[str], names: Collection[str]) -> b
         return node.id in names
     if not isinstance(node, ast.Call):
         return False
-    return ast.unparse(node.func) == LOADS or _last(node.func) in gives
+    return ast.unparse(node.func) == LOADS or last_word(node.func) in gives
 
 
 def _returns_one(function: ast.AST, gives: Collection[str]) -> bool:
-    given = [each.value for each in _own(function) if isinstance(each, ast.Return) and each.value is not None]
+    own = walked_alone(function, _SCOPES)
+    given = [each.value for each in own if isinstance(each, ast.Return) and each.value is not None]
     names = _names(function, gives) if given else set()
     return any(_is_one(each, gives, names) for each in given)
 
 
 def _given(scope: ast.AST, gives: Collection[str]) -> Iterator[Given]:
     names = _names(scope, gives)
-    for call in (node for node in _own(scope) if isinstance(node, ast.Call)):
-        function = _last(call.func)
+    for call in (node for node in walked_alone(scope, _SCOPES) if isinstance(node, ast.Call)):
+        function = last_word(call.func)
         if function:
             for place, arg in enumerate(call.args):
                 if _is_one(arg, gives, names):
@@ -111,7 +103,3 @@ def _given(scope: ast.AST, gives: Collection[str]) -> Iterator[Given]:
             for each in call.keywords:
                 if each.arg is not None and _is_one(each.value, gives, names):
                     yield Given(function, -1, each.arg)
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

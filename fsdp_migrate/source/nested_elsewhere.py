@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.walked import walked_alone
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -50,7 +51,7 @@ class _Scope:
     nodes: list[ast.AST] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nodes = list(_own(self.node))
+        self.nodes = list(walked_alone(self.node, _SCOPES))
 
     @property
     def place(self) -> Place:
@@ -136,16 +137,6 @@ class _Finding:
                 is_part = any(each.startswith(below) for each in places[id(call)])
                 if call is not whole and is_part and not is_own and not _exclude(scope, call, whole):
                     yield from made | others
-
-
-def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, those of functions and classes within it left out."""
-    below = [*ast.iter_child_nodes(scope)]
-    while below:
-        node = below.pop()
-        yield node
-        if not isinstance(node, _SCOPES):
-            below.extend(ast.iter_child_nodes(node))
 
 
 def _exclude(scope: _Scope, one: ast.Call, other: ast.Call) -> bool:

@@ -9,7 +9,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.walked import last_word, walked
 
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _last_pass(
 ) -> tuple[str, str]:
     """Return the last pass that a function runs, and by which parameter if it is a forward."""
     for call in reversed(_calls(function)):
-        name = _last(call.func)
+        name = last_word(call.func)
         if name in _BACKWARDS:
             return BACKWARD, ""
         root = call.func.value if isinstance(call.func, ast.Attribute) and name == "module" else call.func
@@ -131,7 +131,7 @@ def _changed(
             if part in of_loops:
                 yield of_loops[part], is_emptied
         if isinstance(node, ast.Call):
-            for deed in deeds_of(_last(node.func), known, EMPTIED, CHANGED):
+            for deed in deeds_of(last_word(node.func), known, EMPTIED, CHANGED):
                 given = _given(node, deed)
                 root = _asked(given) if given is not None else ""
                 if root in params:
@@ -167,7 +167,7 @@ def _deeds_in(node: ast.AST) -> Iterator[tuple[str, bool]]:
         yield from ((name, True) for each in node.targets if (name := _whose_gradient(each)))
     elif isinstance(node, ast.Call) and FOREACH.fullmatch(ast.unparse(node.func)):
         given = (each for arg in node.args[:1] for each in ast.walk(arg) if isinstance(each, ast.Attribute))
-        is_emptied = _last(node.func) == "_foreach_zero_"
+        is_emptied = last_word(node.func) == "_foreach_zero_"
         yield from ((name, is_emptied) for each in given if (name := _whose_gradient(each)))
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name = node.func.attr
@@ -190,7 +190,3 @@ def _given(call: ast.Call, deed: Deed) -> ast.expr | None:
     named = (each.value for each in call.keywords if each.arg == deed.name)
     placed = call.args[deed.place : deed.place + 1] if deed.place >= 0 else []
     return next(iter([*placed, *named]), None)
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -12,7 +12,7 @@ from fsdp_migrate.source.held_parameters import HeldParameters
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.python.parameters import PARAMETERS
-from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.python.walked import last_word, walked
 
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def told_parameters(known: _Following) -> ToldParameters:
         for scope in scopes_of(module):
             for statement in scope.statements:
                 for call in statement.calls:
-                    if _last(call.func) in names:
+                    if last_word(call.func) in names:
                         _note(known, held, told, call, statement.place)
-                    if _last(call.func) in shards and len(call.args) + len(call.keywords) > 1:
+                    if last_word(call.func) in shards and len(call.args) + len(call.keywords) > 1:
                         _note_handed(known, told, call, statement.place)
     return told
 
@@ -81,10 +81,6 @@ def _functions(definitions: Iterable[Definition]) -> Iterator[Definition]:
             calls = (call.func for call in walked(each.node) if isinstance(call, ast.Call))
             if any(isinstance(func, ast.Attribute) and func.attr in PARAMETERS for func in calls):
                 yield each
-
-
-def _last(func: ast.expr) -> str:
-    return func.attr if isinstance(func, ast.Attribute) else (dotted(func) or "")
 
 
 def _called(known: _Following, func: ast.expr, place: Place) -> list[Definition]:

@@ -288,6 +288,7 @@ def main(net, path):
         ("restore(m, saved=read(path))", "restores.py"),
         ("restore(m, torch.load(path)['w'])", "restores.py"),
         ("saved = torch.load(path)\n    restore(m, saved['w'])", "restores.py"),
+        ("saved = torch.load(path)\n    weights = saved['w']\n    restore(m, weights)", "restores.py"),
         ("Averages(m).load(torch.load(path))", "restores.py"),
         ("for p, q in zip(m.parameters(), read(path)):\n        p.copy_(q)", "train.py"),
         # Of the model itself, of another one, and of no file.

@@ -62,6 +62,36 @@ def children_of(node: ast.AST) -> list[ast.AST]:
     return found
 
 
+def walked_alone(scope: ast.AST, apart: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
+    r"""Yield what is in a function or a file in its order, what is in others within it left out.
+
+    Args:
+        scope: It.
+        apart: The kinds of nodes that are scopes of their own: they are yielded, and what is in them not.
+
+    Example:
+        >>> tree = ast.parse("def f():\n    return 1")
+        >>> [type(node).__name__ for node in walked_alone(tree, (ast.FunctionDef,))]
+        ['FunctionDef']
+    """
+    below = children_of(scope)[::-1]
+    while below:
+        node = below.pop()
+        yield node
+        if not isinstance(node, apart):
+            below += children_of(node)[::-1]
+
+
+def last_word(func: ast.expr) -> str:
+    """Return what is called by its last word, whatever it is asked of; nothing for what is no name.
+
+    Example:
+        >>> [last_word(ast.parse(each, mode="eval").body) for each in ("torch.save", "f().save", "f()()")]
+        ['save', 'save', '']
+    """
+    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+
+
 def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
     """Yield the calls of a statement, those of the statements in it left out."""
     yield from (each for each in parts_of_one(node) if isinstance(each, ast.Call))
