@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.errors import SourceError
@@ -12,6 +13,8 @@ from fsdp_migrate.source.python.parsing import failed, too_deep
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.uses import Use
 
@@ -24,7 +27,7 @@ def scan_source(code: str, path: str = "<source>") -> list[Use]:
         path: The name under which uses are reported.
 
     Raises:
-        SourceError: The text is no Python.
+        SourceError: The text is no Python; or this package fails on it, which is a bug of its own.
 
     Example:
         >>> code = "from torch.distributed.fsdp import FullyShardedDataParallel as F\nmodel = F(net)\n"
@@ -38,15 +41,9 @@ def scan_linked(code: str, path: str, links: Links) -> list[Use]:
     """Find every use, as :func:`scan_source` does, in a source of which other files say something."""
     if not has_anything(code, links):
         return []
-    try:
+    with _told(path):
         source, found = analyse(code, path, links)
         return report(path, source, found)
-    except SourceError:
-        raise
-    except RecursionError:
-        raise too_deep(path) from None
-    except Exception as error:
-        raise failed(path, error) from error
 
 
 def rewrite_source(code: str, path: str = "<source>") -> str:
@@ -62,7 +59,7 @@ def rewrite_source(code: str, path: str = "<source>") -> str:
         The new text; the same one if nothing of FSDP1 is in it.
 
     Raises:
-        SourceError: The text is no Python.
+        SourceError: The text is no Python; or this package fails on it, which is a bug of its own.
 
     Example:
         >>> code = "from torch.distributed.fsdp import FullyShardedDataParallel\n"
@@ -78,10 +75,17 @@ def rewrite_linked(code: str, path: str, links: Links) -> tuple[str, list[Use]]:
     """Rewrite a source of which other files say something; return its uses too, as they were before."""
     if not has_anything(code, links):
         return code, []
-    try:
+    with _told(path):
         source, found = analyse(code, path, links)
         uses = report(path, source, found)
         return apply_edits(source, [item for _, item in found]), uses
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Say of whatever fails in which file it did: a fault of ours is no reason to leave out the others."""
+    try:
+        yield
     except SourceError:
         raise
     except RecursionError:
