@@ -425,7 +425,7 @@ def shard_config(block: Block, values: dict[str, Any]) -> dict[str, Any]:
 
 
 CAST_BUFFERS = (
-    "Where that model is prepared, cast them above `accelerator.prepare`, or the Trainer, as FSDP1 did: "
+    "cast them above `accelerator.prepare`, or the Trainer, as FSDP1 did: "
     "`for name, buffer in model.named_buffers(): if name.endswith(('_u', '_v')): buffer.data = "
     "buffer.data.to(torch.{})`."
 )
@@ -453,7 +453,9 @@ def say_mixed_precision(
     draft.say("FM354", block.beside(key), text, hint)
     if place := block.settings.spectral():
         said = f"{dtype}: {ACCELERATE['casts_no_buffers'].says}: {place}."
-        draft.say("FM354", block.beside(key), said, CAST_BUFFERS.format(dtype))
+        draft.say(
+            "FM354", block.beside(key), said, f"Where that model is prepared, {CAST_BUFFERS.format(dtype)}"
+        )
 
 
 def say_no_prefetch(

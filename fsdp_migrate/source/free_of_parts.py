@@ -169,11 +169,6 @@ def _pairs(
         yield from ((each, value) for each in bound_in(target))
 
 
-def _top_level(module: cst.Module) -> cst.Module:
-    """Return a module without its functions and classes."""
-    return cst.Module([each for each in module.body if not isinstance(each, cst.FunctionDef | cst.ClassDef)])
-
-
 def _names(node: cst.CSTNode) -> Iterator[str]:
     return (each.value for each in walk_for(node, cst.Name))
 

@@ -25,7 +25,7 @@ CODES = ("FM343",)
 _ITS_NAMES = re.compile(r"^torch\.nn\.utils\.(?:parametrizations\.|spectral_norm\.)?spectral_norm$")
 _MEANT = (
     f"in mixed precision {ACCELERATE['casts_no_buffers'].says}. Where it shards this layer's model in bf16 "
-    f"or fp16, {CAST_BUFFERS.partition(', ')[2].format('bfloat16')}"
+    f"or fp16, {CAST_BUFFERS.format('bfloat16')}"
 )
 
 
