@@ -11,7 +11,7 @@ import torch
 
 from fsdp_migrate.checkpoint_convert.formats.unflatten import nest
 from fsdp_migrate.checkpoint_convert.sources.tied_tensors import hold_other_values
-from fsdp_migrate.loading.parts import choose_model, choose_optimizers, split_state
+from fsdp_migrate.loading.parts import choose_model, choose_optimizers, read_rewritten, split_state
 
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class StoredValue:
 
     def load(self) -> Any:
         """Return the value."""
-        # Not the checkpoint's bytes: what the safe reader found in them, written anew.
-        return torch.load(io.BytesIO(self.data), weights_only=False)
+        return read_rewritten(self.data)
 
 
 Leaf = StoredTensor | StoredValue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -24,6 +24,11 @@ _WHOSE: Final = (
     "optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, saved)). Or save it under a name "
     "that begins as the model's."
 )
+
+
+def read_rewritten(data: bytes) -> Any:
+    """Return a value of an archive that was written here, of what the safe reader found in a checkpoint."""
+    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 def choose_model(
@@ -140,8 +145,7 @@ def _held(catalogue: Catalogue, part: OfferedPart, known: Collection[str]) -> di
     for key in part.keys:
         steps = part.below(key).split(".")
         if steps[0] == "param_groups" and steps[2:] in ([], ["params"]) and key not in catalogue.tensors:
-            # Not the checkpoint's bytes: what the safe reader found in them, written anew.
-            value = torch.load(io.BytesIO(catalogue.value_bytes(key)), weights_only=False)
+            value = read_rewritten(catalogue.value_bytes(key))
             groups = [value] if steps[2:] else [group.get("params", ()) for group in value]
             found.update((str(name), []) for group in groups for name in group)
     return found
