@@ -112,7 +112,8 @@ def steps_for_checkpoints(
     steps = []
     if waiting:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
-        inspect += (f"fsdp-migrate doctor --checkpoint {shlex.quote(waiting[0].path)}",)
+        one = max(waiting, key=_may_be_whole)
+        inspect += (f"fsdp-migrate doctor --checkpoint {shlex.quote(one.path)}",)
         steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
         said = [
             *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
@@ -133,7 +134,6 @@ def steps_for_checkpoints(
         )
     if waiting and folder is not None and not goes_on:
         anew = any(each.is_lightnings for each in waiting)
-        one = max(waiting, key=_may_be_whole)
         new = one.path if one.is_full else one.target
         both = _compare(folder, "--checkpoint", one.path, new)
         steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {_GO_ON}", (both,)))

@@ -161,6 +161,7 @@ def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
     ]
     steps = steps_for_checkpoints(found, [], str(tmp_path))
     assert f" --checkpoint {expected} {expected} " in " ".join(steps[-1].commands)
+    assert f"fsdp-migrate doctor --checkpoint {expected}" in steps[0].commands
 
 
 def test_few_files_are_opened_to_look_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
