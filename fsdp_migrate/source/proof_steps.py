@@ -110,9 +110,9 @@ def steps_for_checkpoints(
     waiting = [e for e in latest if not (e.is_converted or e.is_fsdp2s or e.is_incomplete)]
     goes_on = any(each.is_fsdp2s for each in latest)
     steps = []
-    if waiting:
+    one = max(waiting, key=_may_be_whole, default=None)
+    if one is not None:
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
-        one = max(waiting, key=_may_be_whole)
         inspect += (f"fsdp-migrate doctor --checkpoint {shlex.quote(one.path)}",)
         steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
         said = [
@@ -132,7 +132,7 @@ def steps_for_checkpoints(
                 ),
             )
         )
-    if waiting and folder is not None and not goes_on:
+    if one is not None and folder is not None and not goes_on:
         anew = any(each.is_lightnings for each in waiting)
         new = one.path if one.is_full else one.target
         both = _compare(folder, "--checkpoint", one.path, new)
