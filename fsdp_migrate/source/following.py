@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.always_wrapped import always_makes
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
@@ -55,6 +56,8 @@ from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen
 from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
+from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.parsing import told
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
@@ -109,7 +112,10 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
-    return with_reach(project, links, frameworks.files, around)
+    links = with_reach(project, links, frameworks.files, around)
+    failures = following.failures if following is not None else {}
+    failing = {path: replace(links.get(path, NOTHING), failure=how) for path, how in failures.items()}
+    return links | failing
 
 
 @dataclass(eq=False)
@@ -120,6 +126,8 @@ class _Following(GivenOtherwise):
     types_from: set[Path] = field(default_factory=set)
     """The files that set state dict types, or give models away in contexts that do."""
     methods: set[str] = field(default_factory=set)
+    failures: dict[Path, str] = field(default_factory=dict)
+    """The files on which this package failed, and how."""
     _asked: dict[str, set[str]] = field(default_factory=dict, repr=False)
     """What the models are that are asked for these."""
     _names: set[str] = field(default_factory=set)
@@ -222,12 +230,19 @@ class _Following(GivenOtherwise):
             if scope not in self._news:
                 continue
             self._news.discard(scope)
-            self.asker = scope
-            for function, place in scope.functions:
-                self._parameters(function, place)
-                self._note_decorated(function, place)
-            for statement in scope.statements:
-                self._statement(statement)
+            try:
+                with told(str(module.path)):
+                    self._scope(scope)
+            except SourceError as error:
+                self.failures.setdefault(module.path, str(error))
+
+    def _scope(self, scope: Scope) -> None:
+        self.asker = scope
+        for function, place in scope.functions:
+            self._parameters(function, place)
+            self._note_decorated(function, place)
+        for statement in scope.statements:
+            self._statement(statement)
 
     def _note_derived(self, module: Module) -> None:
         """Note the classes that a module derives from others."""

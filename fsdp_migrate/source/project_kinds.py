@@ -109,6 +109,7 @@ class ProjectKinds:
     """The scopes that asked for what is known of a name, a function's result or a class, known or not."""
     told_off: ToldOff = field(default_factory=ToldOff, repr=False)
     left: LeftBranches = field(default_factory=LeftBranches, repr=False)
+    _asked_of: set[ast.expr] = field(default_factory=set, repr=False)
     _given_back: dict[str, str | None] = field(default_factory=dict, repr=False)
     _order: dict[tuple[str, frozenset[str]], bool] = field(default_factory=dict, repr=False)
 
@@ -116,7 +117,13 @@ class ProjectKinds:
         """Return what an expression may be, and what it may hold."""
         found = self.seen.get(node)
         if found is None:
-            found = self.seen[node] = self._find_kinds(node, place)
+            if node in self._asked_of:
+                return set()  # made of itself, in a loop: `x = Path(x).stem`
+            self._asked_of.add(node)
+            try:
+                found = self.seen[node] = self._find_kinds(node, place)
+            finally:
+                self._asked_of.discard(node)
         return found
 
     def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:

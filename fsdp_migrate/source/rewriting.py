@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.analysis import analyse, has_anything, report
 from fsdp_migrate.source.edits import apply_edits
 from fsdp_migrate.source.python.links import ALONE
-from fsdp_migrate.source.python.parsing import failed, too_deep
+from fsdp_migrate.source.python.parsing import told
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.uses import Use
 
@@ -41,7 +37,7 @@ def scan_linked(code: str, path: str, links: Links) -> list[Use]:
     """Find every use, as :func:`scan_source` does, in a source of which other files say something."""
     if not has_anything(code, links):
         return []
-    with _told(path):
+    with told(path, links.failure):
         source, found = analyse(code, path, links)
         return report(path, source, found)
 
@@ -75,20 +71,7 @@ def rewrite_linked(code: str, path: str, links: Links) -> tuple[str, list[Use]]:
     """Rewrite a source of which other files say something; return its uses too, as they were before."""
     if not has_anything(code, links):
         return code, []
-    with _told(path):
+    with told(path, links.failure):
         source, found = analyse(code, path, links)
         uses = report(path, source, found)
         return apply_edits(source, [item for _, item in found]), uses
-
-
-@contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Say of whatever fails in which file it did: a fault of ours is no reason to leave out the others."""
-    try:
-        yield
-    except SourceError:
-        raise
-    except RecursionError:
-        raise too_deep(path) from None
-    except Exception as error:
-        raise failed(path, error) from error

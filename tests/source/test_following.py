@@ -472,3 +472,21 @@ def test_what_is_set_on_one_object_need_not_be_on_another(tmp_path: Path) -> Non
     }
     found = after(tmp_path, files, "node.py")
     assert "torch.save(pipe.net.state_dict(), 'x.pt')" in found
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["x = Path(x).stem"],
+        ["y = Path(x).stem", "x = Path(y).stem"],
+        ["x = list(map(Path, y))[0].stem", "y = x if x else Path(x).name"],
+        ["x = Holder(y).x", "y = Holder(x).y", "y.run(x)"],
+    ],
+)
+def test_names_that_are_made_of_themselves_in_a_loop_have_an_end(tmp_path: Path, lines: list[str]) -> None:
+    (tmp_path / "a.py").write_text(f"{FSDP}def f(net):\n    return FSDP(net)\n")
+    body = "".join(f"            {line}\n" for line in lines)
+    loop = f"def f(names, y, out):\n    for x in names:\n        try:\n{body}            out.joinpath(x, y)\n"
+    (tmp_path / "b.py").write_text(f"{loop}        except Exception:\n            pass\n")
+    report = scan_paths([tmp_path])
+    assert [(file.path, file.problem) for file in report.files] == [(str(tmp_path / "a.py"), None)]

@@ -8,12 +8,15 @@ import pytest
 
 from fsdp_migrate.source import rewrite_paths, rewrite_source, scan_paths
 from fsdp_migrate.source.analysis import analyse
+from fsdp_migrate.source.following import _Following
+from tests.source.projects import CLIPPED, FSDP, LOOP, WRAP
 from tests.source.rewritten import AFTER, BEFORE, contents
 
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fsdp_migrate.source.project_scopes import Statement
     from fsdp_migrate.source.python.links import Links
 
 
@@ -115,3 +118,29 @@ def test_a_fault_of_ours_costs_the_file_that_it_is_met_in_alone(
         assert "no such thing. This is a bug in fsdp-migrate." in problem
     assert (tmp_path / "bad.py").read_text() == BEFORE
     assert (tmp_path / "good.py").read_text() == AFTER
+
+
+def test_a_fault_of_ours_in_going_through_files_costs_that_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = "from loop import train\nfrom dist import wrap\nmodel = wrap(net)\ntrain(model)\n"
+    files = {"dist.py": WRAP, "main.py": main, "loop.py": LOOP, "bad.py": f"{FSDP}m = FSDP(net)\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    gone_through = _Following._statement
+
+    def fail(self: _Following, statement: Statement) -> None:
+        if statement.place.module.path.name == "bad.py":
+            msg = "no such thing"
+            raise TypeError(msg)
+        gone_through(self, statement)
+
+    monkeypatch.setattr(_Following, "_statement", fail)
+    for report in (scan_paths([tmp_path]), rewrite_paths([tmp_path], write=True)):
+        [problem] = [file.problem for file in report.files if file.problem]
+        assert (
+            "bad.py: left as it is, and not searched: TypeError in test_rewriting_files.py, line" in problem
+        )
+        assert "no such thing. This is a bug in fsdp-migrate." in problem
+    assert (tmp_path / "bad.py").read_text() == files["bad.py"]
+    assert CLIPPED in (tmp_path / "loop.py").read_text()

@@ -223,6 +223,9 @@ class Links:
     is_left_whole: bool | None = False
     """Whether nothing of it is turned, as its runs wrap by FSDP1 alone; None where it shows that itself."""
 
+    failure: str | None = None
+    """How this package failed on the file, in going through it with the others."""
+
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
@@ -267,6 +270,7 @@ class Links:
             self.has_spectral_norms,
             self.run_by_trainer,
             self.wrapped_classes,
+            self.failure,
         )
         is_told = self.is_trained or self.beside_lightning
         return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import traceback
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import libcst as cst
 
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source.python.walked import children_of
 
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_DEPTH = 300
 """Sources that are nested more deeply are made by programs, or to do harm: LibCST's parser dies of them."""
@@ -47,6 +52,29 @@ def too_deep(path: str) -> SourceError:
     """Return the error for a source that is nested too deeply."""
     msg = f"{path}: expressions or blocks are nested too deeply to be read. It is left as it is."
     return SourceError(msg, path=path)
+
+
+@contextlib.contextmanager
+def told(path: str, failure: str | None = None) -> Iterator[None]:
+    """Say of whatever fails in which file it did: a fault of ours is no reason to leave out the others.
+
+    Args:
+        path: The file.
+        failure: How this package failed on it before, if it did: that is raised again.
+
+    Raises:
+        SourceError: Something failed, or had.
+    """
+    if failure is not None:
+        raise SourceError(failure, path=path)
+    try:
+        yield
+    except SourceError:
+        raise
+    except RecursionError:
+        raise too_deep(path) from None
+    except Exception as error:
+        raise failed(path, error) from error
 
 
 def failed(path: str, error: Exception) -> SourceError:
