@@ -17,6 +17,7 @@ from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, s
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
 from fsdp_migrate.adapters.conversion.notebooks import convert_notebook
+from fsdp_migrate.adapters.conversion.one_look import one_look
 from fsdp_migrate.adapters.conversion.overrides import told_of_overrides, with_overrides
 from fsdp_migrate.adapters.conversion.project_imports import (
     fabric_of_group,
@@ -42,6 +43,7 @@ from fsdp_migrate.config_texts import (
     is_json_text,
     only_one_called,
     read_text,
+    refuse_choices,
     settings_in,
 )
 from fsdp_migrate.errors import (
@@ -190,6 +192,20 @@ def convert_config_file(
     check_arguments(PATH | NOTHING, dst=dst)
     path = Path(src)
     _refuse_other_kinds(path)
+    with one_look():
+        conversion = _converted(path, framework, key, world_size, nodes)
+    raise_on_findings(conversion.findings, strict=strict)
+    if dst is not None:
+        return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
+    if in_place and conversion.is_changed:
+        return _replaced(ConfigConversion(str(path), conversion))
+    return ConfigConversion(str(path), conversion)
+
+
+def _converted(
+    path: Path, framework: str, key: str | None, world_size: int | None, nodes: int | None
+) -> TextConversion:
+    """Return what becomes of a file. Nothing is written."""
     text = read_text(path)
     names_lightning = _names_lightning(text)
     package = (fabric_of_group(path) or lightning_package(path)) if names_lightning else None
@@ -198,7 +214,7 @@ def convert_config_file(
     settings = replace(settings, is_hydra=is_hydra, file_name=path.name)
     try:
         if path.suffix == NOTEBOOK:
-            _refuse_choices(framework, key)
+            refuse_choices(framework, key)
             conversion = convert_notebook(text, settings)
         elif is_script(path.suffix or path.name, text):
             conversion = convert_script(text, settings=settings)
@@ -209,19 +225,7 @@ def convert_config_file(
         raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:
         raise _named(error, path) from error
-    conversion = _with_commands(_with_others(with_overrides(conversion), path), path)
-    raise_on_findings(conversion.findings, strict=strict)
-    if dst is not None:
-        return _written(ConfigConversion(str(path), conversion), Path(dst), overwrite=overwrite)
-    if in_place and conversion.is_changed:
-        return _replaced(ConfigConversion(str(path), conversion))
-    return ConfigConversion(str(path), conversion)
-
-
-def _refuse_choices(framework: str, key: str | None) -> None:
-    if framework != "auto" or key is not None:
-        msg = "Each cell of a notebook tells whose settings it holds: give neither `--from` nor `--key`."
-        raise ConfigError(msg, field="key" if framework == "auto" else "framework")
+    return _with_commands(_with_others(with_overrides(conversion), path), path)
 
 
 def _not_read(path: Path) -> NothingToConvertError:

@@ -41,6 +41,13 @@ TOLD_BY_FILE = frozenset({"accelerate", "hf"})
 """Whose configs and commands may name another file with the settings."""
 
 
+def refuse_choices(framework: str, key: str | None) -> None:
+    """Raise ConfigError where a framework or a key is given for a whole notebook."""
+    if framework != "auto" or key is not None:
+        msg = "Each cell of a notebook tells whose settings it holds: give neither `--from` nor `--key`."
+        raise ConfigError(msg, field="key" if framework == "auto" else "framework")
+
+
 def read_text(path: Path) -> str:
     """Read a text file, with its byte order mark and its line ends as they are.
 

@@ -43,6 +43,7 @@ HOUSE: House = (
     "checkpoint_codes",
     "finding_codes",
     "errors findings",  # an error holds findings, and raising them is one
+    "older_syntax",
     "arguments left_comments newer_syntax versions visible",
     [
         "explanations",

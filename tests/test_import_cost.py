@@ -1,4 +1,4 @@
-"""What must not wait for torch: the help, and everything that works on configs."""
+"""What must not wait for torch or LibCST: the help, and everything that works on configs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIGHT = [
     "fsdp_migrate.config_files",
     "fsdp_migrate.adapters.config_objects.composer",
 ]
-HEAVY = ("torch", "numpy", "composer")
+HEAVY = ("torch", "numpy", "composer", "libcst")
 # What the interpreter loads by itself (`.pth` files) may be there too.
 HELP_NEEDS = {
     "fsdp_migrate",

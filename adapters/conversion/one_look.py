@@ -19,7 +19,10 @@ _KEPT: ContextVar[dict[object, object] | None] = ContextVar("_KEPT", default=Non
 
 @contextlib.contextmanager
 def one_look() -> Iterator[None]:
-    """Keep what functions of :func:`kept_in_a_look` answer until the end of the block."""
+    """Keep what functions of :func:`kept_in_a_look` answer until the end of the block, the outermost one."""
+    if _KEPT.get() is not None:
+        yield
+        return
     token = _KEPT.set({})
     try:
         yield

@@ -193,6 +193,17 @@ def sources_around(folder: Path) -> Iterable[Path]:
 
 
 @kept_in_a_look
+def texts_around(folder: Path) -> tuple[tuple[Path, str], ...]:
+    """Return the Python files of the project around a folder with their texts.
+
+    Example:
+        >>> texts_around(Path("/absent"))
+        ()
+    """
+    return tuple((path, text_if_there(path)) for path in sources_around(folder))
+
+
+@kept_in_a_look
 def find_spectral_norm(folder: Path) -> str:
     """Return where the project around a folder makes a layer of torch's ``spectral_norm``, or nothing.
 
@@ -200,8 +211,7 @@ def find_spectral_norm(folder: Path) -> str:
         >>> find_spectral_norm(Path("/absent"))
         ''
     """
-    for path in sources_around(folder):
-        text = text_if_there(path)
+    for path, text in texts_around(folder):
         made = _SPECTRAL.search(text) if _TORCHS_SPECTRAL.search(text) else None
         if made is not None:
             return f"{path.name}:{text.count(chr(10), 0, made.end()) + 1}"
@@ -216,8 +226,7 @@ def find_own_hook(folder: Path) -> str:
         >>> find_own_hook(Path("/absent"))
         ''
     """
-    for path in sources_around(folder):
-        text = text_if_there(path)
+    for path, text in texts_around(folder):
         if not _HOOK.search(text) or not _LIGHTNING.search(text):
             continue
         try:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
-from fsdp_migrate.adapters.conversion.project_imports import sources_around, text_if_there
+from fsdp_migrate.adapters.conversion.project_imports import texts_around
 
 
 if TYPE_CHECKING:
@@ -81,15 +81,14 @@ def defines_class(folder: Path, name: str) -> bool:
         False
     """
     line = re.compile(rf"^class {re.escape(name)}\b", re.MULTILINE)
-    return any(line.search(text_if_there(path)) for path in sources_around(folder))
+    return any(line.search(text) for _, text in texts_around(folder))
 
 
 @kept_in_a_look
 def _classes_around(folder: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
     classes: dict[str, ast.ClassDef] = {}
     places: dict[str, str] = {}
-    for path in sources_around(folder):
-        text = text_if_there(path)
+    for path, text in texts_around(folder):
         if _MAY_TIE.search(text) or METHOD in text:
             found = _classes_of(text)
             classes.update(found)
