@@ -26,6 +26,7 @@ from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.project_switches import Mark, comes_to
+from fsdp_migrate.source.project_tensors import ProjectTensors
 from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
@@ -35,6 +36,7 @@ from fsdp_migrate.source.python.held import (
     has_model,
     put,
     taken,
+    tensors,
     whole,
     without_models,
 )
@@ -116,13 +118,17 @@ class ProjectKinds:
         """Return what an expression may be, and what it may hold."""
         found = self.seen.get(node)
         if found is None:
-            found = self.seen[node] = self._find_kinds(node, place)
+            found = self._find_kinds(node, place)
+            if tensors(found) and self.tensors.is_whole(node, place):
+                found = found - tensors(found)
+            self.seen[node] = found
         return found
 
     def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
         if isinstance(node, ast.Call):
             named = read_by_name(node)
-            return self._call_kinds(node, place) if named is None else self._named_kinds(named, node, place)
+            found = self._call_kinds(node, place) if named is None else self._named_kinds(named, node, place)
+            return found or self.tensors.made_of(node, place)
         if isinstance(node, ast.IfExp):
             return either([(each, self.kinds(each, place)) for each in (node.body, node.orelse)])
         if isinstance(node, ast.BoolOp):
@@ -138,10 +144,11 @@ class ProjectKinds:
         if isinstance(node, (ast.Name, ast.Attribute)):
             text = dotted(node)
             if text is not None:
-                return self.text_kinds(text, node, place)
+                return self.text_kinds(text, node, place) or self.tensors.made_of(node, place)
             value = cast_attribute(node)
-            return self.attribute_kinds(self.kinds(value.value, place), value.attr)
-        return held_by(lambda each: self.kinds(each, place), node)
+            found = self.attribute_kinds(self.kinds(value.value, place), value.attr)
+            return found or self.tensors.made_of(node, place)
+        return held_by(lambda each: self.kinds(each, place), node) or self.tensors.made_of(node, place)
 
     def _named_kinds(self, named: Named, node: ast.expr, place: Place) -> set[str]:
         """Return what ``getattr(self, "model", None)`` is, or what stands for it."""
@@ -314,9 +321,18 @@ class ProjectKinds:
             call, definition, place, self.called, lambda text, at: has_model(self.lookup(text, at))
         ):
             return without_models(found)
+        if tensors(found) and not self._gives_any(call, place):
+            found = found - tensors(found)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None
         return found if back is None else self.kinds(given, place) if given is not None else set()
+
+    def _gives_any(self, call: ast.Call, place: Place) -> bool:
+        """Tell whether a call gives a model, or parameters, where it gives anything: it is none else's."""
+        given = [*call.args, *(each.value for each in call.keywords)]
+        return not given or any(
+            is_about(self.kinds(e, place)) or tensors(self.kinds(e, place)) for e in given
+        )
 
     def ask(self, key: Key) -> None:
         """Note that the scope which is gone through depends on what is known of something."""
@@ -408,6 +424,11 @@ class ProjectKinds:
     @functools.cached_property
     def _callees(self) -> Callees:
         return Callees(self)
+
+    @functools.cached_property
+    def tensors(self) -> ProjectTensors:
+        """Parameters and gradients by themselves."""
+        return ProjectTensors(self)
 
     @functools.cached_property
     def globals(self) -> Globals:
