@@ -81,6 +81,7 @@ HOUSE: House = (
                 "source.parts_of_objects",
                 "source.passes_elsewhere",
                 "source.sharded_parts",
+                "source.tensor_parts",
             ],
             [
                 "source.called_methods",
@@ -132,6 +133,8 @@ HOUSE: House = (
                 "source.unknown_wrappers",
             ],
             ["source.model_runs", "source.wrapped_classes"],
+            "source.writes_elsewhere",
+            "source.written_elsewhere",
             "source.rules",
             "source.still_fsdp1",
             "source",
