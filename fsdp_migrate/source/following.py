@@ -52,9 +52,18 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.project_switches import chosen
+from fsdp_migrate.source.project_switches import chosen, is_without_fsdp
 from fsdp_migrate.source.python.argument_places import parameters_of
-from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put, tensors
+from fsdp_migrate.source.python.held import (
+    BY_ANY,
+    EACH,
+    has_model,
+    held,
+    inside_of,
+    put,
+    tensors,
+    without_fsdp,
+)
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
@@ -339,7 +348,7 @@ class _Following(GivenOtherwise):
 
     def _call(self, call: ast.Call, place: Place, node: ast.stmt) -> None:
         """Note what a call gives to the parameters of what it calls."""
-        given, named = given_to(call, lambda node: self.kinds(node, place) | self._kinds_of_self(node, place))
+        given, named = given_to(call, lambda node: self._given_there(node, place))
         self._follow_sharding(call, node, place)
         every = (*given, *named.values())
         is_about = any(map(self._is_about, every)) or any(map(tensors, every))
@@ -351,7 +360,7 @@ class _Following(GivenOtherwise):
             self.look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
             if definition.module is not place.module or self._is_of_an_object(call.func, place):
-                self._note_gives(call.func, place, definition)
+                self._note_gives(call.func, place, definition, call=call)
             self._follow_wrapping(call, node, place, definition, self.written(call.func, place))
             self._follow_sharded(call, definition, node, place)
             if is_about:
@@ -366,6 +375,11 @@ class _Following(GivenOtherwise):
                 self._give(definition, call, given, named)
         if is_about:
             self.give_otherwise(call, place, given, named)
+
+    def _given_there(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what a call gives: no model that is sharded below `if not use_fsdp:`."""
+        kinds = self.kinds(node, place) | self._kinds_of_self(node, place)
+        return without_fsdp(kinds) if kinds and is_without_fsdp(self.project, place) else kinds
 
     def _note_asked(self, call: ast.Call, place: Place) -> None:
         """Note the method that a sharded model is asked for, what that gives ``self`` to, and partials."""
@@ -435,11 +449,17 @@ class _Following(GivenOtherwise):
         return definition.key, name
 
     def _note_gives(
-        self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
+        self,
+        func: ast.expr,
+        place: Place,
+        definition: Definition,
+        beside: Collection[str] = (),
+        call: ast.Call | None = None,
     ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self.written(func, place)
         found = set(returned_to(self, func, place, definition))
+        found = found if call is None else self.without_others(found, call, definition, place)
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")

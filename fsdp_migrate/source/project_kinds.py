@@ -28,12 +28,14 @@ from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.project_switches import Mark, comes_to
 from fsdp_migrate.source.project_tensors import ProjectTensors
 from fsdp_migrate.source.python.accelerate_models import NORM
+from fsdp_migrate.source.python.argument_places import every_argument, parameters_of
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
     FLAT,
     attribute,
     has_model,
+    parameters_in,
     put,
     taken,
     tensors,
@@ -321,18 +323,26 @@ class ProjectKinds:
             call, definition, place, self.called, lambda text, at: has_model(self.lookup(text, at))
         ):
             return without_models(found)
-        if tensors(found) and not self._gives_any(call, place):
-            found = found - tensors(found)
+        found = self.without_others(found, call, definition, place)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None
         return found if back is None else self.kinds(given, place) if given is not None else set()
 
-    def _gives_any(self, call: ast.Call, place: Place) -> bool:
-        """Tell whether a call gives a model, or parameters, where it gives anything: it is none else's."""
-        given = [*call.args, *(each.value for each in call.keywords)]
-        return not given or any(
-            is_about(self.kinds(e, place)) or tensors(self.kinds(e, place)) for e in given
-        )
+    def without_others(
+        self, found: set[str], call: ast.Call, definition: Definition, place: Place
+    ) -> set[str]:
+        """Return what a call gives, without parameters of a model that other calls give the function."""
+        theirs, node = parameters_in(found), definition.node
+        if not theirs or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return found
+        own = (self.facts.get((definition.key, each.arg), set()) for each in parameters_of(node))
+        given = (self.kinds(each, place) for each in every_argument(call))
+        is_its = any(map(self._may_hold, given)) or not any(map(self._may_hold, own))
+        return found if is_its else found - theirs
+
+    def _may_hold(self, kinds: set[str]) -> bool:
+        """Tell whether a model, its parameters or an object that may hold one are among kinds."""
+        return is_about(kinds) or bool(tensors(kinds)) or any(self.objects_in(kinds))
 
     def ask(self, key: Key) -> None:
         """Note that the scope which is gone through depends on what is known of something."""

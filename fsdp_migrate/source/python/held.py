@@ -139,6 +139,27 @@ def tensors(kinds: Collection[str]) -> set[str]:
     return {kind for kind in kinds if kind == TENSOR or kind.endswith(f">{TENSOR}")}
 
 
+def parameters_in(kinds: Collection[str]) -> set[str]:
+    """Return the lists of parameters, and these by themselves, but those that an optimizer holds.
+
+    Example:
+        >>> parameters_in({"fsdp", "params", "each>tensor", ".param_groups>each>['params']>params"})
+        {'params', 'each>tensor'}
+    """
+    last = (kind for kind in kinds if kind.rpartition(">")[2] in {"params", TENSOR})
+    return {kind for kind in last if not kind.startswith(attribute("param_groups"))}
+
+
+def without_fsdp(kinds: Collection[str]) -> set[str]:
+    """Return what is left where a switch for FSDP is off: no model of its, and no parameters.
+
+    Example:
+        >>> without_fsdp({"fsdp", "ddp", "each>params", ".state>value>value>state"})
+        {'ddp'}
+    """
+    return {kind for kind in kinds if kind.rpartition(">")[2] not in {MODEL, "params", "state", TENSOR}}
+
+
 def has_model(kinds: Collection[str]) -> bool:
     """Tell whether something is an FSDP1 model, or holds one."""
     return any(kind == MODEL or kind.endswith(f">{MODEL}") for kind in kinds)
