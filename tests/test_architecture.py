@@ -119,6 +119,7 @@ HOUSE: House = (
                 "source.cut_by_sizes",
                 "source.framework_words",
                 "source.kept_in_classes",
+                "source.no_dimensions",
                 "source.plain_models",
                 "source.plain_tensors",
                 "source.plugin_attributes",
