@@ -65,6 +65,7 @@ from fsdp_migrate.source.python.held import (
     without_fsdp,
 )
 from fsdp_migrate.source.reach import with_reach
+from fsdp_migrate.source.rewritten_before import texts_before
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
 from fsdp_migrate.source.unseen_names import with_unseen_names
@@ -96,7 +97,14 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     """
     paths = [*paths]
     notebooks = _links_in(Project(_texts_in(path for path in paths if path.suffix == NOTEBOOK)), around)
-    return notebooks | _links_in(Project.read(path for path in paths if path.suffix == ".py"), around)
+    project = Project.read(path for path in paths if path.suffix == ".py")
+    links = notebooks | _links_in(project, around)
+    before = texts_before(project.texts)
+    if not before:
+        return links
+    # What is left to be said of the other files is shown by what shards, which was FSDP1 before a rewrite.
+    shown = _links_in(Project({**project.texts, **before}), around)
+    return links | {path: each for path, each in shown.items() if path not in before}
 
 
 def _texts_in(notebooks: Iterable[Path]) -> dict[Path, str]:

@@ -39,7 +39,7 @@ _OF_RANKS = (
 _READ_ELSEWHERE = (
     "each rank saves its part in a file of its own, as DTensors now, which torch.load reads on as many "
     "ranks, once the process group is made: there nothing is to be done. For what reads these files "
-    "otherwise take v.to_local() of each, this rank's rows, or .full_tensor(), on every rank, which is the whole."
+    "otherwise take v.to_local() of each, this rank's rows, or .full_tensor(), on every rank, the whole."
 )
 _PLAIN_MODEL = "a plain model loads plain tensors"
 _FILE = "a file of them holds one rank's part"
