@@ -113,6 +113,7 @@ HOUSE: House = (
                 "source.as_before",
                 ("source.between_passes", "source.dtensor_hints"),
                 "source.copied_parameters",
+                "source.counted_units",
                 "source.copies_of_ranks",
                 "source.counts_of_gradients",
                 "source.counts_of_models",
