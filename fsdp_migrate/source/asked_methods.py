@@ -20,6 +20,7 @@ from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
+from fsdp_migrate.source.writes_elsewhere import may_write, writes
 
 
 if TYPE_CHECKING:
@@ -70,12 +71,14 @@ def _counting(project: Project) -> Iterator[ast.Module]:
 
 
 def _deeds(project: Project, around: Collection[Path]) -> Deeds:
-    """Return what functions do to models, where some may empty or change gradients."""
+    """Return what functions do to weights, and to models where some may empty or change gradients."""
     texts = {path: project.texts[path] for path in around if path in project.texts}
+    writing = (path for path, text in texts.items() if may_write(text))
+    written = writes(each.tree for each in project.parsed(writing))
     if not any(map(may_change, texts.values())):
-        return frozenset()
+        return written
     telling = (path for path, text in texts.items() if _PASSES.search(text) or may_change(text))
-    return deeds(each.tree for each in project.parsed(telling))
+    return written | deeds(each.tree for each in project.parsed(telling))
 
 
 def _loads(project: Project, around: Collection[Path]) -> Loads:

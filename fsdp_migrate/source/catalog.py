@@ -6,6 +6,19 @@ import re
 
 
 FSDP = "FullyShardedDataParallel"
+OF_FSDP2_ALONE = frozenset(
+    {
+        *("reset_iter_state", "reshard", "unshard", "set_all_reduce_hook", "set_custom_all_gather"),
+        *("set_allocate_memory_from_process_group_for_comm", "set_custom_reduce_scatter"),
+        *("set_force_sum_reduction_for_comms", "set_gradient_divide_factor", "set_is_last_backward"),
+        *("set_modules_to_backward_prefetch", "set_modules_to_forward_prefetch", "set_post_optim_event"),
+        *("set_reduce_scatter_divide_factor", "set_reduce_scatter_max_input_buffers"),
+        *("set_reduce_scatter_unused_params", "set_requires_all_reduce", "set_requires_gradient_sync"),
+        *("set_reshard_after_backward", "set_reshard_after_forward", "set_separate_reduce_scatter_group"),
+        *("set_symm_mem_for_comm", "set_unshard_in_backward"),
+    }
+)
+"""The methods that FSDP2's models have, and FSDP1's wrapper had not."""
 WRAPPED = frozenset({"_fsdp_wrapped_module", "module"})
 """The attributes by which its wrapper showed the model within."""
 

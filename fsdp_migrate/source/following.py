@@ -53,12 +53,22 @@ from fsdp_migrate.source.project_kinds import (
 )
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.project_switches import chosen
+from fsdp_migrate.source.project_switches import chosen, is_without_fsdp
 from fsdp_migrate.source.python.argument_places import parameters_of
-from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
+from fsdp_migrate.source.python.held import (
+    BY_ANY,
+    EACH,
+    has_model,
+    held,
+    inside_of,
+    put,
+    tensors,
+    without_fsdp,
+)
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import told
 from fsdp_migrate.source.reach import with_reach
+from fsdp_migrate.source.rewritten_before import texts_before
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
 from fsdp_migrate.source.unseen_names import with_unseen_names
@@ -90,7 +100,14 @@ def links_of(paths: Iterable[Path], around: Iterable[str | os.PathLike[str]] = (
     """
     paths = [*paths]
     notebooks = _links_in(Project(_texts_in(path for path in paths if path.suffix == NOTEBOOK)), around)
-    return notebooks | _links_in(Project.read(path for path in paths if path.suffix == ".py"), around)
+    project = Project.read(path for path in paths if path.suffix == ".py")
+    links = notebooks | _links_in(project, around)
+    before = texts_before(project.texts)
+    if not before:
+        return links
+    # What is left to be said of the other files is shown by what shards, which was FSDP1 before a rewrite.
+    shown = _links_in(Project({**project.texts, **before}), around)
+    return links | {path: each for path, each in shown.items() if path not in before}
 
 
 def _texts_in(notebooks: Iterable[Path]) -> dict[Path, str]:
@@ -354,10 +371,11 @@ class _Following(GivenOtherwise):
 
     def _call(self, call: ast.Call, place: Place, node: ast.stmt) -> None:
         """Note what a call gives to the parameters of what it calls."""
-        given, named = given_to(call, lambda node: self.kinds(node, place) | self._kinds_of_self(node, place))
+        given, named = given_to(call, lambda node: self._given_there(node, place))
         self._follow_sharding(call, node, place)
-        is_about = any(map(self._is_about, (*given, *named.values())))
-        is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
+        every = (*given, *named.values())
+        is_about = any(map(self._is_about, every)) or any(map(tensors, every))
+        is_known = is_about or any("ddp" in kinds for kinds in every)
         self._note_asked(call, place)
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))
@@ -365,7 +383,7 @@ class _Following(GivenOtherwise):
             self.look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
             if definition.module is not place.module or self._is_of_an_object(call.func, place):
-                self._note_gives(call.func, place, definition)
+                self._note_gives(call.func, place, definition, call=call)
             self._follow_wrapping(call, node, place, definition, self.written(call.func, place))
             self._follow_sharded(call, definition, node, place)
             if is_about:
@@ -380,6 +398,11 @@ class _Following(GivenOtherwise):
                 self._give(definition, call, given, named)
         if is_about:
             self.give_otherwise(call, place, given, named)
+
+    def _given_there(self, node: ast.expr, place: Place) -> set[str]:
+        """Return what a call gives: no model that is sharded below `if not use_fsdp:`."""
+        kinds = self.kinds(node, place) | self._kinds_of_self(node, place)
+        return without_fsdp(kinds) if kinds and is_without_fsdp(self.project, place) else kinds
 
     def _note_asked(self, call: ast.Call, place: Place) -> None:
         """Note the method that a sharded model is asked for, what that gives ``self`` to, and partials."""
@@ -449,11 +472,17 @@ class _Following(GivenOtherwise):
         return definition.key, name
 
     def _note_gives(
-        self, func: ast.expr, place: Place, definition: Definition, beside: Collection[str] = ()
+        self,
+        func: ast.expr,
+        place: Place,
+        definition: Definition,
+        beside: Collection[str] = (),
+        call: ast.Call | None = None,
     ) -> None:
         """Note what calling a thing of another file gives, by the name that it has here."""
         written = self.written(func, place)
         found = set(returned_to(self, func, place, definition))
+        found = found if call is None else self.without_others(found, call, definition, place)
         found |= set(beside) if found else set()
         if isinstance(definition.node, ast.ClassDef):
             found.add("fsdp" if self.project.is_subclass(definition) else f"{BARE}{definition.key}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
-_WRITES: Final = frozenset(
+WRITES: Final = frozenset(
     {
         *("add_", "addcdiv_", "addcmul_", "bernoulli_", "clamp_", "clamp_max_", "clamp_min_", "clip_"),
         *("copy_", "div_", "fill_", "lerp_", "masked_fill_", "mul_", "normal_", "sub_", "uniform_", "zero_"),
@@ -144,7 +144,7 @@ def _targets(source: Source) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]
     """Yield what writes in place, with what it writes to: ``p.data.mul_(x)``, ``p -= x``."""
     for call in source.calls:
         name = last_name(call.func)
-        if name in _WRITES and isinstance(call.func, cst.Attribute):
+        if name in WRITES and isinstance(call.func, cst.Attribute):
             yield call, call.func.value
         elif name.startswith("_foreach_") and name.endswith("_") and call.args:
             yield call, call.args[0].value

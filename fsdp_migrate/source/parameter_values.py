@@ -20,40 +20,29 @@ from fsdp_migrate.source.parts_of_objects import (
     values_annotated,
 )
 from fsdp_migrate.source.python.containers import added_to, is_slice
-from fsdp_migrate.source.python.held import whole
+from fsdp_migrate.source.python.held import ITEM, TENSOR, taken, tensors, whole
 from fsdp_migrate.source.python.last_values import last_value, stands_for, values_set
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nameless import given_to_nameless
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for, word_of
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
+from fsdp_migrate.source.tensor_parts import holds_the_same, inner_of, parts_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fsdp_migrate.source.python.model_kinds import Key
-    from fsdp_migrate.source.python.scopes import Binding
     from fsdp_migrate.source.python.text import Source
 
 
 WEIGHTS = frozenset({"bias", "weight"})
-_COMPARES = (
-    cst.Equal,
-    cst.GreaterThan,
-    cst.GreaterThanEqual,
-    cst.LessThan,
-    cst.LessThanEqual,
-    cst.NotEqual,
-)
 _OWN = re.compile(
     r"(^|_)(alpha|beta|bias|emb|embed|embedding|gamma|param|prompt|queries|query|scale|temp|temperature|token|w|weight)s?$"
 )
 _MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _ITEMS = frozenset({"items", "values"})
-# `torch.abs(p)` is no method of what is called torch.
-_LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _OF_DTENSORS = frozenset({"DTensor", "_local_tensor", "full_tensor", "is_dtensor", "to_local"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
 _PUT_TOGETHER = (*_COMPREHENSIONS, cst.DictComp, cst.List, cst.Tuple, cst.Dict, cst.BinaryOperation)
@@ -83,15 +72,14 @@ class ParameterValues:
         while (inner := inner_of(self.source, node)) is not None:
             node = inner
         if isinstance(node, (cst.BinaryOperation, cst.Comparison, cst.Call)):
-            if any(map(self.is_one, parts_of(self.source, node))):
-                return True
-            return isinstance(node, cst.Call) and (self._is_taken(node) or self._gives(node, self.is_one))
+            is_made = any(map(self.is_one, parts_of(self.source, node)))
+            return is_made or (isinstance(node, cst.Call) and self._is_called_for(node))
         if isinstance(node, cst.IfExp):
             return self._is_chosen(node, self.is_one)
         if isinstance(node, cst.Subscript):
-            return self._is_item(node)
+            return self._is_item(node) or self._is_told(node)
         if isinstance(node, cst.Attribute):
-            return self._is_weight(node)
+            return self._is_weight(node) or self._is_told(node)
         if not isinstance(node, cst.Name) or node not in self.source.index.scopes:
             return False
         loops = [loop for loop in loops_around(self.source.index, node) if binds(loop, node.value)]
@@ -106,6 +94,10 @@ class ParameterValues:
             )
             return is_of_one and not self.source.contexts.is_summoned(node)
         return self._is_held(node)
+
+    def _is_called_for(self, call: cst.Call) -> bool:
+        """Tell whether a call gives one: of many, or of a function here or in another file."""
+        return self._is_taken(call) or self._gives(call, self.is_one) or self._is_told(call)
 
     def _is_chosen(self, node: cst.IfExp, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         """Tell whether one of two is such, and none is taken apart: ``p.full_tensor() if is_one else p``."""
@@ -184,8 +176,10 @@ class ParameterValues:
                 return self.is_many(func.value)
             if last_name(func) in SAME_PARAMETERS:
                 return any(self.is_many(arg.value) for arg in node.args)
-            return self.is_list(node) or self._gives(node, self.is_many)
-        return self.is_list(node) or self._is_a_list_of_one(node)
+            is_its = self.is_list(node) or self._gives(node, self.is_many)
+            return is_its or self._is_told(node, is_many=True)
+        is_its = self.is_list(node) or self._is_a_list_of_one(node)
+        return is_its or self._is_told(node, is_many=True)
 
     def _is_a_list_of_one(self, node: cst.BaseExpression) -> bool:
         if isinstance(node, cst.Attribute):
@@ -208,8 +202,9 @@ class ParameterValues:
         if any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values):
             return True
         if isinstance(node, cst.Attribute):
-            return any(self._once(each, self.is_many) for each in set_in_class(self.source, node))
-        return self._is_given(node, self.is_many)
+            set_there = (self._once(each, self.is_many) for each in set_in_class(self.source, node))
+            return any(set_there) or self._is_told(node, is_many=True)
+        return self._is_given(node, self.is_many) or self._is_told(node, is_many=True)
 
     def _is_given(self, name: cst.Name, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         """Tell whether a name is a function's argument, and a call here gives it such."""
@@ -217,7 +212,7 @@ class ParameterValues:
         bindings = index.scopes[name].lookup(name.value)
         # `if isinstance(x, Tensor): x = [x]`, `p = p.cpu()`: it holds what it was given all the same.
         anew = [each for each in bindings if each.kind != "param"]
-        holds = (_holds_the_same(self.source, each, name.value) for each in anew)
+        holds = (holds_the_same(self.source, each, name.value) for each in anew)
         is_given = len(bindings) == len(anew) + 1 and all(holds)
         nameless = given_to_nameless(index, name) if is_given and not anew else ()
         for each, is_in_it in nameless:
@@ -255,7 +250,15 @@ class ParameterValues:
         held = last_value(self.source.index, name)
         if held is not None:
             return self._once(held, self.is_one)
-        return self._is_given(name, self.is_one)
+        return self._is_given(name, self.is_one) or self._is_told(name)
+
+    def _is_told(self, node: cst.BaseExpression, *, is_many: bool = False) -> bool:
+        """Tell whether other files give it, or what it is called by, such a one, or a list of them."""
+        kinds = tensors(self.source.models.kinds(node))
+        is_its = TENSOR in (taken(ITEM, kinds) if is_many else kinds)
+        if isinstance(node, cst.Name) and is_its:  # `grads = [g.full_tensor() for g in grads]`
+            is_its = last_value(self.source.index, node) is None
+        return is_its and not self.source.contexts.is_summoned(node)
 
     def _once(self, node: cst.BaseExpression, ask: Callable[[cst.BaseExpression], bool]) -> bool:
         return self._answers.once(node, ask)
@@ -299,7 +302,9 @@ class ParameterValues:
     def _goes_through(self, over: cst.BaseExpression) -> bool:
         if any(self.is_list(each) for kind in (cst.Call, cst.Subscript) for each in walk_for(over, kind)):
             return True
-        if isinstance(over, cst.Call) and self._gives(over, self.is_many):
+        if isinstance(over, cst.Call) and (
+            self._gives(over, self.is_many) or self._is_told(over, is_many=True)
+        ):
             return True
         if isinstance(over, (*_PUT_TOGETHER, cst.Subscript)) and self._once(over, self.is_many):
             return True
@@ -381,65 +386,10 @@ class ParameterValues:
         return False
 
 
-def _holds_the_same(source: Source, binding: Binding, name: str) -> bool:
-    """Tell whether a name is given what it held already: ``x = [x]``, ``x = list(x)``, ``p = p.cpu()``."""
-    value = binding.value if binding.index is None else None
-    if isinstance(value, cst.IfExp):
-        return all(_is_of_the_same(source, each, name) for each in (value.body, value.orelse))
-    return isinstance(value, cst.BaseExpression) and _is_of_the_same(source, value, name)
-
-
-def _is_of_the_same(source: Source, value: cst.BaseExpression, name: str) -> bool:
-    if isinstance(value, (cst.List, cst.Tuple)):
-        return [text_of(each.value) for each in value.elements] == [name]
-    if isinstance(value, _COMPREHENSIONS):
-        over = value.for_in
-        is_each = _innermost(source, value.elt, until=text_of(over.target)) == text_of(over.target)
-        return is_each and over.inner_for_in is None and text_of(over.iter) == name
-    is_call = isinstance(value, cst.Call) and last_name(value.func) in SAME_PARAMETERS
-    if isinstance(value, cst.Call) and is_call:
-        return [text_of(arg.value) for arg in value.args if arg.keyword is None] == [name]
-    return _innermost(source, value, until=name) == name
-
-
-def _innermost(source: Source, value: cst.BaseExpression, *, until: str) -> str:
-    """Return what a value in another form is taken of: ``p`` of ``p.data.clone()``."""
-    node = value
-    while text_of(node) != until and (inner := inner_of(source, node)) is not None:
-        node = inner
-    return text_of(node)
-
-
 def _makes_plain(function: cst.FunctionDef) -> bool:
     """Tell whether a function makes plain tensors of DTensors."""
     attributes = (each.attr.value for each in walk_for(function.body, cst.Attribute))
     return any(name in {"full_tensor", "to_local"} for name in attributes)
-
-
-def inner_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return what ``.grad``, ``.data``, ``.detach()`` and the like are taken of."""
-    if isinstance(node, cst.Attribute) and node.attr.value in SAME:
-        return node.value
-    if isinstance(node, cst.UnaryOperation) and not isinstance(node.operator, cst.Not):
-        return node.expression
-    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
-        return None
-    is_one = gives_its_kind(node.func.attr.value) and dotted(node.func.value) not in _LIBRARIES
-    is_one = is_one and not source.index.qualified(node.func)
-    return node.func.value if is_one else None
-
-
-def parts_of(
-    source: Source, node: cst.BinaryOperation | cst.Comparison | cst.Call
-) -> Iterator[cst.BaseExpression]:
-    """Yield what a tensor is made of, value by value: ``p ** 2``, ``p == 0``, ``torch.abs(p)``."""
-    if isinstance(node, cst.BinaryOperation):
-        yield from (node.left, node.right)
-    elif isinstance(node, cst.Comparison):
-        compared = [each.comparator for each in node.comparisons if isinstance(each.operator, _COMPARES)]
-        yield from (node.left, *compared) if compared else ()
-    elif any(map(gives_kind_of_given, source.index.qualified(node.func))):
-        yield from (arg.value for arg in node.args if not arg.star)
 
 
 def _over(loop: cst.For | cst.CompFor, name: str) -> cst.BaseExpression:

@@ -14,7 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.source.answers import Answers
 from fsdp_migrate.source.loaded_elsewhere import LOADS, PICKS
-from fsdp_migrate.source.parameter_values import WEIGHTS, inner_of, parts_of
+from fsdp_migrate.source.parameter_values import WEIGHTS
 from fsdp_migrate.source.parts_of_objects import given_to_method
 from fsdp_migrate.source.plain_tensors import met
 from fsdp_migrate.source.python.containers import is_slice
@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameter
 from fsdp_migrate.source.python.object_fields import classes, init_of
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.wrapped_in_place import given_for
+from fsdp_migrate.source.tensor_parts import inner_of, parts_of
 
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from fsdp_migrate.source.plain_doubts import Doubts, filled
 from fsdp_migrate.source.project import Asked, Definition, Place, dotted, last_name
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
-from fsdp_migrate.source.project_switches import is_ruled_out
+from fsdp_migrate.source.project_switches import is_ruled_out, is_without_fsdp
 from fsdp_migrate.source.python.argument_places import every_argument
 from fsdp_migrate.source.python.unknown_models import is_model, makes_anew
 from fsdp_migrate.source.sharded_below import ShardedBelow
@@ -174,6 +174,7 @@ class PlainPlaces:
                 and not self._doubts.is_given_out(function)
                 and all(
                     is_of_other_engine(place)
+                    or is_without_fsdp(self.project, place)
                     or (asked and is_left_out(function, call, asked))
                     or (
                         (given := given_by(function, name, call)) is not None

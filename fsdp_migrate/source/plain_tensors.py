@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.parameter_values import parts_of
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of
 from fsdp_migrate.source.python.tensor_words import gives_its_kind
+from fsdp_migrate.source.tensor_parts import parts_of
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from fsdp_migrate.source.always_wrapped import always_wraps
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
-from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, whole, without_models
+from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, tensors, whole, without_models
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.shown_plain import is_shown_plain
 
@@ -145,7 +145,7 @@ def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definiti
     One that it always wraps itself is none of the object's.
     """
     found = known.returned(definition)
-    is_about = has_model(found) or "params" in found
+    is_about = has_model(found) or "params" in found or bool(tensors(found))
     if not is_about or definition.owner is None or not isinstance(func, ast.Attribute):
         return found
     objects = [*known.objects_in(known.kinds(func.value, place))]
@@ -156,7 +156,7 @@ def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definiti
     if not is_plain:
         return found
     own = found & {"fsdp"} if always_wraps(known.project, definition) else set()
-    return (without_models(found) - {"params"}) | own
+    return (without_models(found) - {"params", *tensors(found)}) | own
 
 
 def _is_owed_or_none(known: Facts, owner: Definition, name: str) -> bool:

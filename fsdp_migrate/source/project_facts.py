@@ -387,7 +387,7 @@ class ProjectFacts(PickedKinds):
 
     def _loop(self, node: ast.For | ast.AsyncFor, place: Place) -> None:
         """Note what a loop goes through: ``for model in models.values()``."""
-        kinds = taken(EACH, self.kinds(node.iter, place))
+        kinds = taken(EACH, self.kinds(node.iter, place)) | self.tensors.of_loop(node.iter, place)
         over = dotted(node.iter)
         is_of_names = (
             over is not None
@@ -434,8 +434,7 @@ class ProjectFacts(PickedKinds):
         kinds: set[str] = set()
         if name in _ADDS and len(call.args) == _ADDS[name] + 1:
             value = call.args[-1]
-            kinds = put(EACH, self.kinds(value, place))
-            kinds = kinds or ({"params"} if self._is_a_parameter(value, place) else set())
+            kinds = {"params"} if self._is_a_parameter(value, place) else put(EACH, self.kinds(value, place))
         elif name in {"extend", "update"}:
             kinds = held(self.kinds(call.args[0], place)) if call.args else set()
             for given in call.keywords:

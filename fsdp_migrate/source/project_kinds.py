@@ -26,15 +26,19 @@ from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
 from fsdp_migrate.source.project_switches import Mark, comes_to
+from fsdp_migrate.source.project_tensors import ProjectTensors
 from fsdp_migrate.source.python.accelerate_models import NORM
+from fsdp_migrate.source.python.argument_places import every_argument, parameters_of
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     EACH,
     FLAT,
     attribute,
     has_model,
+    parameters_in,
     put,
     taken,
+    tensors,
     whole,
     without_models,
 )
@@ -121,15 +125,19 @@ class ProjectKinds:
                 return set()  # made of itself, in a loop: `x = Path(x).stem`
             self._asked_of.add(node)
             try:
-                found = self.seen[node] = self._find_kinds(node, place)
+                found = self._find_kinds(node, place)
             finally:
                 self._asked_of.discard(node)
+            if tensors(found) and self.tensors.is_whole(node, place):
+                found = found - tensors(found)
+            self.seen[node] = found
         return found
 
     def _find_kinds(self, node: ast.expr, place: Place) -> set[str]:
         if isinstance(node, ast.Call):
             named = read_by_name(node)
-            return self._call_kinds(node, place) if named is None else self._named_kinds(named, node, place)
+            found = self._call_kinds(node, place) if named is None else self._named_kinds(named, node, place)
+            return found or self.tensors.made_of(node, place)
         if isinstance(node, ast.IfExp):
             return either([(each, self.kinds(each, place)) for each in (node.body, node.orelse)])
         if isinstance(node, ast.BoolOp):
@@ -145,10 +153,11 @@ class ProjectKinds:
         if isinstance(node, (ast.Name, ast.Attribute)):
             text = dotted(node)
             if text is not None:
-                return self.text_kinds(text, node, place)
+                return self.text_kinds(text, node, place) or self.tensors.made_of(node, place)
             value = cast_attribute(node)
-            return self.attribute_kinds(self.kinds(value.value, place), value.attr)
-        return held_by(lambda each: self.kinds(each, place), node)
+            found = self.attribute_kinds(self.kinds(value.value, place), value.attr)
+            return found or self.tensors.made_of(node, place)
+        return held_by(lambda each: self.kinds(each, place), node) or self.tensors.made_of(node, place)
 
     def _named_kinds(self, named: Named, node: ast.expr, place: Place) -> set[str]:
         """Return what ``getattr(self, "model", None)`` is, or what stands for it."""
@@ -321,9 +330,26 @@ class ProjectKinds:
             call, definition, place, self.called, lambda text, at: has_model(self.lookup(text, at))
         ):
             return without_models(found)
+        found = self.without_others(found, call, definition, place)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None
         return found if back is None else self.kinds(given, place) if given is not None else set()
+
+    def without_others(
+        self, found: set[str], call: ast.Call, definition: Definition, place: Place
+    ) -> set[str]:
+        """Return what a call gives, without parameters of a model that other calls give the function."""
+        theirs, node = parameters_in(found), definition.node
+        if not theirs or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return found
+        own = (self.facts.get((definition.key, each.arg), set()) for each in parameters_of(node))
+        given = (self.kinds(each, place) for each in every_argument(call))
+        is_its = any(map(self._may_hold, given)) or not any(map(self._may_hold, own))
+        return found if is_its else found - theirs
+
+    def _may_hold(self, kinds: set[str]) -> bool:
+        """Tell whether a model, its parameters or an object that may hold one are among kinds."""
+        return is_about(kinds) or bool(tensors(kinds)) or any(self.objects_in(kinds))
 
     def ask(self, key: Key) -> None:
         """Note that the scope which is gone through depends on what is known of something."""
@@ -415,6 +441,11 @@ class ProjectKinds:
     @functools.cached_property
     def _callees(self) -> Callees:
         return Callees(self)
+
+    @functools.cached_property
+    def tensors(self) -> ProjectTensors:
+        """Parameters and gradients by themselves."""
+        return ProjectTensors(self)
 
     @functools.cached_property
     def globals(self) -> Globals:

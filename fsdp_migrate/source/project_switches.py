@@ -6,10 +6,15 @@ What a source by itself shows of it stands in :mod:`fsdp_migrate.source.python.s
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+import libcst as cst
+
 from fsdp_migrate.source.project import Asked, Place, dotted, last_name
+from fsdp_migrate.source.python.asked_words import says_off
+from fsdp_migrate.source.python.nodes import walk_for
 from fsdp_migrate.source.python.switches import STEADY, contradict
 from fsdp_migrate.source.python.walked import walked
 
@@ -60,6 +65,23 @@ def comes_to(project: Project, mark: Mark, place: Place, text: str) -> bool:
     is_below = mark.start < place.start or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
     is_kept = "." in text and not place.scope.endswith("__init__")
     return is_below and not _is_excluded(project, mark.asked, place, is_kept=is_kept)
+
+
+def is_without_fsdp(project: Project, place: Place) -> bool:
+    """Tell whether a place is reached only where a switch for FSDP is off: below ``if not use_fsdp:``."""
+    function = project.node(place.module, place.scope) or place.module.tree
+    return any(
+        _says_off(ast.unparse(each.test), truth=each.truth) and _last(place, function, [each.test])
+        for each in place.asked
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _says_off(test: str, *, truth: bool) -> bool:
+    """Tell whether a test says so by a switch's name; what is compared, ``mode == "a"``, may be set anew."""
+    node = cst.parse_expression(test)
+    is_named = not any(walk_for(node, cst.Comparison))
+    return is_named and says_off(node, truth=truth, says_all=False)
 
 
 def is_ruled_out(project: Project, other: Place, place: Place) -> bool:

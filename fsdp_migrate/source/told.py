@@ -23,7 +23,17 @@ from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about
 from fsdp_migrate.source.project_names import node_of
 from fsdp_migrate.source.python.accelerate_models import NORM
-from fsdp_migrate.source.python.held import ARGUMENT, BY_ANY, FLAT, WRAPS, attribute, has_model, put, whole
+from fsdp_migrate.source.python.held import (
+    ARGUMENT,
+    BY_ANY,
+    FLAT,
+    TENSOR,
+    WRAPS,
+    attribute,
+    has_model,
+    put,
+    whole,
+)
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
@@ -41,7 +51,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.links import Links
 
 
-_TOLD = MODELS | {NORM, STATE, MAKES, "other", FLAT} | BY_ANY
+_TOLD = MODELS | {NORM, STATE, MAKES, TENSOR, "other", FLAT} | BY_ANY
 _WRAPPED = ".module>fsdp"
 _DEEPEST = 3
 

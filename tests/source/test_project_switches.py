@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.source.projects import WRAP, after
+from fsdp_migrate.source import scan_paths
+from tests.source.projects import FSDP, WRAP, after
 
 
 if TYPE_CHECKING:
@@ -100,3 +101,54 @@ def test_what_an_object_keeps_is_there_when_its_method_runs_again(
     )
     text = after(tmp_path, {"dist_wrap.py": WRAP, "optim.py": _USES, "main.py": main}, "optim.py")
     assert ("FM423" not in text) is is_off
+
+
+_SAVERS = "import torch\n\ndef save(opt, path):\n    torch.save(opt.state_dict(), path)\n"
+_MAIN = f"""\
+import torch
+import savers
+{FSDP}
+def main(net, mode):
+    use_fsdp = mode == 'fsdp'
+    model = FSDP(net) if use_fsdp else DDP(net)
+    taken = model if use_fsdp else model.module
+    opt = torch.optim.AdamW(taken.parameters())
+    {{}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "is_said"),
+    [
+        ("if use_fsdp:\n        pass\n    else:\n        savers.save(opt, 'x')", False),
+        ("if not use_fsdp:\n        savers.save(opt, 'x')", False),
+        ("if use_fsdp:\n        return\n    savers.save(opt, 'x')", False),
+        ("if use_fsdp:\n        savers.save(opt, 'x')", True),
+        ("savers.save(opt, 'x')", True),
+        ("if use_fsdp and mode:\n        pass\n    else:\n        savers.save(opt, 'x')", True),
+        ("if not use_fsdp:\n        savers.save(opt, 'x')\n    savers.save(opt, 'y')", True),
+    ],
+)
+def test_a_helper_that_is_called_without_fsdp_alone(use: str, tmp_path: Path, *, is_said: bool) -> None:
+    """mohame54/Dit saves optimizers so: one file for each of both."""
+    (tmp_path / "savers.py").write_text(_SAVERS)
+    (tmp_path / "main.py").write_text(_MAIN.format(use))
+    files = {each.path: each.uses for each in scan_paths([tmp_path]).files}
+    assert bool(files.get(str(tmp_path / "savers.py"))) is is_said
+
+
+@pytest.mark.parametrize(("given", "is_said"), [("model", True), ("net", False)])
+def test_parameters_of_another_callers_model(given: str, tmp_path: Path, *, is_said: bool) -> None:
+    """Groups that a function makes of a model are sharded where that is, and no others."""
+    (tmp_path / "savers.py").write_text(_SAVERS)
+    (tmp_path / "parts.py").write_text(
+        "def groups(m):\n    return [{'params': [p for p in m.parameters() if p.ndim > 1]}]\n"
+    )
+    (tmp_path / "main.py").write_text(_MAIN.format("import parts; return parts.groups(model)"))
+    (tmp_path / "single.py").write_text(
+        f"import torch\nimport parts\nimport savers\n{FSDP if is_said else ''}\n\ndef main(net):\n"
+        f"    {'model = FSDP(net)' if is_said else 'net = net.cuda()'}\n"
+        f"    opt = torch.optim.AdamW(parts.groups({given}))\n    savers.save(opt, 'x')\n"
+    )
+    uses = [use for each in scan_paths([tmp_path]).files for use in each.uses]
+    assert any(use.code == "FM425" for use in uses) is is_said

@@ -29,6 +29,8 @@ FLAT = "was:flat"
 BY_ANY = frozenset(
     f"{BY}{name}" for name in ("accelerate", "composer", "fabric", "lightning", "transformers")
 )
+TENSOR = "tensor"
+"""A parameter of a sharded model by itself, its gradient, or what has their form: a DTensor now."""
 WRAPS = "._wrapped>params"
 """What a module of another file is that wraps an FSDP1 model: that model's parameters are its own."""
 _SHARDING = frozenset({"", "prepare", "prepare_model", "setup", "setup_module"})
@@ -125,6 +127,37 @@ def inside_of(kinds: Collection[str]) -> set[str]:
         steps = kind.split(">")
         found |= {">".join(steps[start:]) for start in range(len(steps))}
     return found
+
+
+def tensors(kinds: Collection[str]) -> set[str]:
+    """Return the parameters and gradients by themselves among what something is or holds.
+
+    Example:
+        >>> tensors({"fsdp", "each>tensor"})
+        {'each>tensor'}
+    """
+    return {kind for kind in kinds if kind == TENSOR or kind.endswith(f">{TENSOR}")}
+
+
+def parameters_in(kinds: Collection[str]) -> set[str]:
+    """Return the lists of parameters, and these by themselves, but those that an optimizer holds.
+
+    Example:
+        >>> parameters_in({"fsdp", "params", "each>tensor", ".param_groups>each>['params']>params"})
+        {'params', 'each>tensor'}
+    """
+    last = (kind for kind in kinds if kind.rpartition(">")[2] in {"params", TENSOR})
+    return {kind for kind in last if not kind.startswith(attribute("param_groups"))}
+
+
+def without_fsdp(kinds: Collection[str]) -> set[str]:
+    """Return what is left where a switch for FSDP is off: no model of its, and no parameters.
+
+    Example:
+        >>> without_fsdp({"fsdp", "ddp", "each>params", ".state>value>value>state"})
+        {'ddp'}
+    """
+    return {kind for kind in kinds if kind.rpartition(">")[2] not in {MODEL, "params", "state", TENSOR}}
 
 
 def has_model(kinds: Collection[str]) -> bool:

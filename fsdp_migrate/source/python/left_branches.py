@@ -10,6 +10,7 @@ from fsdp_migrate.source.python.asked_classes import is_fsdp1_among
 from fsdp_migrate.source.python.known_constants import are_never
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import as_ast, dotted, placed_parameters, text_of, walk_for
+from fsdp_migrate.source.python.same_objects import other_names
 
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def is_left_out(guards: Guards, links: Links, node: cst.CSTNode) -> bool:
     """Tell whether a parameter, or an attribute of one, stands where calls that give a model never come."""
-    if _is_of_another_model(guards, node):
+    if _is_of_another_model(guards, node) or _is_plain_by_another_name(guards, node):
         return True
     function = guards.index.function(node) if links.constants_given else None
     if function is None:
@@ -41,6 +42,13 @@ def _is_of_another_model(guards: Guards, node: cst.CSTNode) -> bool:
     is_its = bool(made) and all(map(_gives_its_own, made))
     text = text_of(held.args[0].value)
     return is_its and guards.is_excluded(node, text, is_fsdp1_among(guards.index))
+
+
+def _is_plain_by_another_name(guards: Guards, node: cst.CSTNode) -> bool:
+    """Tell whether the same object was found to be none of FSDP1's: ``self.net`` where ``net`` was asked."""
+    is_fsdp1 = is_fsdp1_among(guards.index)
+    asked = other_names(guards.index, node) if next(guards.facts(node), None) is not None else ()
+    return any(guards.is_excluded(node, text, is_fsdp1) for text in asked)
 
 
 def _gives_its_own(function: cst.FunctionDef) -> bool:

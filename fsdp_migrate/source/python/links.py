@@ -22,7 +22,8 @@ What it holds stands behind the steps to it, as in :mod:`fsdp_migrate.source.pyt
 
 Deeds = frozenset[tuple[str, str, int, str]]
 """Functions by name, what each does to a model or a list of parameters that it is given (the last pass that
-it runs, or what becomes of gradients), and to which argument, by place and name."""
+it runs, what becomes of gradients, or that it writes to weights), and to which argument, by place and name.
+Methods, ``Average.swap``, by what their objects are made with."""
 
 Fields = tuple[tuple[str, ...], bool]
 """What a class without a constructor of its own is made of, in order; and whether it is a named tuple."""

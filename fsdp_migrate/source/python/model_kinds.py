@@ -32,6 +32,7 @@ from fsdp_migrate.source.python.held import (
     has_model,
     put,
     taken,
+    tensors,
     whole,
     without_models,
 )
@@ -53,7 +54,7 @@ from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument
 from fsdp_migrate.source.python.optimizers import made_by
 from fsdp_migrate.source.python.own_parts import of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of
-from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters
+from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters, without_others
 from fsdp_migrate.source.python.run_order import places_run
 from fsdp_migrate.source.python.strategy_classes import StrategyClasses
 from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
@@ -308,8 +309,8 @@ class ModelKinds:
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
-            found = found or kinds_of_parameters(self, node) or given_apart(self, node)
-            return found or made_by(self, node)
+            found = found if found - tensors(found) else kinds_of_parameters(self, node) or found
+            return found or given_apart(self, node) or made_by(self, node)
         if isinstance(node, cst.IfExp):
             return chosen([(part, self.kinds(part)) for part in (node.body, node.orelse)])
         if isinstance(node, cst.BooleanOperation):
@@ -465,9 +466,8 @@ class ModelKinds:
 
     def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
         """Return what a function of another file gives: what it is given here, where it gives that back."""
-        back = next((kind for kind in gives if kind.startswith(ARGUMENT)), None)
-        if back is None:
-            return set(gives)
+        if (back := next((kind for kind in gives if kind.startswith(ARGUMENT)), None)) is None:
+            return without_others(self, call, gives)
         place, _, name = back.removeprefix(ARGUMENT).partition(":")
         given = argument_of(call, int(place), {name})
         return self.kinds(given) if given is not None else set()

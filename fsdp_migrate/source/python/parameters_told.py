@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import WRAPS, put
+from fsdp_migrate.source.python.held import WRAPS, has_model, put, tensors
 from fsdp_migrate.source.python.links import OBJECT
 from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.own_parts import holds_models
@@ -15,7 +15,7 @@ from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from fsdp_migrate.source.python.model_kinds import ModelKinds
 
@@ -50,6 +50,13 @@ def given_apart(models: ModelKinds, call: cst.Call) -> set[str]:
         is_sharded = part != _ALL and "fsdp" in models.kinds(model)
         found |= put(str(part), {"params"}) if is_sharded else set()
     return found
+
+
+def without_others(models: ModelKinds, call: cst.Call, gives: Collection[str]) -> set[str]:
+    """Return what a call gives: no gradients of another model, where it gives none itself."""
+    every = [models.kinds(arg.value) for arg in call.args]
+    is_its = not every or any(has_model(each) or "params" in each or tensors(each) for each in every)
+    return set(gives) if is_its else set(gives) - tensors(gives)
 
 
 def _told(models: ModelKinds, call: cst.Call) -> Iterator[tuple[int, cst.BaseExpression]]:

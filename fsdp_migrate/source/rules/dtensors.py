@@ -28,6 +28,7 @@ from fsdp_migrate.source.local_numbers import (
     takes_of_some,
     within_local_numbers,
 )
+from fsdp_migrate.source.no_dimensions import is_for_none
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_copies import COPIES, met_copies
 from fsdp_migrate.source.plain_models import MEANT, met_models
@@ -222,7 +223,8 @@ def find(source: Source) -> Iterator[Found]:
     """Find what is done with the parameters of sharded models, and with their norm."""
     values = ParameterValues(source)
     waits = waiting(values)
-    for each in where_whole(source, _find(values), is_after_evaluation):
+    found = (each for each in _find(values) if not is_for_none(source, each.node, values.is_one))
+    for each in where_whole(source, found, is_after_evaluation):
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
         others = "" if each.action == "kept" else f" In others {each.becomes}"
         said = ALWAYS if is_always else f"{AT_TIMES}{others}"

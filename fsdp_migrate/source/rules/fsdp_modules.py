@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.counted_units import COUNTED, counts_of_units
 from fsdp_migrate.source.rules.class_checks import MODULE
 from fsdp_migrate.source.uses import Found, Replace
 
@@ -23,7 +24,8 @@ _ROOTS = "take [m for m in model.modules() if isinstance(m, FSDPModule)]; the ro
 
 
 def find(source: Source) -> Iterator[Found]:
-    """Find every call."""
+    """Find every call, and what counts such modules where a framework makes them."""
+    yield from (Found("FM305", each, COUNTED, "kept") for each in counts_of_units(source))
     for call in source.calls:
         if source.class_function(call) != "fsdp_modules":
             continue

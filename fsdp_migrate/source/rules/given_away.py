@@ -15,6 +15,7 @@ from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import argument_of, placed_parameters
+from fsdp_migrate.source.rules.rank_files import is_of_a_rank
 from fsdp_migrate.source.uses import Found
 
 
@@ -31,6 +32,14 @@ _MEANT = (
     "what this is given are DTensors now, of which each rank holds a part, and {}. Where they are collected, "
     "on every rank, take .full_tensor() of each; or in their place torch's get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True, cpu_offload=True))."
+)
+_OF_RANKS = (
+    "stays: each rank saves its part in a file of its own, as DTensors, and as many ranks load it back"
+)
+_READ_ELSEWHERE = (
+    "each rank saves its part in a file of its own, as DTensors now, which torch.load reads on as many "
+    "ranks, once the process group is made: there nothing is to be done. For what reads these files "
+    "otherwise take v.to_local() of each, this rank's rows, or .full_tensor(), on every rank, the whole."
 )
 _PLAIN_MODEL = "a plain model loads plain tensors"
 _FILE = "a file of them holds one rank's part"
@@ -81,7 +90,7 @@ def find(source: Source) -> Iterator[Found]:
             continue
         said = "" if source.contexts.is_summoned(call) else _said(values, call)
         if said:
-            yield Found("FM423", call, _MEANT.format(said), "commented")
+            yield _by_each_rank(source, call) or Found("FM423", call, _MEANT.format(said), "commented")
     for assign in source.assignments:
         if not any(_is_saved(source, each.target) for each in assign.targets):
             continue
@@ -89,6 +98,18 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM323", assign, _PICKLED, "commented")
         elif _holds(values, assign.value):
             yield Found("FM423", assign, _MEANT.format(_FILE), "commented")
+
+
+def _by_each_rank(source: Source, call: cst.Call) -> Found | None:
+    """Return what is said of a file that each rank saves of its own part, if it is one."""
+    path = argument_of(call, 1, {"f"}) if "torch.save" in source.index.qualified(call.func) else None
+    if path is None or not is_of_a_rank(source, path):
+        return None
+    loads = (each for each in source.calls if "torch.load" in source.index.qualified(each.func))
+    files = (argument_of(each, 0, {"f"}) for each in loads)
+    if any(file is not None and is_of_a_rank(source, file) for file in files):
+        return Found("FM423", call, _OF_RANKS, "kept")
+    return Found("FM423", call, _READ_ELSEWHERE, "commented")
 
 
 def _pickled_by(source: Source, call: cst.Call) -> Iterator[cst.BaseExpression]:

@@ -64,9 +64,11 @@ _PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setat
 _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
-_OF_FSDP2 = re.compile(
-    r"^(?:un|re)shard$|^set_(?:is_last_backward|modules_to_\w+_prefetch|re(?:quires|shard_after)_\w+)$"
+_CAUGHT_BEFORE = (
+    "stays: FSDP1's wrapper had no such attribute, so that what catches this ran; FSDP2's model has it, and "
+    "this runs now"
 )
+_CATCH = frozenset({"AttributeError", "BaseException", "Exception"})
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -78,6 +80,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if dotted(call.func) in {"hasattr", "getattr"} and len(call.args) >= 2:
             yield from _of_question(source, call)
+    yield from _of_attempts(source)
     said = list(_set_on_the_wrapper(source))
     yield from said
     yield from _layers_of_the_wrapper(source, {each.node for each in said})
@@ -293,7 +296,7 @@ def _is_target(source: Source, node: cst.Attribute) -> bool:
 def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
     name = call.args[1].value
     word = name.evaluated_value if isinstance(name, cst.SimpleString) else ""
-    is_new = isinstance(word, str) and _OF_FSDP2.match(word) is not None
+    is_new = word in catalog.OF_FSDP2_ALONE
     if word not in _NAMES and not is_new:
         return
     asked = call.args[0].value
@@ -309,6 +312,54 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
         # Without `no_sync` gradients are the same, and only come more often.
         code = "FM315" if word == "no_sync" else "FM335"
         yield Found(code, call, _ASKED, "commented")
+
+
+def _of_attempts(source: Source) -> Iterator[Found]:
+    """Find what FSDP2's models alone have, where its absence is caught, or asked for in a list of names."""
+    for node in source.attributes:
+        if node.attr.value in catalog.OF_FSDP2_ALONE and _is_caught(source, node):
+            yield from _of_new(source, node, node.value, _CAUGHT_BEFORE)
+    for each in source.index.by_kind.get(cst.Comparison, ()):
+        test = cst.ensure_type(each, cst.Comparison)
+        listed, word = test.comparisons[0].comparator, test.left
+        is_new = isinstance(word, cst.SimpleString) and word.evaluated_value in catalog.OF_FSDP2_ALONE
+        is_asked = isinstance(listed, cst.Call) and dotted(listed.func) == "dir" and len(listed.args) == 1
+        if is_new and isinstance(listed, cst.Call) and is_asked:
+            yield from _of_new(source, test, listed.args[0].value, _NOW_THERE)
+
+
+def _of_new(source: Source, node: cst.CSTNode, model: cst.BaseExpression, said: str) -> Iterator[Found]:
+    if source.models.certainty(model) is not None and not is_in_a_module(source, model):
+        yield Found("FM420", node, said, "kept")
+
+
+def _is_caught(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether an attribute's absence is caught: ``except AttributeError``, ``suppress(...)``."""
+    below = node
+    for above in source.index.ancestors(node):
+        if isinstance(above, (cst.FunctionDef, cst.Lambda)):
+            return False
+        if isinstance(above, cst.Try) and below is above.body:
+            every = (_classes(each.type) for each in above.handlers)
+            if any(classes & _CATCH for classes in every):
+                return True
+        if isinstance(above, cst.With) and below is above.body:
+            calls = (item.item for item in above.items if isinstance(item.item, cst.Call))
+            if any(last_name(call.func) == "suppress" and _given(call) & _CATCH for call in calls):
+                return True
+        below = above
+    return False
+
+
+def _classes(caught: cst.BaseExpression | None) -> set[str]:
+    """Return the exceptions that a handler is for; of one for all, that all derive from."""
+    if caught is None:
+        return {"BaseException"}
+    return {each.value for each in walk_for(caught, cst.Name)}
+
+
+def _given(call: cst.Call) -> set[str]:
+    return {text_of(arg.value) for arg in call.args}
 
 
 def _is_sampling(source: Source, call: cst.Call) -> bool:

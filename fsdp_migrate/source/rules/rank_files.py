@@ -12,8 +12,9 @@ import libcst as cst
 
 from fsdp_migrate.source.copies_of_ranks import loaded_copies
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.parts_of_objects import methods_of
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import arguments, text_of, walk_for
+from fsdp_migrate.source.python.nodes import arguments, dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrapped_in_place import given_for
 from fsdp_migrate.source.uses import Found
 
@@ -45,7 +46,7 @@ _LOADS = frozenset(
 )
 """What files with ShardedTensors are read in, and nothing else."""
 _MAX_DEPTH = 2
-_RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard", re.IGNORECASE)
+_RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard|process_index", re.IGNORECASE)
 _MAKES = re.compile(r"^(?:torch|fsdp_migrate)\.(?!load$)")
 _STATES = {
     "load_state_dict": ("state_dict", "strict"),
@@ -104,11 +105,27 @@ def is_made_to_load(source: Source, call: cst.Call) -> bool:
 
 def is_of_a_rank(source: Source, path: cst.BaseExpression) -> bool:
     """Tell whether a path names a rank or a shard, itself or by what its names hold: one of several files."""
-    texts = [text_of(path)]
+    made, texts = [path], []
     for name in walk_for(path, cst.Name):
         value = last_value(source.index, name) if name in source.index.scopes else None
-        texts += [text_of(value)] if value is not None else _given(source, name)
+        made += [value] if value is not None else []
+        texts += _given(source, name) if value is None else []
+    texts += map(text_of, [*made, *(each for value in made for each in _given_back(source, value))])
     return _RANK.search(" ".join(texts)) is not None
+
+
+def _given_back(source: Source, value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    """Yield what functions and methods of this source make of a path: ``self._file(args)``."""
+    for call in walk_for(value, cst.Call):
+        functions = [*source.models.guards.functions(call.func), *methods_of(source, call.func)]
+        owner = source.index.class_of(call) if (dotted(call.func) or "").startswith("self.") else None
+        lines = owner.body.body if owner is not None else ()
+        functions += (
+            e for e in lines if isinstance(e, cst.FunctionDef) and e.name.value == last_name(call.func)
+        )
+        for function in functions:
+            given = (each.value for each in walk_for(function.body, cst.Return))
+            yield from (each for each in given if each is not None)
 
 
 def _given(source: Source, name: cst.Name) -> list[str]:

@@ -27,6 +27,7 @@ from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 from fsdp_migrate.source.wrapped_classes import keeps_old_weights, keeps_units_whole
+from fsdp_migrate.source.written_elsewhere import written_elsewhere
 
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def find(source: Source) -> Iterator[Found]:
     writes = list(writes_of(source)) if "parameters" in source.code else []
     if writes:
         yield from _in_classes(source, writes)
+    writes += written_elsewhere(source)
     writes = [each for each in writes if not each.is_put and is_fsdp1s(source, each.model)]
     has_steps = bool(source.index.calls_of_method("step")) and "no_grad" in source.code
     runs = runs_of(source) if writes or has_steps else []

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard
 from fsdp_migrate.runtime import summon_full_params
 from fsdp_migrate.source import scan_paths
 from tests.ranks import run_ranks
-from tests.source.samples import IMPORTS, MODEL, codes
+from tests.source.samples import IMPORTS, MODEL, codes, uses
 
 
 if TYPE_CHECKING:
@@ -220,3 +221,60 @@ def test_what_fsdp1_and_fsdp2_refuse_to_pickle() -> None:
     for seen in run_ranks(refused):
         assert seen["fsdp1"] == seen["fsdp1 flat"] == {"model", "in a dict", "copy"}
         assert seen["fsdp2"] == {"model", "in a dict", "copy", "inner", "part"}
+
+
+BY_METHOD = """\
+class Average:
+    def _file(self, args, step):
+        return os.path.join(args.out, f"ema_{{args.process_index}}_{{step}}.pt")
+
+    def start(self, args, net):
+        self.net = FSDP(net)
+        self.kept = {{n: p.detach().clone() for n, p in self.net.named_parameters()}}
+        {}
+
+    def save(self, args):
+        torch.save(self.kept, self._file(args, 3))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "action", "words"),
+    [
+        (
+            f"{STATE}torch.save(state, f'x_{{rank}}.pt')\nold = torch.load(f'x_{{rank}}.pt')\n",
+            "kept",
+            "stays",
+        ),
+        (BY_METHOD.format("old = torch.load(self._file(args, 2))"), "kept", "stays"),
+        (f"{STATE}torch.save(state, f'x_{{rank}}.pt')\n", "commented", "as many ranks"),
+        (BY_METHOD.format("pass"), "commented", "as many ranks"),
+        # One file for all ranks, and a file of ranks that something else than this is read from.
+        (f"{STATE}torch.save(state, path)\nold = torch.load(path)\n", "commented", "full_tensor() of each"),
+        (f"{STATE}torch.save(state, path)\nold = torch.load(f'{{rank}}.pt')\n", "commented", "of each"),
+    ],
+)
+def test_a_file_of_each_rank(body: str, action: str, words: str) -> None:
+    """p18 of the written projects saves an average of each rank's part, and reads it so."""
+    found = [
+        use for use in uses(body if "class" in body else MODEL + body, HEADER) if "torch.save" in use.text
+    ]
+    assert [(use.code, use.action, words in use.becomes) for use in found] == [("FM423", action, True)]
+
+
+def parts_read_back() -> bool:
+    """Tell whether each rank's file of DTensors holds what it saved, when it loads it again."""
+    model = prepare_fully_shard(nn.Linear(4, 4), {})
+    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
+    file = io.BytesIO()
+    torch.save(kept, file)
+    file.seek(0)
+    loaded = torch.load(file)
+    parts = [(loaded[name], each) for name, each in kept.items()]
+    return all(
+        isinstance(each, DTensor) and torch.equal(one.to_local(), each.to_local()) for one, each in parts
+    )
+
+
+def test_files_of_ranks_are_read_as_they_were_saved() -> None:
+    assert run_ranks(parts_read_back) == [True, True]

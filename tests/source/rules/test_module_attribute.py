@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from fsdp_migrate.source import rewrite_paths, scan_paths
+from fsdp_migrate.source import catalog, rewrite_paths, scan_paths
 from tests.source.projects import FSDP
 from tests.source.samples import (
     MODEL,
@@ -401,3 +401,32 @@ def test_what_fsdp2s_models_alone_have(ask: str, name: str) -> None:
     [use] = [use for use in uses(MODEL + body) if use.code == "FM420"]
     assert (use.action, "is done now" in use.becomes) == ("kept", True)
     assert not [use for use in uses(MODEL + body.replace("model", "net")) if use.code == "FM420"]
+
+
+def test_every_method_that_fsdp2s_models_alone_have_is_known() -> None:
+    alone = set(dir(FSDPModule)) - set(dir(FullyShardedDataParallel))
+    assert {name for name in alone if not name.startswith("_")} <= catalog.OF_FSDP2_ALONE
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("try:\n    model.unshard()\nexcept AttributeError:\n    pass\n", True),
+        ("try:\n    ask = model.reshard\nexcept (AttributeError, TypeError):\n    ask = None\n", True),
+        ("try:\n    model.unshard()\nexcept:\n    pass\n", True),
+        ("with contextlib.suppress(AttributeError):\n    model.set_is_last_backward(True)\n", True),
+        ("if 'unshard' in dir(model):\n    model.unshard()\n", True),
+        ("ask = getattr(model, 'set_gradient_divide_factor', None)\n", True),
+        # Where nothing takes up its absence, FSDP1 never came there.
+        ("model.unshard()\n", False),
+        ("try:\n    model.unshard()\nexcept ValueError:\n    pass\n", False),
+        ("try:\n    pass\nexcept AttributeError:\n    model.unshard()\n", False),
+        ("with contextlib.suppress(KeyError):\n    model.unshard()\n", False),
+        ("try:\n    net2.unshard()\nexcept AttributeError:\n    pass\n", False),
+        ("if 'unshard' in names:\n    pass\n", False),
+        ("ask = getattr(model, 'no_such', None)\n", False),
+    ],
+)
+def test_where_their_absence_was_taken_up(body: str, *, is_said: bool) -> None:
+    said = [use for use in uses(f"{MODEL}{body}") if use.code == "FM420"]
+    assert [use.action for use in said] == (["kept"] if is_said else [])

@@ -1,0 +1,96 @@
+"""Weights that objects and functions of other files write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths
+from tests.source.samples import IMPORTS
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+EVALUATE = "with torch.no_grad():\n    print(student(x))\n"
+AVERAGE = """\
+class Average:
+    def __init__(self, model, n=0):
+        self.model, self.n = model, n
+        self.kept = [torch.zeros_like(p) for p in model.parameters()]
+
+    @torch.no_grad()
+    def swap(self):
+        for a, p in zip(self.kept, self.model.parameters()):
+            old = p.detach().clone()
+            {}
+            a.copy_(old)
+
+    def __enter__(self):
+        self.swap()
+
+    def __exit__(self, *exc):
+        self.swap()
+
+
+@torch.no_grad()
+def limit(c, net):
+    for p in net.parameters():
+        p.clamp_(-c, c)
+"""
+TRAINS = "student = FSDP(net)\nkept = Average({})\nstudent(x).mean().backward()\noptimizer.step()\n"
+ENTERS = "with kept:\n    print(student(x))\n"
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+@pytest.mark.parametrize(
+    ("writes", "given", "body", "line"),
+    [
+        ("p.copy_(a)", "student", f"{EVALUATE}{ENTERS}", "with kept:"),
+        ("p.copy_(a)", "model=student", f"{EVALUATE}kept.swap()\n", "kept.swap()"),
+        ("p.data.mul_(0).add_(a)", "student", f"{EVALUATE}{ENTERS}", "with kept:"),
+        ("p.copy_(a)", "student", f"{EVALUATE}with Average(student):\n    pass\n", "with Average(student):"),
+        # No forward without gradients lies between the step and it.
+        ("p.copy_(a)", "student", ENTERS, ""),
+        ("p.copy_(a)", "student", f"{EVALUATE}student(x).mean().backward()\n{ENTERS}", ""),
+        # Another model, and what writes to its own copies alone.
+        ("p.copy_(a)", "other", f"{EVALUATE}{ENTERS}", ""),
+        ("pass", "student", f"{EVALUATE}{ENTERS}", ""),
+        ("p.copy_(a)", "student", f"{EVALUATE}kept.n += 1\n", ""),
+    ],
+)
+def test_an_object_that_writes_to_the_model_it_was_made_with(
+    writes: str, given: str, body: str, line: str, tmp_path: Path, *, is_apart: bool
+) -> None:
+    """p12 of the written projects: weights are swapped by ``__enter__``, in the file beside the loop."""
+    helper, code = AVERAGE.format(writes), f"{TRAINS.format(given)}{body}"
+    (tmp_path / "average.py").write_text(f"import torch\n\n\n{helper if is_apart else ''}")
+    own = "from average import Average\n" if is_apart else f"\n\n{helper}\n\n"
+    path = tmp_path / "train.py"
+    path.write_text(f"{IMPORTS}import torch\n{own}{code}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
+    lines = path.read_text().splitlines()
+    assert [(use.path, use.code, lines[use.line - 1]) for use in found] == (
+        [(str(path), "FM451", line)] if line else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (f"{EVALUATE}limit(c, student)\n", "FM451"),
+        (f"loss = student(x).mean()\nlimit(c, net=student)\nloss.backward()\n{EVALUATE}", "FM452"),
+        (f"{EVALUATE}limit(c, other)\n", ""),
+        (f"limit(c, student)\n{EVALUATE}", ""),
+    ],
+)
+def test_a_function_of_another_file_that_writes(body: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "average.py").write_text(f"import torch\n\n\n{AVERAGE.format('pass')}")
+    train = f"{IMPORTS}from average import Average, limit\n{TRAINS.format('student')}{body}"
+    (tmp_path / "train.py").write_text(train)
+    found = [use.code for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
+    assert found == ([code] if code else [])
