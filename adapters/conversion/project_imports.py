@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
+from fsdp_migrate.adapters.engine.shared_keys import classifies
 
 
 if TYPE_CHECKING:
@@ -219,6 +220,17 @@ def sources_around(folder: Path) -> Iterable[Path]:
     near = [path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern))][:_MOST_NEAR]
     above = (list(group) for group in _groups_above(folder.resolve()))
     return [*near, *next((group for group in above if group), ())]
+
+
+@kept_in_a_look
+def only_classifies(folder: Path) -> bool:
+    """Tell whether all models of transformers that the project around a folder names by it are classifiers.
+
+    Example:
+        >>> only_classifies(Path("/absent"))
+        False
+    """
+    return classifies("\n".join(map(text_if_there, sources_around(folder))))
 
 
 @kept_in_a_look
