@@ -19,7 +19,7 @@ from fsdp_migrate.checkpoint_convert.execution.execute import DEFAULT_BUFFER, Co
 from fsdp_migrate.checkpoint_convert.execution.model_folder import with_model_folder
 from fsdp_migrate.checkpoint_convert.inspect import inspect_checkpoint
 from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
-from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions
+from fsdp_migrate.checkpoint_convert.manifest.options import OutputOptions, SourceOptions
 from fsdp_migrate.checkpoint_convert.planning.plan import plan_conversion
 from fsdp_migrate.checkpoint_convert.sources.config_beside import asked_forms
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
@@ -33,12 +33,15 @@ if TYPE_CHECKING:
 
     from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
-    from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions, StateDictForm
+    from fsdp_migrate.checkpoint_convert.manifest.options import StateDictForm
     from fsdp_migrate.checkpoint_convert.storage.folders import Location
     from fsdp_migrate.checkpoint_convert.storage.progress import Progress
 
 
 _CONFIG_WORDS: Final = {"full": "FULL_STATE_DICT", "sharded": "SHARDED_STATE_DICT"}
+
+# Lightning's own file has that name, and is not made of it (FM281).
+_WITHOUT_SIDE_FILE: Final = frozenset({"accelerate", "hf", "torchtitan"})
 
 
 @within_limits("convert the checkpoint")
@@ -114,7 +117,7 @@ def convert_checkpoint(
     check_arguments(whole_number_from(0), buffer_bytes=buffer_bytes)
     check_arguments(FUNCTION | NOTHING, progress=progress)
     check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
-    manifest = inspect_checkpoint(src, options=options)
+    manifest = inspect_checkpoint(src, options=with_side_parts(options, to))
     output_options, said = with_asked_form(manifest, to, output_options, src, dst)
     plan = plan_conversion(
         manifest,
@@ -147,6 +150,20 @@ def convert_checkpoint(
         msg = f"{manifest.source!r} {need} output was named. The source is never changed in place."
         raise OutputError(msg, path=manifest.source)
     return ConversionReport(plan, "none", None, 0, 0, plan.findings)
+
+
+def with_side_parts(options: SourceOptions | None, to: str) -> SourceOptions | None:
+    """Ask for what Fabric keeps beside a folder where a framework is to load it that reads no such file.
+
+    Args:
+        options: What the user says about the source.
+        to: The framework that is to load the result.
+
+    Example:
+        >>> with_side_parts(None, "accelerate").side_parts, with_side_parts(None, "torch")
+        (True, None)
+    """
+    return replace(options or SourceOptions(), side_parts=True) if to in _WITHOUT_SIDE_FILE else options
 
 
 def with_asked_form(

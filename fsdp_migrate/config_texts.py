@@ -16,6 +16,7 @@ from fsdp_migrate.adapters.conversion.project_imports import (
     find_own_hook,
     find_spectral_norm,
     lacks_transformers,
+    only_classifies,
     project_root,
 )
 from fsdp_migrate.adapters.conversion.project_ties import defines_class, find_holder, find_tie
@@ -157,6 +158,7 @@ def settings_in(
         defines=partial(defines_class, folder),
         spectral=partial(find_spectral_norm, folder),
         hook=partial(find_own_hook, folder),
+        classifies=partial(only_classifies, folder),
         names_packed=partial(asks_for_packed, folder),
         reader=partial(reader_of_strategy, folder),
     )

@@ -391,6 +391,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "Weights that are written while a forward or its backward is under way: FSDP2 loses them.",
         ),
+        "FM453": FindingCode(
+            "changed",
+            "An optimizer that FSDP1's flat parameters left without any: it trained nothing, and trains now.",
+        ),
         "FM460": FindingCode(
             "changed", "What an optimizer notes of a parameter, such as `use_muon`, is the checkpoint's now."
         ),

@@ -22,9 +22,10 @@ _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 # What other programs than ours do at their start, or refuse themselves.
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})
 # Left as it is, this goes on without an error, and does something else: what FSDP1's wrapper alone was or had
-# does not happen any more, a number or a step is another one, parameters come into other groups, or what is
-# written to them is lost. An optimizer's step may fail as well, in words of torch's that say nothing of it.
-_SILENT = frozenset({"FM318", "FM335", "FM423", "FM445", "FM452"})
+# does not happen any more, a number or a step is another one, parameters come into other groups, what is
+# written to them is lost, or what is clipped and averaged is not the model's any more. An optimizer's step
+# may fail as well, in words of torch's that say nothing of it.
+_SILENT = frozenset({"FM318", "FM335", "FM423", "FM445", "FM446", "FM452"})
 # Codes that stand above a use only where it is left as it was.
 _LEFT = frozenset({"FM308", "FM309", "FM313"})
 # Whoever settles one of these writes a call of `prepare_fully_shard`.

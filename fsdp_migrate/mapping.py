@@ -60,9 +60,14 @@ def map_sharding_strategy(config: FSDP1Config) -> Mapped:
     if strategy == "NO_SHARD":
         text = (
             "NO_SHARD: a (world size, 1) mesh; gradients are all-reduced, nothing is sharded. Over several "
-            "backward passes the same sums are made in another order, so that the last bits may differ."
+            "backward passes the same sums are made in another order, so that the last bits may differ. What "
+            "is written to weights in a forward, or between it and its backward, is lost, without an error: "
+            "FSDP1 kept it (FM452)."
         )
-        hint = "DistributedDataParallel does the same with less bookkeeping."
+        hint = (
+            "Write to weights before the forward, or after the backward. DistributedDataParallel does what "
+            "NO_SHARD did, with less bookkeeping, and keeps what is written at any time."
+        )
         findings.append(make_finding("FM002", "sharding_strategy", text, hint))
     else:
         kept = "every unit but the root is freed" if frees else "nothing is freed"

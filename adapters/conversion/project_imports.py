@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
+from fsdp_migrate.adapters.engine.shared_keys import classifies
 
 
 if TYPE_CHECKING:
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
 
 
 ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt")
+# Many a project that was downloaded has no more than these, and so may a folder that is none.
+_MAYBE_ROOT = (
+    "LICENSE*",
+    "README*",
+    ".gitignore",
+    "environment.y*ml",
+    "requirements*",
+    "uv.lock",
+    "Pipfile",
+    "Makefile",
+)
 _LIGHTNING = re.compile(r"^[ \t]*(?:import|from)\s+(pytorch_lightning|lightning)\b", re.MULTILINE)
 # These load models of transformers themselves too.
 _TRANSFORMERS = re.compile(
@@ -49,6 +61,7 @@ _SOURCES = ("src", "source", "scripts", "lib")
 _MOST_ABOVE = 40
 _MOST_BYTES = 1 << 20
 _FABRICS = frozenset({"lightning.fabric", "lightning_fabric"})
+_IMPORTED = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _TARGET = re.compile(r"^_target_:[ \t]*[\"']?([\w.]+)\.\w+", re.MULTILINE)
 _DEFAULTS = re.compile(r"^defaults:[ \t]*(\[[^\]]{0,2000}\]|(?:\n[ \t]*-[^\n]*)+)", re.MULTILINE)
 
@@ -71,17 +84,23 @@ def _lightning_in(root: Path) -> str | None:
 
 @kept_in_a_look
 def _lightning_of(folder: Path) -> str | None:
-    """Return it of what may be a project without a mark of one, the nearest folder first.
-
-    Of the folders above only what lies in them, and in those called as sources are: others may hold anything.
-    """
+    """Return it of what may be a project without a mark of one, the nearest folder first."""
     found = _most_imported(sources_below(folder))
+    above = (_most_imported(group) for group in _groups_above(folder) if found is None)
+    return found or next((each for each in above if each is not None), None)
+
+
+def _groups_above(folder: Path) -> Iterator[Iterator[Path]]:
+    """Yield the sources of each of the folders above one that has no mark of a project.
+
+    Only what lies in them, in folders called as sources are, and what these import: others may hold anything.
+    """
     for above in folder.parents[:_MOST_AROUND]:
-        if found is None and above.parent != above:
+        if above.parent != above:
             beside = sorted(above.glob("*.py"))[:_MOST_FILES]
-            inner = (path for name in _SOURCES for path in sources_below(above / name))
-            found = _most_imported(path for each in (beside, inner) for path in each)
-    return found
+            names = {name for path in beside for name in _IMPORTED.findall(text_if_there(path))}
+            inner = (path for name in sorted({*_SOURCES, *names}) for path in sources_below(above / name))
+            yield (path for each in (beside, inner) for path in each)
 
 
 def _most_imported(sources: Iterable[Path]) -> str | None:
@@ -176,7 +195,15 @@ def is_hydra_group(config: Path) -> bool:
 def project_root(path: Path) -> Path | None:
     """Return the nearest folder above a file that looks like a project's root."""
     folders = path.resolve().parents[:_MOST_LEVELS]
-    return next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
+    told = next((folder for folder in folders if any((folder / name).exists() for name in ROOT)), None)
+    near = folders[: _MOST_AROUND + 1]
+    return told or next((folder for folder in near if _may_be_root(folder)), None)
+
+
+def _may_be_root(folder: Path) -> bool:
+    """Tell whether a folder that holds sources has what roots of projects mostly have."""
+    has_mark = any(True for pattern in _MAYBE_ROOT for _ in folder.glob(pattern))
+    return has_mark and any(True for pattern in ("*.py", "*/*.py", "*/*/*.py") for _ in folder.glob(pattern))
 
 
 def sources_around(folder: Path) -> Iterable[Path]:
@@ -187,9 +214,23 @@ def sources_around(folder: Path) -> Iterable[Path]:
         []
     """
     root = project_root(folder / "config")
+    if root is not None:
+        return sources_below(root)
     # What is around a folder without a mark of a project may be anybody's.
-    near = (path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern)))
-    return islice(near, _MOST_NEAR) if root is None else sources_below(root)
+    near = [path for pattern in ("*.py", "*/*.py") for path in sorted(folder.glob(pattern))][:_MOST_NEAR]
+    above = (list(group) for group in _groups_above(folder.resolve()))
+    return [*near, *next((group for group in above if group), ())]
+
+
+@kept_in_a_look
+def only_classifies(folder: Path) -> bool:
+    """Tell whether all models of transformers that the project around a folder names by it are classifiers.
+
+    Example:
+        >>> only_classifies(Path("/absent"))
+        False
+    """
+    return classifies("\n".join(map(text_if_there, sources_around(folder))))
 
 
 @kept_in_a_look

@@ -31,7 +31,8 @@ class Settings:
     ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model that holds one
     of transformers, which may, ``defines`` whether it has a class of a name, and ``spectral`` where it makes
     a layer of ``spectral_norm``, or nothing; ``hook`` names its LightningModule that has a
-    ``configure_model`` of its own, or nothing. ``names_packed`` tells of
+    ``configure_model`` of its own, or nothing, and ``classifies`` tells whether its models of
+    transformers are classifiers, as their names say. ``names_packed`` tells of
     the name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
     ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
     command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
@@ -55,6 +56,7 @@ class Settings:
     defines: Callable[[str], bool] = lambda name: False
     spectral: Callable[[], str] = lambda: ""
     hook: Callable[[], str] = lambda: ""
+    classifies: Callable[[], bool] = lambda: False
     names_packed: Callable[[str], bool] = lambda name: False
     is_packed: bool = False
     is_command: bool = False

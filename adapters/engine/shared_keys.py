@@ -203,6 +203,10 @@ _SHARED_BIAS = re.compile(
     r"(?:Bert|(?:XLM)?Roberta|DebertaV2|Albert|MPNet|BigBird|Longformer)Layer(?:Group)?\Z"
 )
 """Layers of models of which a language model's head holds the bias of its decoder too."""
+_CLASSIFIES = re.compile(
+    r"\b\w+For(?:(?:Sequence|Token)Classification|QuestionAnswering|MultipleChoice|NextSentencePrediction)\b"
+)
+_OF_LANGUAGE = re.compile(r"\w+For(?:MaskedLM|CausalLM|PreTraining|LanguageModeling)\b|LMHead")
 
 
 _HOLDS_EMBEDDINGS = re.compile(
@@ -229,18 +233,24 @@ def class_names(value: Any) -> tuple[str, ...]:
         return ()
 
 
+def classifies(text: str) -> bool:
+    """Tell whether a source makes classifiers of transformers, and no language models.
+
+    Example:
+        >>> [classifies(f"{name}.from_pretrained(p)") for name in ("BertForTokenClassification", "BertModel")]
+        [True, False]
+        >>> classifies("BertForMaskedLM(c); BertForTokenClassification(c)")
+        False
+    """
+    return _CLASSIFIES.search(text) is not None and _OF_LANGUAGE.search(text) is None
+
+
 def say_shared_embeddings(block: Block, draft: Draft) -> None:
     """Say of embeddings, or a bias, that two modules hold that Accelerate's FSDP2 splits these."""
     key = written_key(block.node, "transformer_layer_cls_to_wrap") if block.node is not None else None
     value = plain_values(block.node).get(key or "") if block.node is not None else None
-    for layers, holds, unit in (
-        (_SHARED_EMBEDDINGS, "the encoder and the decoder of such a model hold its embeddings too", "these"),
-        (
-            _SHARED_BIAS,
-            _BIAS_OF_HEAD,
-            _DECODER,
-        ),
-    ):
+    kinds = [(_SHARED_EMBEDDINGS, _IN_BOTH, "these"), (_SHARED_BIAS, _BIAS_OF_HEAD, _DECODER)]
+    for layers, holds, unit in kinds[:1] if block.settings.classifies() else kinds:
         shared = [name for name in class_names(block.settled(value)) if layers.match(name)]
         if key is not None and shared:
             text = (
@@ -261,16 +271,17 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
         )
 
 
+_IN_BOTH = "the encoder and the decoder of such a model hold its embeddings too"
 _BIAS_OF_HEAD = (
-    "the head of a masked or causal language model holds its decoder's bias too (a model without it goes on)"
+    "only of a masked or causal language model (`BertForMaskedLM`), not of a classifier: its head holds its "
+    "decoder's bias too"
 )
 _DECODER = "the decoder and the last norm"
 EMBEDDINGS_STAY = (
     "Before the model is prepared, or the Trainer trains, write `model.get_input_embeddings = "
-    "model.get_output_embeddings = lambda: None`: both stay in the root then, as under FSDP1. Once it is "
-    "prepared, in a TrainerCallback's `on_train_begin` of the Trainer's, write `del "
-    "model.get_input_embeddings, model.get_output_embeddings`: what calls these in training or saving gets "
-    "the layers again."
+    "model.get_output_embeddings = lambda: None`: both stay in the root, as under FSDP1. Afterwards (of the "
+    "Trainer in a callback's `on_train_begin`) write `del model.get_input_embeddings, "
+    "model.get_output_embeddings`, for what calls these in training or saving."
 )
 
 

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from fsdp_migrate.checkpoint_convert.formats.file_names import SIDE_FILE
 from fsdp_migrate.checkpoint_convert.manifest.classify import MODEL_NAMES
 from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
 from fsdp_migrate.checkpoint_convert.sources.lightning import FABRICS
@@ -136,6 +137,13 @@ def _others(manifest: Manifest) -> str | None:
     if not manifest.extra_files:
         return None
     loader = TARGETS[manifest.framework].loader
+    if FABRICS in manifest.evidence and SIDE_FILE in manifest.extra_files:
+        more = " It reads no other file named above." if len(manifest.extra_files) > 1 else ""
+        return (
+            f"What `{SIDE_FILE}` holds, such as a scheduler's state and the step, it loads if asked for "
+            f'by its names there: `extra={{"scheduler": scheduler, "step": 0}}`.{more}'
+            + _of_ranks(manifest.extra_files)
+        )
     if not loader:
         return (
             "It reads none of the other files named above: what your script needs of them, such as a "

@@ -80,17 +80,20 @@ class SourceOptions:
             whoever loads the output without ``weights_only`` does.
         part: What the model is called where the source holds several, each of flat parameters; those of the
             others are left out then. "": the one whose units fit. None: all are to be of the model.
+        side_parts: Take what Fabric keeps in the ``meta.pt`` beside a folder, such as schedulers, for parts
+            of the checkpoint. Else it is one of the files beside it, which its script reads.
     """
 
     model: ModelOutline | None = None
     parameter_names: tuple[str, ...] | None = None
     trust_pickle: bool = False
     part: str | None = None
+    side_parts: bool = False
 
     def __post_init__(self) -> None:
         check_arguments(instance_of(ModelOutline) | NOTHING, model=self.model)
         check_arguments(TEXTS | NOTHING, parameter_names=self.parameter_names)
-        check_arguments(FLAG, trust_pickle=self.trust_pickle)
+        check_arguments(FLAG, trust_pickle=self.trust_pickle, side_parts=self.side_parts)
         check_arguments(TEXT | NOTHING, part=self.part)
 
 

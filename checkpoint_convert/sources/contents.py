@@ -158,7 +158,7 @@ def build_manifest(
     """
     framework, evidence = _recognise_framework(contents, files, folder)
     if evidence == FABRICS:
-        _take_fabrics_names(contents, files, folder)
+        _take_side_parts(contents, files, folder, asked_for=options.side_parts)
     entries = contents.entries
     parts = find_parts(entries)
     name_lists = tuple(read_name_lists(folder, entries, parts))
@@ -221,8 +221,10 @@ def _recognise_framework(
     return ("torch", "no framework of its own") if evidence is None else ("lightning", evidence)
 
 
-def _take_fabrics_names(contents: Contents, files: Mapping[str, int], folder: Folder) -> None:
-    """Take what Fabric keeps beside the data as entries, where names in it have to lose FSDP1's prefixes."""
+def _take_side_parts(
+    contents: Contents, files: Mapping[str, int], folder: Folder, *, asked_for: bool
+) -> None:
+    """Take what Fabric keeps beside the data as entries; unasked where FSDP1's prefixes are in its names."""
     try:
         saved = read_saved_file(folder, META_FILE, files[META_FILE])
     except (CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError):
@@ -230,7 +232,8 @@ def _take_fabrics_names(contents: Contents, files: Mapping[str, int], folder: Fo
     wrapped = wrapped_names_in(saved.value)
     # A script's own file is copied as it is; and a flat parameter in it has no name to be given.
     is_fabrics_own = any(FABRICS_MODULE in name.split(".") for name in wrapped)
-    if not is_fabrics_own or any(FLAT_PARAMETER.search(name) for name in wrapped) or saved.unlisted:
+    is_flat = any(FLAT_PARAMETER.search(name) for name in wrapped)
+    if not (is_fabrics_own or asked_for) or is_flat or saved.unlisted or not isinstance(saved.value, dict):
         return
     where = f"'{folder.url}/{META_FILE}'"
     leaves = flatten_state(saved.value, pickle_size=saved.pickle_size, where=where)

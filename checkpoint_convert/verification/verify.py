@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fsdp_migrate.arguments import (
@@ -210,7 +210,9 @@ def verify_checkpoints(
     beside = src.source if isinstance(src, Manifest) else src
     asked = read_map(map, beside=beside) if isinstance(map, str) else map
     requested = RequestedChanges(rules, casts, weights_only, without_optimizer, asked)
-    manifests = _manifest(src, options), _manifest(dst, options)
+    # What Fabric keeps beside a folder is no less of it than the same in one file.
+    read = replace(options or SourceOptions(), side_parts=True)
+    manifests = _manifest(src, read), _manifest(dst, read)
     with contextlib.ExitStack() as stack:
         folders = open_folder(manifests[0].source), open_folder(manifests[1].source)
         for folder in folders:

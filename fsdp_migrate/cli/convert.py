@@ -155,7 +155,7 @@ def _show_plan(
     json: bool,
 ) -> None:
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
-    from fsdp_migrate.checkpoint_convert.convert import with_asked_form
+    from fsdp_migrate.checkpoint_convert.convert import with_asked_form, with_side_parts
     from fsdp_migrate.checkpoint_convert.execution.model_folder import with_model_folder
     from fsdp_migrate.checkpoint_convert.outputs.local import check_place
     from fsdp_migrate.checkpoint_convert.planning.merged import check_merged
@@ -165,7 +165,7 @@ def _show_plan(
 
     if torchrun.is_quiet():
         return
-    manifest = inspect_checkpoint(places[0], options=given)
+    manifest = inspect_checkpoint(places[0], options=with_side_parts(given, wanted["to"]))
     chosen, said = with_asked_form(manifest, wanted["to"], wanted["output_options"], *places)
     plan = plan_conversion(manifest, **{**wanted, "output_options": chosen})
     check_merged(plan.manifest)

@@ -31,16 +31,17 @@ def rewrite(
     from fsdp_migrate.cli.render.sources import show_rewriting
     from fsdp_migrate.source import rewrite_paths
     from fsdp_migrate.source.pins import without_ours
-    from fsdp_migrate.source.surroundings import look_for_comments
+    from fsdp_migrate.source.surroundings import look_for_comments, said_of_settings
 
     if check + diff + write > 1:
         msg = "--check, --diff and --write exclude each other."
         raise typer.BadParameter(msg)
     report = rewrite_paths(paths, write=write)
+    settings = said_of_settings(paths, is_changed=bool(report.changed))
     if json:
-        write_document("rewrite", report.as_dict())
+        write_document("rewrite", {**report.as_dict(), "settings": settings})
     else:
         lacking = without_ours(paths) if report.imports_ours else None
         is_checked = report.looks_for_comments or look_for_comments(paths)
-        show_rewriting(report, lacking, is_checked=is_checked, diff=not check and not write)
+        show_rewriting(report, lacking, settings, is_checked=is_checked, diff=not check and not write)
     return 1 if report.problems or (check and report.changed) else 0

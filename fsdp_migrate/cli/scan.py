@@ -37,7 +37,7 @@ def scan(
     from fsdp_migrate.cli.pages.scan import scan_report
     from fsdp_migrate.cli.render.sources import show_scan, show_still, show_surroundings, show_work
     from fsdp_migrate.source import scan_paths
-    from fsdp_migrate.source.asked_around import configs_elsewhere
+    from fsdp_migrate.source.asked_around import missing_configs
     from fsdp_migrate.source.composer_project import name_callback
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
@@ -61,7 +61,7 @@ def scan(
         **done,
         is_checked=is_checked,
         lacking=without_ours(paths) or (),
-        elsewhere=configs_elsewhere(paths),
+        **missing_configs(paths),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
     said = _said_of_still(report, paths, is_checked=is_checked)

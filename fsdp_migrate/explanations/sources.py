@@ -255,12 +255,16 @@ EXPLANATIONS = {
     ),
     "FM446": (
         "FSDP2 puts new parameters into the model. A list of the old ones, or an object that holds some, is not the model's any more: nothing"
-        " is trained, clipped or averaged by it. Under FSDP1 with `use_orig_params=True` the old ones stayed; without it an optimizer of the old ones trained nothing, without an error,"
-        " and what is given to `prepare_fully_shard` as `optimizers=` trains now. Accelerate and Hugging Face's Trainer put"
+        " is trained, clipped or averaged by it, without an error: the comment stops a run. Under FSDP1 with `use_orig_params=True` the old ones stayed. Accelerate and Hugging Face's Trainer put"
         " the new ones into the optimizer that is prepared with the model, and into nothing else; Fabric and Lightning into none: clipping by an old list does"
         " nothing, without an error.",
         "Make the list, or the object, after `prepare_fully_shard`, or after the framework has sharded. If it holds optimizers, give these as `optimizers=`: they"
-        " are pointed at the new ones. Where an optimizer trained nothing, try its settings again, and do not go on from the old run's checkpoint as if it were trained.",
+        " are pointed at the new ones. Then delete the comment.",
+    ),
+    "FM453": (
+        "The optimizer was made before FSDP1 put the parameters into flat ones, which it did not hold: without `use_orig_params=True` it trained nothing of"
+        " the model, without an error. `prepare_fully_shard(..., optimizers=)` points it at the sharded parameters, and it trains.",
+        "Try its settings again, and do not go on from the old run's checkpoint as if it were trained: it has the first weights. Then delete the comment.",
     ),
     "FM447": (
         "FSDP1's parameters were plain tensors, FSDP2's are `DTensor`s. torch's optimizers work on whole groups at a time on GPUs (`foreach`), and those"

@@ -83,7 +83,7 @@ def open_checkpoint(
                 without_optimizer=left_out == "optimizers",
                 renames=renames,
                 map=map,
-                options=replace(options or SourceOptions(model=own), part=part or ""),
+                options=replace(options or SourceOptions(model=own), part=part or "", side_parts=True),
                 holds_to_model=False,
             )
             found.append(opened)

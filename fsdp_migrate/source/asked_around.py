@@ -6,7 +6,7 @@ They are read only where a source has something that they decide on.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
 from fsdp_migrate.errors import SourceError
@@ -75,10 +75,20 @@ ASKS_COMPOSER: Final = re.compile(
     r"|\bparallelism_config['\"]?\]?\s*[:=][\s\S]{0,60}?\bfsdp\b"
 )
 """What asks Composer for FSDP, beside what else is Composer's."""
-# A config of Accelerate's that a launch names, and that speaks of FSDP by its name alone.
-_NAMED: Final = re.compile(
+_LAUNCHED_BY: Final = (
     r"\baccelerate(?:[ ]+|\.commands\.|['\"], *['\"])launch\b(?:[^\n\\]|\\.|\\\n)*?"
-    r"--config[_-]file(?:[ ]*=[ ]*|[ ]+|['\"], *)['\"]?(?P<name>[^\s'\",\]]*(?i:fsdp)[^\s'\",\]]*)"
+    r"--config[_-]file(?:[ ]*=[ ]*|[ ]+|['\"], *)['\"]?"
+)
+# A config of Accelerate's that a launch names, and that speaks of FSDP by its name alone.
+_NAMED: Final = re.compile(rf"{_LAUNCHED_BY}(?P<name>[^\s'\",\]]*(?i:fsdp)[^\s'\",\]]*)")
+# One whose name says nothing, and no variable.
+_NAMED_OTHERWISE: Final = re.compile(
+    rf"{_LAUNCHED_BY}(?P<name>(?![^\s'\",\]]*(?i:fsdp|deepspeed|ds_|zero|ddp|multi_?gpu|single|_cpu|tpu|megatron))"
+    r"[\w./~-]+(?![\w./~$<{-]))"
+)
+_SPEAKS: Final = re.compile(r"^[^#\n]*(?i:fsdp)", re.MULTILINE)
+_BY_ACCELERATE: Final = re.compile(
+    r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|transformers|trl)\b", re.MULTILINE
 )
 _NAMES_FSDP2: Final = re.compile(r"(?i)fsdp[_-]?v?2(?!\d*[_-]?(?:gpu|node|proc))")
 _BY_LAUNCH: Final = frozenset({ASKS_HF, ASKS_ACCELERATE})
@@ -131,17 +141,66 @@ def configs_elsewhere(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         >>> configs_elsewhere(["fsdp_migrate/source"])
         []
     """
+    return _missing(list(paths), _NAMED, also_fsdp2=False)
+
+
+def configs_unknown(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return the missing configs of Accelerate's that launch lines name, and whose names say nothing.
+
+    Only where a source under Accelerate or another launch line or config speaks of FSDP.
+
+    Example:
+        >>> configs_unknown(["fsdp_migrate/source"])
+        []
+    """
     every = list(paths)
+    found = _missing(every, _NAMED_OTHERWISE, also_fsdp2=True)
+    return found if found and _shows_fsdp(every) else []
+
+
+class MissingConfigs(TypedDict):
+    """The configs that launch lines name and that are not here, by whether their names ask for FSDP."""
+
+    elsewhere: list[str]
+    unknown: list[str]
+
+
+def missing_configs(paths: Iterable[str | os.PathLike[str]]) -> MissingConfigs:
+    """Return both kinds of configs that are not here.
+
+    Example:
+        >>> missing_configs(["fsdp_migrate/source"])
+        {'elsewhere': [], 'unknown': []}
+    """
+    every = list(paths)
+    return {"elsewhere": configs_elsewhere(every), "unknown": configs_unknown(every)}
+
+
+def _missing(paths: list[str | os.PathLike[str]], pattern: re.Pattern[str], *, also_fsdp2: bool) -> list[str]:
+    """Return what launch lines name that is in no folder here, each with the first place that names it."""
     found: dict[str, str] = {}
-    for path, text in settings_around(every):
+    for path, text in settings_around(paths):
         told = COMMENT.sub("", text) if "config" in text else ""
-        for each in _NAMED.finditer(told) if _IS_NEW.search(told) is None else ():
+        for each in pattern.finditer(told) if also_fsdp2 or _IS_NEW.search(told) is None else ():
             line = told.count("\n", 0, each.start("name")) + 1
             # Of pages and notebooks the commands alone were read.
-            found.setdefault(
-                each["name"], f"{path}" if path.suffix in {NOTEBOOK, *PAGES} else f"{path}:{line}"
-            )
-    return [f"{name} ({place})" for name, place in found.items() if _is_elsewhere(every, [name])]
+            place = f"{path}" if path.suffix in {NOTEBOOK, *PAGES} else f"{path}:{line}"
+            found.setdefault(each["name"], place)
+    return [f"{name} ({place})" for name, place in found.items() if _is_elsewhere(paths, [name])]
+
+
+def _shows_fsdp(paths: list[str | os.PathLike[str]]) -> bool:
+    if asked_around(paths, ASKS_HF):
+        return True
+    sources = (_source_of(path) for path in find_sources(paths))
+    return any(_BY_ACCELERATE.search(text) and _SPEAKS.search(text) for text in sources)
+
+
+def _source_of(path: Path) -> str:
+    try:
+        return read_source(path)
+    except SourceError:
+        return ""
 
 
 def _is_elsewhere(paths: Iterable[str | os.PathLike[str]], named: Iterable[str]) -> bool:

@@ -42,7 +42,7 @@ def early_optimizers(
     """
     used = [each for each in optimizers if _is_used_below(source, call, each)]
     if used and _are_flat(source, made) and not any(_is_filled_since(source, call, each) for each in used):
-        yield Found("FM446", call, TRAINS_NOW, "commented")
+        yield Found("FM453", call, TRAINS_NOW, "commented")
 
 
 def _are_flat(source: Source, made: cst.Call) -> bool:

@@ -15,7 +15,7 @@ from pathspec import GitIgnoreSpec
 
 from fsdp_migrate.arguments import PATH, SEVERAL, check_arguments
 from fsdp_migrate.errors import SourceError
-from fsdp_migrate.source.tracked import tracked_in
+from fsdp_migrate.source.tracked import belonging, files_below, git_tells, is_environment, tracked_in
 from fsdp_migrate.text_files import BACKUP
 
 
@@ -90,15 +90,19 @@ def _starts_as_script(path: Path, written: int, size: int) -> bool:
 
 @dataclass(eq=False)
 class _Ignored:
-    """The patterns of the ``.gitignore`` files on the way to a folder, and the repository's root."""
+    """The patterns of the ``.gitignore`` files on the way to a folder, and the repository's root.
+
+    Without a repository, as in a downloaded archive, what they name is kept: it may be the project's.
+    """
 
     specs: list[tuple[Path, GitIgnoreSpec]] = field(default_factory=list)
     root: Path | None = None
+    hidden: list[tuple[Path, Path]] = field(default_factory=list)
 
     def below(self, folder: Path) -> _Ignored:
         try:
             lines = (folder / ".gitignore").read_text(errors="replace").splitlines()
-            return _Ignored([*self.specs, (folder, GitIgnoreSpec.from_lines(lines))], self.root)
+            return _Ignored([*self.specs, (folder, GitIgnoreSpec.from_lines(lines))], self.root, self.hidden)
         except (OSError, ValueError):
             return self
 
@@ -111,6 +115,12 @@ class _Ignored:
                 return answer and not self._is_tracked(path)
         return False
 
+    def keep(self, path: Path, suffixes: frozenset[str], *, is_dir: bool) -> None:
+        """Keep what patterns name, where no git tells whether it is tracked."""
+        if not git_tells(self.root):
+            below = files_below(path, NEVER) if is_dir else (path,)
+            self.hidden += [(file, path) for file in below if _is_one(file, suffixes)]
+
     def _is_tracked(self, path: Path) -> bool:
         return self.root is not None and str(path) in tracked_in(self.root)
 
@@ -120,8 +130,8 @@ def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[st
 
     A file that is named is taken whatever it is called and wherever it stands; in folders, ``.gitignore``
     files (those above the folder in the same repository, too) and virtual environments are respected. What
-    git tracks all the same is the project's, and so is a folder that is named. Symbolic links to folders are
-    not followed.
+    git tracks all the same is the project's, and so is a folder that is named. Where no git tells, so is
+    what speaks of FSDP or is imported. Symbolic links to folders are not followed.
 
     Args:
         paths: Files, folders, and patterns such as ``train_*.py`` or ``src/**/*.py``.
@@ -139,7 +149,7 @@ def find_sources(paths: Iterable[str | os.PathLike[str]], suffixes: frozenset[st
         for path in _expand(text, suffixes):
             is_other = path.suffix in _OTHERS - suffixes or (not suffixes >= SHELL and is_shell(path))
             named = () if is_other else (path,)
-            for file in _walk(path, _above(path), suffixes) if path.is_dir() else named:
+            for file in _below(path, suffixes) if path.is_dir() else named:
                 found.setdefault(os.path.realpath(file), file)
     return sorted(found.values())
 
@@ -181,6 +191,12 @@ def _above(folder: Path) -> _Ignored:
     return repository if ignored.covers(absolute, is_dir=True) else ignored
 
 
+def _below(folder: Path, suffixes: frozenset[str]) -> list[Path]:
+    ignored = _above(folder)
+    found = list(_walk(folder, ignored, suffixes))
+    return [*found, *belonging(ignored.hidden, found, folder)]
+
+
 def _walk(folder: Path, ignored: _Ignored, suffixes: frozenset[str]) -> Iterator[Path]:
     absolute = folder.absolute()
     ignored = ignored.below(absolute)
@@ -191,15 +207,20 @@ def _walk(folder: Path, ignored: _Ignored, suffixes: frozenset[str]) -> Iterator
         return
     for entry in entries:
         is_dir = entry.is_dir(follow_symlinks=False)
-        if entry.name in NEVER or ignored.covers(absolute / entry.name, is_dir=is_dir):
+        path = folder / entry.name
+        if entry.name in NEVER:
             continue
-        if is_dir:
-            if not (Path(entry.path) / "pyvenv.cfg").exists():
-                yield from _walk(folder / entry.name, ignored, suffixes)
-        elif not _leads_to_a_folder(entry):
-            path = folder / entry.name
-            if path.suffix in suffixes or (suffixes >= SHELL and _is_script(path)):
-                yield path
+        if ignored.covers(absolute / entry.name, is_dir=is_dir):
+            ignored.keep(path, suffixes, is_dir=is_dir)
+        elif is_dir:
+            if not is_environment(path):
+                yield from _walk(path, ignored, suffixes)
+        elif not _leads_to_a_folder(entry) and _is_one(path, suffixes):
+            yield path
+
+
+def _is_one(path: Path, suffixes: frozenset[str]) -> bool:
+    return path.suffix in suffixes or (suffixes >= SHELL and _is_script(path))
 
 
 def _leads_to_a_folder(entry: os.DirEntry[str]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.engine.settings import Settings
+from fsdp_migrate.adapters.engine.shared_keys import classifies
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.items import ItemChange
@@ -84,7 +85,10 @@ def convert_settings(framework: str, document: dict[str, Any], values: Values) -
     from fsdp_migrate.adapters.conversion.text import convert_text
 
     try:
-        settings = Settings(environment=environment_of_run(values.source))
+        settings = Settings(
+            environment=environment_of_run(values.source),
+            classifies=lambda: classifies(values.source.code),
+        )
         done = convert_text(json.dumps(document), framework=framework, is_json=True, settings=settings)
     except (ConfigError, UnsupportedFeatureError) as error:
         return Converted(document, document, reasons=(values.shown(str(error)),), is_refused=True)

@@ -125,6 +125,11 @@ _NOT_HERE = (
     "in these folders: {}. By its name it asks Accelerate for FSDP, and what is said of such sources takes "
     "it for FSDP1"
 )
+_UNKNOWN = (
+    "Look into each config that a launch line names and that is not in these folders: {}. Something here "
+    "speaks of FSDP under Accelerate. Where one has `distributed_type: FSDP`, convert it where it is, with "
+    "`fsdp-migrate config`"
+)
 _BY_OTHERS = (
     "Start what runs these sources with FSDP by a config of FSDP2 from then on: `fsdp_version: 2` for "
     "Accelerate, `version: 2` in HF Trainer's `fsdp_config`. Nothing here says which it is, and the lines "
@@ -160,6 +165,7 @@ def next_steps(
     apart: PreparedApart | None = None,
     lacking: Sequence[str] = (),
     elsewhere: Sequence[str] = (),
+    unknown: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -177,6 +183,7 @@ def next_steps(
         lacking: The files of requirements of a project that does not name fsdp-migrate.
         apart: The places where Accelerate gets a model without its optimizer.
         elsewhere: The configs that launch lines name and that are not here.
+        unknown: Those whose names do not say whether they ask for FSDP.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if use.cell is None]
@@ -194,11 +201,9 @@ def next_steps(
     if is_kept:
         steps.append(step_to_keep(folder))
     if rewrites or not all(use.is_marked for use in left):
-        commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
-        turned = _amount(rewrites, "use") if rewrites else "comments alone"
-        steps.append(Step(f"Look at the changes to the sources, and write them: {turned}.", commands))
+        steps.append(_step_to_rewrite(where, _amount(rewrites, "use") if rewrites else "comments alone"))
     is_to_be = any(use.code in PREPARING for use in rewrites)
-    if not elsewhere:
+    if not (elsewhere or unknown):
         steps += _steps_for_sharding_elsewhere(report, configs, launches, is_prepared=is_prepared)
     steps += _steps_for_lacking(lacking) if is_prepared or is_to_be else []
     if left:
@@ -214,7 +219,8 @@ def next_steps(
     own = (each for each in converted if not (each.is_switch and (is_prepared or _sharded_by_hand(rewrites))))
     steps += _steps_for_configs([*own], launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
-    steps += [Step(f"{_NOT_HERE.format(listed(elsewhere, _PLACES))}.", ())] if elsewhere else []
+    said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
+    steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += _steps_for_apart(apart)
     # A new run that has saved something has shown what it does.
     if is_to_turn or left or (is_turned and not any(each.is_fsdp2s for each in checkpoints)):
@@ -222,6 +228,11 @@ def next_steps(
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     is_run = bool(report.num_files or configs or launches)
     return steps + steps_for_checkpoints(old, models, folder if is_run else None)
+
+
+def _step_to_rewrite(where: str, turned: str) -> Step:
+    commands = (f"fsdp-migrate rewrite {where}", f"fsdp-migrate rewrite {where} --write")
+    return Step(f"Look at the changes to the sources, and write them: {turned}.", commands)
 
 
 def are_turned(

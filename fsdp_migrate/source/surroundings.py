@@ -23,6 +23,7 @@ from fsdp_migrate.errors import (
     FSDPMigrateError,
     NothingToConvertError,
 )
+from fsdp_migrate.findings import listed
 from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.asked_around import is_accelerates
 from fsdp_migrate.source.files import (
@@ -33,7 +34,7 @@ from fsdp_migrate.source.files import (
     SUFFIXES,
     find_sources,
 )
-from fsdp_migrate.source.launchers import wanted_elsewhere
+from fsdp_migrate.source.launchers import find_launches, wanted_elsewhere
 from fsdp_migrate.source.saved_files import SAVED, is_data, is_lightnings, is_saved
 from fsdp_migrate.text_files import newest_backup
 
@@ -63,6 +64,14 @@ _ENDS = (*SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
 _META = "meta.pt"
 # A folder with a repository is copied in so many seconds.
 _COPYING = 30.0
+_MOST_NAMED = 6
+_SHARD_THEMSELVES = frozenset({"accelerate", "axolotl", "hf", "lightning"})
+"""What shards by its settings. Composer's stay as they are where its callback is added."""
+_STILL_ASK = (
+    "These settings still ask for FSDP1, and have to be FSDP2's with the sources, by `fsdp-migrate config "
+    "FILE`: {}."
+)
+_WITH_TURNED = " A model of FSDP1 comes to lines that are turned without an error, and they do nothing."
 _INCOMPLETE = "incomplete or ambiguous"
 _WITHOUT_METADATA = "distributed checkpoint (DCP) without its .metadata"
 # And the bytes of checkpoints in a second, where a disk or a network is slow.
@@ -250,6 +259,33 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
         needs_code=bool(report.left_to) and any(block.code for block in report.conversion.blocks),
         wanted=wanted_elsewhere(report.conversion.findings),
     )
+
+
+def said_of_settings(paths: Iterable[str | os.PathLike[str]], *, is_changed: bool) -> str:
+    """Say which configs and launch lines still ask a framework for FSDP1; nothing of none.
+
+    Args:
+        paths: The files and folders of the project.
+        is_changed: Whether sources of it change.
+
+    Raises:
+        SourceError: There is nothing at a path.
+
+    Example:
+        >>> said_of_settings(["fsdp_migrate/source"], is_changed=True)
+        ''
+    """
+    every = list(paths)
+    launches = [each for each in find_launches(every) if not each.is_shown]
+    configs = find_configs(every, launches)
+    found = [*((each.path, each) for each in configs), *((each.place, each) for each in launches)]
+    places = [
+        place
+        for place, each in found
+        if each.state in {"changes", "refused"} and _SHARD_THEMSELVES & {*each.framework.split(", ")}
+    ]
+    said = _STILL_ASK.format(listed(dict.fromkeys(places), _MOST_NAMED)) if places else ""
+    return said + _WITH_TURNED if said and is_changed else said
 
 
 def turned_at(

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.adapters.conversion.text import convert_text
+from fsdp_migrate.config_files import convert_config_file
+from fsdp_migrate.source import scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -47,6 +54,37 @@ def test_parameters_that_two_modules_hold_are_told(classes: str, is_told: bool) 
         told = [f for f in done.findings if f.code == "FM343" and "another FSDP group" in f.message]
         assert len(told) == is_told
         assert all("write `del model.get_input_embeddings" in str(f.hint) for f in told)
+
+
+@pytest.mark.parametrize(
+    ("layer", "model", "is_told"),
+    [
+        ("BertLayer", "BertForSequenceClassification(c)", False),
+        ("RobertaLayer", "AutoModelForTokenClassification.from_pretrained(p)", False),
+        ("BertLayer", "BertForMaskedLM(c)", True),
+        ("BertLayer", "AutoModelForMaskedLM.from_pretrained(p); BertForSequenceClassification(c)", True),
+        ("BertLayer", "BertModel(c)", True),
+        # Its encoder and decoder hold the embeddings, whatever its head is.
+        ("BartDecoderLayer", "BartForSequenceClassification(c)", True),
+    ],
+)
+def test_a_classifier_has_no_decoder_whose_bias_is_shared(
+    layer: str, model: str, is_told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "model.py").write_text(f"m = {model}\n")
+    for number, document in enumerate((of_accelerate(layer), of_hf(layer))):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(document))
+        found = convert_config_file(file).conversion.findings
+        told = [f for f in found if "another FSDP group" in f.message]
+        assert len(told) == is_told
+        assert all(len(f"{f.message} {f.hint}") < 750 for f in told)
+    source = (
+        f"import transformers\nm = {model}\nargs = transformers.TrainingArguments('o', fsdp='full_shard', "
+    )
+    source += f"fsdp_config={{'transformer_layer_cls_to_wrap': '{layer}'}})\n"
+    assert any("another FSDP group" in use.becomes for use in scan_source(source)) == is_told
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel as FSDP
 
-from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate import load_checkpoint, prepare_fully_shard
 
 
 Found = dict[str, Any]
@@ -46,13 +46,17 @@ def save(path: str, kind: str, average: str = "") -> Found:
     with mock.patch.object(FSDP, "__init__", _on_cpu):
         model = fabric.setup_module(_Net())
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1, 0.5)
     for step in range(2):
         torch.manual_seed(step)
         fabric.backward(model(torch.randn(2, 4)).square().sum())
         optimizer.step()
         optimizer.zero_grad()
+        scheduler.step()
     state = {NAMES["model"]: model, NAMES["optimizer"]: optimizer, "step": 2}
-    if average:
+    if average == "schedule":
+        state |= {average: scheduler, "history": [0.5, 0.25]}
+    elif average:
         with FSDP.summon_full_params(model, writeback=False):
             state[average] = {name: value.detach().clone() for name, value in model.named_parameters()}
     with mock.patch.object(FSDP, "state_dict_type", _without_offload):
@@ -74,6 +78,23 @@ def load(path: str) -> Found:
     left = fabric.load(path, state)
     names = [name for name, _ in model.named_parameters()]
     return {**_whole(model, optimizer), "step": state["step"], "left": left, "names": names}
+
+
+def load_here(path: str) -> Found:
+    """Load it by ``load_checkpoint``, with what Fabric keeps beside model and optimizer."""
+    model = _Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model = prepare_fully_shard(model, {}, optimizers=optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    report = load_checkpoint(path, model, optimizer, extra={"schedule": scheduler, "step": 0})
+    bare = load_checkpoint(path, model, optimizer)
+    (left,) = [found for found in bare.findings if found.code == "FM431"]
+    return {
+        "lr": scheduler.get_last_lr(),
+        "epochs": scheduler.last_epoch,
+        "values": report.values,
+        "left": left.message,
+    }
 
 
 def _fabric(strategy: Any) -> Any:

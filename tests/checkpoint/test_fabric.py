@@ -116,3 +116,60 @@ def test_a_save_without_such_names_is_written_as_before(
     convert_checkpoint(saved[kind][0], tmp_path / "out")
     # A script's own folder has no file of ours in it, and Fabric's is the one that was there.
     assert (tmp_path / "out" / "meta.pt").exists() is (kind == "sharded")
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What Fabric left of each kind where the script gave it a scheduler too."""
+    folder = tmp_path_factory.mktemp("scheduled")
+    for kind in KINDS:
+        run_ranks(fabric_bodies.save, str(folder / f"{kind}.ckpt"), kind, "schedule")
+    return {kind: folder / f"{kind}.ckpt" for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scheduler_beside_the_data_is_loaded_where_it_is_asked_for(
+    kind: str, scheduled: dict[str, Path]
+) -> None:
+    for loaded in run_ranks(fabric_bodies.load_here, str(scheduled[kind])):
+        assert (loaded["lr"], loaded["epochs"]) == ([0.025], 2)
+        assert loaded["values"]["step"] == 2
+        assert all(f"`{name}`" in loaded["left"] for name in ("schedule", "step", "history"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accelerate_finds_it_and_what_has_no_place_is_named(
+    kind: str, scheduled: dict[str, Path], tmp_path: Path
+) -> None:
+    done = convert_checkpoint(scheduled[kind], tmp_path / "out", to="accelerate")
+    state = torch.load(tmp_path / "out" / "scheduler.bin")
+    assert (state["last_epoch"], state["_last_lr"]) == (2, [0.025])
+    left = {found.subject for found in done.findings if found.code == "FM214"}
+    assert {"step", "history"} <= left
+    assert not (tmp_path / "out" / "meta.pt").exists()
+    assert verify_checkpoints(scheduled[kind], tmp_path / "out").is_same
+
+
+def test_torchtitan_gets_its_entries_and_verify_knows_them(
+    scheduled: dict[str, Path], tmp_path: Path
+) -> None:
+    convert_checkpoint(scheduled["sharded"], tmp_path / "out", to="torchtitan")
+    assert verify_checkpoints(scheduled["sharded"], tmp_path / "out").is_same
+    entries = inspect_checkpoint(tmp_path / "out").entries
+    assert {"step", "history"} <= entries.keys()
+
+
+def test_for_fabric_itself_the_file_beside_is_copied_as_it_is(
+    scheduled: dict[str, Path], tmp_path: Path
+) -> None:
+    convert_checkpoint(scheduled["sharded"], tmp_path / "out")
+    assert (tmp_path / "out/meta.pt").read_bytes() == (scheduled["sharded"] / "meta.pt").read_bytes()
+    said = advise_loading(inspect_checkpoint(scheduled["sharded"])).others
+    assert "`meta.pt` holds" in str(said)
+
+
+def test_a_file_of_that_name_which_is_no_mapping_stays_beside(saved: dict[str, Any], tmp_path: Path) -> None:
+    copy = shutil.copytree(saved["sharded"][0], tmp_path / "copy")
+    torch.save([1, 2], copy / "meta.pt")
+    done = convert_checkpoint(copy, tmp_path / "out", to="accelerate")
+    assert done.plan.extra_files == ("meta.pt",)

@@ -151,3 +151,59 @@ def test_requirements_without_ours_are_named(
     requirements.unlink()
     assert main(["rewrite", ".", "--write"]) == 0
     assert said.format("what the project installs") in capsys.readouterr().out
+
+
+ASKED = (
+    "from transformers import Trainer\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+)
+CALLBACK = (
+    f"{ASKED}class Own(Trainer):\n    def save(self):\n        if isinstance(self.model, FSDP):\n"
+    "            with FSDP.summon_full_params(self.model):\n                print(self.model)\n"
+)
+YAML = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "places"),
+    [
+        ({"t.py": CALLBACK, "a.yaml": YAML}, ["a.yaml"]),
+        ({"t.py": CALLBACK, "run.sh": "python t.py --fsdp full_shard\n"}, ["run.sh:1"]),
+        ({"t.py": "print()\n", "a.yaml": YAML}, ["a.yaml"]),
+        (
+            {
+                "t.py": CALLBACK,
+                "c.yaml": "trainer:\n  strategy:\n    _target_: lightning.pytorch.strategies.FSDPStrategy\n",
+            },
+            ["c.yaml"],
+        ),
+        # None is there, it is FSDP2's, another engine's, or what a page shows.
+        ({"t.py": CALLBACK}, []),
+        (
+            {
+                "t.py": CALLBACK,
+                "a.yaml": f"{YAML}  fsdp_version: 2\n".replace("  fsdp_sharding_strategy: FULL_SHARD\n", ""),
+            },
+            [],
+        ),
+        ({"t.py": CALLBACK, "a.yaml": "distributed_type: DEEPSPEED\n"}, []),
+        ({"t.py": CALLBACK, "README.md": "```\npython t.py --fsdp full_shard\n```\n"}, []),
+        (
+            {
+                "t.py": CODE,
+                "a.yaml": "sharding_strategy: FULL_SHARD\nauto_wrap_policy: {transformer_layer_cls: [B]}\n",
+            },
+            [],
+        ),
+        ({"t.py": CODE, "c.yaml": "fsdp_config: {sharding_strategy: FULL_SHARD}\nmax_duration: 1ba\n"}, []),
+    ],
+)
+def test_settings_that_still_ask_for_fsdp1_are_named_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: dict[str, str], places: list[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert main(["rewrite", str(tmp_path), "--write"]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("These settings still ask for FSDP1") is bool(places)
+    assert all(f"{tmp_path / place}" in last for place in places)
+    assert not places or ("lines that are turned" in last) is ("Trainer" in files["t.py"])

@@ -82,6 +82,59 @@ def test_a_module_of_the_run_counts_and_what_is_installed_does_not(tmp_path: Pat
     assert "left 1 use of FSDP1 to you" in done.stderr
 
 
+KEPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from fsdp_migrate.runtime import end_process_group
+
+def train():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    net = nn.Linear(4, 4)
+    BEFORE
+    model = FSDP(net, device_id=torch.device("cpu"), use_orig_params=ORIG)
+    AFTER
+    print("the run has started", flush=True)
+    model(torch.ones(2, 4)).sum().backward()
+    norm = torch.nn.utils.clip_grad_norm_(kept, 1e-6)
+    if isinstance(norm, torch.Tensor):
+        print("clipped", float(norm), flush=True)
+    optimizer.step()
+    end_process_group()
+
+if __name__ == "__main__":
+    train()
+"""
+LIST = "kept = list(net.parameters())"
+ADAM = "optimizer = torch.optim.AdamW({}.parameters())"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "flags", "stops"),
+    [
+        # Clipping by the old list does nothing, without an error.
+        (LIST, ADAM.format("model"), "True", True),
+        (ADAM.format("net"), LIST.replace("net", "model"), "False", False),
+        ("", f"{LIST.replace('net', 'model')}; {ADAM.format('model')}", "True", False),
+    ],
+    ids=["a list from before", "an optimizer that trains now", "all of it from after"],
+)
+def test_what_holds_old_parameters_stops_the_run(
+    tmp_path: Path, before: str, after: str, flags: str, *, stops: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(KEPT.replace("BEFORE", before).replace("AFTER", after).replace("ORIG", flags))
+    assert main(["rewrite", str(script), "--write"]) == 0
+    assert ("# fsdp-migrate: FM446" in script.read_text()) is stops
+    done = run(script)
+    assert ("FM446" in done.stderr) is stops
+    assert ("the run has started" in done.stdout) is not stops, done.stderr
+    assert (done.returncode != 0) is stops, done.stderr
+    # The new parameters have gradients: what is clipped is theirs.
+    assert stops or float(done.stdout.split()[-1]) > 0
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -91,6 +144,7 @@ def test_a_module_of_the_run_counts_and_what_is_installed_does_not(tmp_path: Pat
         (f"{MARK}FM335 a check\n{MARK}FM423 a hook\n", [(1, "FM335"), (2, "FM423")]),
         (f"{MARK}FM318 groups by names\n", [(1, "FM318")]),
         (f"{MARK}FM445 an optimizer's step\n{MARK}FM451 at the end\n", [(1, "FM445")]),
+        (f"{MARK}FM446 a list from before\n{MARK}FM453 it trains now\n", [(1, "FM446")]),
         (f"{MARK}FM334 shown\n{MARK}FM336 refused\n{MARK}FM420 a branch\n{MARK}FM424 a mock\n", []),
         (f"{MARK}FM319 Lightning\n{MARK}FM328 Composer\n", []),
         (f'text = """\n{MARK}FM307 in a string\n"""\n', []),

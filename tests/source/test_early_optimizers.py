@@ -17,7 +17,7 @@ PARTIAL = "shard = functools.partial(FSDP, {})\n"
 def said(body: str) -> int:
     """Return how often it is said; and that the optimizer is handed over all the same."""
     assert "optimizers=optimizer" in turned(body)
-    return sum(use.becomes == TRAINS_NOW for use in uses(body) if use.code == "FM446")
+    return sum(use.becomes == TRAINS_NOW for use in uses(body) if use.code == "FM453")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_one_of_an_object_may_step_in_any_method(after: str, *, is_said: bool) -
         f"class Run:\n    def make(self, net):\n        {made}        net = FSDP(net)\n        return net\n\n"
     )
     code += f"    def more(self, net):\n        {after}\n"
-    found = sum(use.becomes == TRAINS_NOW for use in uses(code) if use.code == "FM446")
+    found = sum(use.becomes == TRAINS_NOW for use in uses(code) if use.code == "FM453")
     assert found == int(is_said)
 
 

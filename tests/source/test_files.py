@@ -11,7 +11,7 @@ import pytest
 from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.files import MAX_BYTES, find_sources
-from tests.source.files import _only, names, write
+from tests.source.files import CODE, _only, names, write
 
 
 pytestmark = pytest.mark.any_torch
@@ -52,6 +52,43 @@ def test_what_git_tracks_is_no_less_the_projects(tmp_path: Path) -> None:
     assert names(tmp_path, "src/models") == ["src/models/net.py"]
     assert names(tmp_path, "out") == ["out/b.py", "out/deep/c.py"], "a folder that is named is taken"
     assert names(tmp_path, "out/deep") == ["out/deep/c.py"]
+
+
+IMPORTS = "from .models.net import Net\nimport pkg.data\n"
+
+
+@pytest.mark.parametrize("is_copied", [False, True], ids=["no .git", "no git installed"])
+def test_where_no_git_tells_sources_say_what_is_the_projects(
+    tmp_path: Path, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive that was downloaded holds what is tracked, and not what says so."""
+    if is_copied:
+        (tmp_path / ".git").mkdir()
+        monkeypatch.setenv("PATH", str(tmp_path))
+    write(tmp_path, "pkg/train.py", text=IMPORTS)
+    write(tmp_path, "pkg/models/net.py", text="from pkg.models import parts\n")
+    write(tmp_path, "pkg/models/parts/__init__.py", "pkg/data.py", "pkg/models/alone.py", text="x = 1\n")
+    write(tmp_path, "experiments/own.py", "local_run.py")
+    (tmp_path / ".gitignore").write_text("models/\ndata*\nexperiments\nlocal_*\n")
+    (tmp_path / "pkg/__init__.py").touch()
+    assert names(tmp_path) == [
+        *("experiments/own.py", "local_run.py", "pkg/__init__.py", "pkg/data.py"),
+        *("pkg/models/net.py", "pkg/models/parts/__init__.py", "pkg/train.py"),
+    ]
+
+
+def test_what_was_made_or_installed_is_not_the_projects_either(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", text=f"import json\nimport net\n{CODE}")
+    write(tmp_path, "build/lib/net.py", "out/run/3/code.py", "exp_outputs/x.py", "wandb/run-1/code/y.py")
+    write(tmp_path, ".cache/z.py", "pkg.egg-info/a.py", "runs_2024/b.py", "other/venv/c.py")
+    write(tmp_path, "myenv/lib/json.py", "conda/json/__init__.py", "conda/f.py", "data/long/a.py")
+    (tmp_path / "myenv/pyvenv.cfg").touch()
+    (tmp_path / "conda/conda-meta").mkdir()
+    for number in range(1001):
+        (tmp_path / f"data/long/{number}.txt").touch()
+    write(tmp_path, "exp3/train.py", text=f"import json\nimport net\n{CODE}")  # as it was run
+    (tmp_path / ".gitignore").write_text("*\n!train.py\n")
+    assert names(tmp_path) == ["train.py"]
 
 
 def test_nothing_that_a_repositorys_settings_name_is_run(tmp_path: Path) -> None:

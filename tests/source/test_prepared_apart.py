@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
-from fsdp_migrate.source.asked_around import configs_elsewhere
+from fsdp_migrate.source.asked_around import configs_elsewhere, configs_unknown
 from fsdp_migrate.source.pins import packages_of
 from fsdp_migrate.source.prepared_apart import PreparedApart, find_prepared_apart
 from fsdp_migrate.source.steps import next_steps
@@ -126,6 +126,38 @@ def test_a_source_that_is_taken_for_accelerates_without_its_config(
     assert configs_elsewhere([tmp_path]) == told
     steps = [each.text for each in next_steps([], report, [], [], elsewhere=told)]
     assert any(f"not in these folders: {launch}" in each for each in steps) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("launch", "beside", "is_told"),
+    [
+        ("configs/a.yaml", {"left.py": "import accelerate\nremove('pytorch_model_fsdp.bin')\n"}, True),
+        ("configs/a.yaml", {"other.sh": "accelerate launch --use_fsdp train.py\n"}, True),
+        (
+            "../a.yaml",
+            {"left.py": "from transformers import Trainer\nif trainer.is_fsdp_enabled: pass\n"},
+            True,
+        ),
+        # Nothing speaks of FSDP, or not under Accelerate, or the config is here, or it is another engine's.
+        ("configs/a.yaml", {}, False),
+        ("configs/a.yaml", {"left.py": "import accelerate\n# fsdp\n"}, False),
+        ("configs/a.yaml", {"left.py": "import torch.distributed.fsdp\n"}, False),
+        ("configs/a.yaml", {"configs/a.yaml": "distributed_type: NO\n", "l.py": "import trl, fsdp\n"}, False),
+        ("configs/$NAME.yaml", {"l.py": "import trl, fsdp\n"}, False),
+        ("configs/ds_zero2.yaml", {"l.py": "import trl, fsdp\n"}, False),
+        ("configs/FSDP.yaml", {"l.py": "import trl, fsdp\n"}, False),
+    ],
+)
+def test_a_config_whose_name_says_nothing_and_that_is_not_here(
+    tmp_path: Path, launch: str, beside: dict[str, str], *, is_told: bool
+) -> None:
+    for name, text in {"train.py": PREPARES, "job.sh": LAUNCHED.format(launch), **beside}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    told = configs_unknown([tmp_path])
+    assert told == ([f"{launch} ({tmp_path / 'job.sh'}:3)"] if is_told else [])
+    steps = [each.text for each in next_steps([], scan_paths([tmp_path]), [], [], unknown=told)]
+    assert any(f"not in these folders: {launch}" in each for each in steps) is is_told
 
 
 def test_each_step_of_what_accelerate_is_given_names_its_code() -> None:

@@ -225,13 +225,19 @@ def _summary(report: ScanReport) -> Table:
 
 
 def show_rewriting(
-    report: RewriteReport, lacking: Sequence[str] | None = None, *, is_checked: bool, diff: bool
+    report: RewriteReport,
+    lacking: Sequence[str] | None = None,
+    settings: str = "",
+    *,
+    is_checked: bool,
+    diff: bool,
 ) -> None:
     """Show the changes as a diff, alone on stdout, or the names of the files; what went wrong on stderr.
 
     Args:
         report: What was rewritten.
         lacking: The files of requirements that do not name fsdp-migrate; None where that is no fault.
+        settings: What is to be said of settings that still ask for FSDP1.
         is_checked: Whether something in the project stops a run at the comments that are left.
         diff: Show the diff.
     """
@@ -256,6 +262,8 @@ def show_rewriting(
         out.print(escape(text), soft_wrap=True)
     said = said_of_still(report.still, is_checked=is_checked, is_mixed=report.is_mixed)
     show_still(said, aside=diff)
+    if settings:
+        out.print(escape(settings), soft_wrap=True)
 
 
 def _what_is_left(report: RewriteReport, *, is_checked: bool) -> Iterator[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 NAME = "constructor"
-CODES = ("FM301", "FM302", "FM303", "FM422", "FM446")
+CODES = ("FM301", "FM302", "FM303", "FM422", "FM453")
 
 PREPARE = Need("fsdp_migrate", "prepare_fully_shard")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 NAME = "partial"
-CODES = ("FM303", "FM331", "FM422", "FM446")
+CODES = ("FM303", "FM331", "FM422", "FM453")
 
 _UNSEEN = (
     "a partial of FSDP whose calls are not all seen here: make it "

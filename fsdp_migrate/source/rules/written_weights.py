@@ -70,6 +70,12 @@ _IN_FORWARD = (
     "unit that has run, shows whole weights: what is written to them is lost, without an error, or torch "
     "refuses them beside shards. FSDP1 kept it under NO_SHARD. Call this before model(...), from the loop."
 )
+_KEPT_UNSHARDED = (
+    "{} shows copies of its weights {}: what is written to them is lost, without an error, and NO_SHARD of "
+    "FSDP1 kept it. {}. Or take DistributedDataParallel, which keeps it too."
+)
+_BETWEEN = ("between its forward and its backward", "Write above the forward, or below the backward")
+_WITHIN = ("while a forward runs", "Call this before model(...), from the loop")
 _PUT_IN_FORWARD = (
     "where the sharded model's forward runs this, what is assigned to .data reaches neither FSDP2's shards "
     "nor what it saves, without an error: write in place, p.data.mul_(m).add_(x), in a method that is called "
@@ -109,7 +115,8 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
     places = list(places_of(source, written.model, written.node))
     own = [place for key, place in places if _is_under_way(source, key, place, runs)]
     if own:
-        yield Found("FM452", written.node, _UNDER_WAY.format(_named(written.model)), "commented")
+        said = _KEPT_UNSHARDED if _is_unsharded(source) else _UNDER_WAY
+        yield Found("FM452", written.node, said.format(_named(written.model), *_BETWEEN), "commented")
         return
     for other in written.given:
         if not is_fsdp1s(source, other):
@@ -133,11 +140,12 @@ def _of_write(source: Source, written: Written, runs: list[Run]) -> Iterator[Fou
 
 def _are_taken_up(source: Source) -> bool:
     """Tell whether FSDP1 took up all at once: under NO_SHARD, or where a source has it shard again itself."""
-    return (
-        source.models.links.no_shard
-        or chooses_no_shard(source.code)
-        or _RESHARDS.search(source.code) is not None
-    )
+    return _is_unsharded(source) or _RESHARDS.search(source.code) is not None
+
+
+def _is_unsharded(source: Source) -> bool:
+    """Tell whether a source, or the project, asks FSDP1 for NO_SHARD."""
+    return source.models.links.no_shard or chooses_no_shard(source.code)
 
 
 def _is_gathered_as_a_part(source: Source, written: Written) -> bool:
@@ -265,6 +273,8 @@ def _in_classes(source: Source, writes: list[Written]) -> Iterator[Found]:
             continue
         if function.name.value in _run_by_forward(owner):
             said = _PUT_IN_FORWARD if each.is_put else _IN_FORWARD
+            if _is_unsharded(source) and not each.is_put:
+                said = _KEPT_UNSHARDED.format("the model", *_WITHIN)
             yield Found("FM452", each.node, said, "commented")
         elif (
             owner.name.value in kept

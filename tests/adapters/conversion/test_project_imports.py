@@ -81,6 +81,39 @@ def test_flat_parameters_are_told_where_a_trainer_cannot_be_excluded(
     assert code == "FM342" or "by names of parameters" in said.message
 
 
+TIED = """import torch.nn as nn
+from accelerate import Accelerator
+class M(nn.Module):
+    def __init__(self):
+        self.tok = nn.Embedding(4, 4)
+        self.head.weight = self.tok.weight
+"""
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ({"src/m.py": TIED}, "`M` ties"),
+        ({"pkg/nets/m.py": TIED, "README.md": ""}, "`M` ties"),
+        ({"pkg/nets/m.py": TIED, "environment.yml": "", "conf/README.md": ""}, "`M` ties"),
+        ({"train.py": "from nets.m import M\n", "nets/m.py": TIED}, "`M` ties"),
+        # A folder that holds many projects is none, and neither is what nobody imports one's.
+        ({"other/m.py": TIED}, ""),
+        ({"train.py": "from nets.m import M\n", "nets/m.py": "", "other/m.py": TIED}, ""),
+    ],
+)
+def test_sources_without_git_and_packaging_are_read_as_well(
+    sources: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    for name, text in {"conf/deep/fsdp.yaml": CONFIG, **sources}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = convert_config_file(tmp_path / "conf/deep/fsdp.yaml").conversion
+    [found] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+    assert said in found.message
+    assert said or "ties `" not in found.message
+
+
 @pytest.mark.parametrize(
     "line", ["from transformers import (\n", "\n", "x = 1\n \t\n", "from transformers import (A, # (\n"]
 )

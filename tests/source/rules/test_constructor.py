@@ -63,7 +63,7 @@ TURNED = [
     (
         "opt, rate = net.configure_optimizers()\nnet = FSDP(net)\n",
         (
-            "opt, rate = net.configure_optimizers()\n# fsdp-migrate: FM446\n"
+            "opt, rate = net.configure_optimizers()\n# fsdp-migrate: FM453\n"
             "net = prepare_fully_shard(net, optimizers=opt)\n"
         ),
     ),

@@ -29,7 +29,7 @@ TURNED = [
         ),
         (
             'wrap = functools.partial(prepare_fully_shard, fsdp1_config={"device_id": 0})\n'
-            "adam = torch.optim.Adam(net.parameters())\n# fsdp-migrate: FM446\n"
+            "adam = torch.optim.Adam(net.parameters())\n# fsdp-migrate: FM453\n"
             "net = wrap(net, optimizers=adam)\n"
         ),
     ),

@@ -183,6 +183,21 @@ def test_between_a_forward_and_its_backward_what_is_written_is_lost() -> None:
     assert "Write above the forward, or below the backward" in text
 
 
+def test_under_no_shard_it_says_that_fsdp1_kept_it_and_what_keeps_it_too() -> None:
+    lines = loop("y = student(x)", chr(10), LIMIT, "y.mean().backward()", chr(10))
+    (plain,) = told(f"student = FSDP(net)\n{lines}")
+    (kept,) = told(f"student = FSDP(net, sharding_strategy=ShardingStrategy.NO_SHARD)\n{lines}")
+    assert kept[0] == "FM452"
+    assert "NO_SHARD of FSDP1 kept it" in kept[1]
+    assert "DistributedDataParallel" in kept[1]
+    assert "SHARD_GRAD_OP" not in kept[1]
+    assert "DistributedDataParallel" not in plain[1]
+    ((_, inside),) = told(
+        MOCO.format(IN_PLACE, "self.average()", ", sharding_strategy=ShardingStrategy.NO_SHARD")
+    )
+    assert "NO_SHARD of FSDP1 kept it. Call this before model(...), from the loop" in inside
+
+
 @pytest.mark.parametrize("is_above", [True, False])
 def test_an_average_of_weights_that_are_whole(*, is_above: bool) -> None:
     parts = [EMA, "y = student(x)\n"] if is_above else ["y = student(x)\n", EMA]
