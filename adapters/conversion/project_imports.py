@@ -230,7 +230,7 @@ def only_classifies(folder: Path) -> bool:
         >>> only_classifies(Path("/absent"))
         False
     """
-    return classifies("\n".join(map(text_if_there, sources_around(folder))))
+    return classifies("\n".join(text for _, text in texts_around(folder)))
 
 
 @kept_in_a_look
