@@ -58,7 +58,8 @@ LOOP = "for i, block in enumerate(net.layers):\n    net.layers[i] = FSDP(block)\
 FIRST = "first = list(net.children())[0]\n"
 OWN = (
     "class Runner:\n    def __init__(self, net):\n        self.net = net\n"
-    "        self.net.body = FSDP(self.net.body)\n{}    def first(self):\n        return next(self.net.children())\n"
+    "        self.net.body = FSDP(self.net.body)\n{}"
+    "    def first(self):\n        return next(self.net.children())\n"
 )
 
 

@@ -199,7 +199,7 @@ SWITCHED = (
         # Its part alone is wrapped, or it is chosen whether it is too.
         ("model = Net()\nmodel.body = FSDP(model.body)\nmodel.flag = True\n", False),
         (
-            "model = Net()\nmodel.body = FSDP(model.body)\nif c:\n    model = FSDP(model)\nmodel.flag = True\n",
+            "model = Net()\nmodel.b = FSDP(model.b)\nif c:\n    model = FSDP(model)\nmodel.flag = True\n",
             False,
         ),
         ("model = FSDP(Net())\nmodel.unread = 2\n", False),
