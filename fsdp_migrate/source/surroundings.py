@@ -277,8 +277,10 @@ def said_of_settings(paths: Iterable[str | os.PathLike[str]], *, is_changed: boo
     """
     every = list(paths)
     launches = [each for each in find_launches(every) if not each.is_shown]
-    configs = find_configs(every, launches)
-    found = [*((each.path, each) for each in configs), *((each.place, each) for each in launches)]
+    found: list[tuple[str, ConfigFound | LaunchFound]] = [
+        *((each.path, each) for each in find_configs(every, launches)),
+        *((each.place, each) for each in launches),
+    ]
     places = [
         place
         for place, each in found
