@@ -30,7 +30,12 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
-from fsdp_migrate.adapters.engine.lightning_hook import SYNC_BATCHNORM, function_code, hook_code
+from fsdp_migrate.adapters.engine.lightning_hook import (
+    SYNC_BATCHNORM,
+    function_code,
+    hook_code,
+    where_it_goes,
+)
 from fsdp_migrate.adapters.engine.lightning_hydra import is_hydra, tell_of_group, tell_of_reader
 from fsdp_migrate.adapters.engine.lightning_policies import POLICIES, leave_own_policies
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
@@ -165,12 +170,6 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
 )
 _TO_HOOK = frozenset(key.name for key in LIGHTNING_KEYS if key.handle in {in_hook, prefetch_in_hook})
 
-_PUT_HOOK = "Put the hook into the LightningModule."
-_BESIDE_OWN = (
-    f"{_PUT_HOOK} {{}} has a `configure_model` already, and a second one would take its place: put the lines "
-    "of the hook at the end of that, and see that a `return` above does not pass over them."
-)
-
 
 class LightningAdapter:
     """Lightning's strategies in YAML."""
@@ -274,8 +273,7 @@ class LightningAdapter:
             "ModelParallelStrategy shards nothing itself: the LightningModule's `configure_model` does, as "
             "emitted."
         )
-        own = block.settings.hook()
-        draft.say("FM355", block.name, text, _BESIDE_OWN.format(own) if own else _PUT_HOOK)
+        draft.say("FM355", block.name, text, where_it_goes(block.settings.hook()))
 
 
 def _arguments(block: Block) -> dict[str, Any]:

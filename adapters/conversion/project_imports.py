@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
+from fsdp_migrate.adapters.engine.settings import OwnHook
 from fsdp_migrate.adapters.engine.shared_keys import classifies
 
 
@@ -49,6 +50,7 @@ _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?d
 _SPECTRAL = re.compile(r"^[^#\n]*(?<!def )\bspectral_norm\(", re.MULTILINE)
 _TORCHS_SPECTRAL = re.compile(r"\butils\b[\w.]*(?:[ \t]+import\b[^\n]*|\.)\bspectral_norm\b")
 _HOOK = re.compile(r"^[ \t]+def configure_model\(", re.MULTILINE)
+_FUNCTIONS = (ast.AsyncFunctionDef, ast.FunctionDef, ast.Lambda)
 _SHARDS = re.compile(r"\b(?:fully_shard|prepare_fully_shard|parallelize_module)\(")
 _NO_MODULES = ("nn.Module", "Callback", "object", "ABC", "Strategy")
 _MOST_NEAR = 100
@@ -260,12 +262,12 @@ def find_spectral_norm(folder: Path) -> str:
 
 
 @kept_in_a_look
-def find_own_hook(folder: Path) -> str:
-    """Return which LightningModule of the project around a folder has a ``configure_model``, or nothing.
+def find_own_hook(folder: Path) -> OwnHook | None:
+    """Return the ``configure_model`` that a LightningModule of the project around a folder has, or None.
 
     Example:
-        >>> find_own_hook(Path("/absent"))
-        ''
+        >>> find_own_hook(Path("/absent")) is None
+        True
     """
     for path, text in texts_around(folder):
         if not _HOOK.search(text) or not _LIGHTNING.search(text):
@@ -279,8 +281,16 @@ def find_own_hook(folder: Path) -> str:
             made = (each for each in owner.body if isinstance(each, ast.FunctionDef))
             hook = next((each for each in made if each.name == "configure_model"), None)
             if bases and hook is not None and not _SHARDS.search(ast.unparse(hook)):
-                return f"`{owner.name}` ({path.name}:{hook.lineno})"
-    return ""
+                return OwnHook(owner.name, f"{path.name}:{hook.lineno}", tuple(_early_returns(hook)))
+    return None
+
+
+def _early_returns(hook: ast.FunctionDef) -> list[int]:
+    """Return the lines at which a function may end above its last statement."""
+    inner = [each for each in ast.walk(hook) if isinstance(each, _FUNCTIONS) and each is not hook]
+    others = {below for each in inner for below in ast.walk(each)}
+    returns = (each for each in ast.walk(hook) if isinstance(each, ast.Return) and each not in others)
+    return sorted(each.lineno for each in returns if each is not hook.body[-1])
 
 
 def sources_below(root: Path) -> Iterator[Path]:

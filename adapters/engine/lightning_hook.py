@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap
+
+
+if TYPE_CHECKING:
+    from fsdp_migrate.adapters.engine.settings import OwnHook
 
 
 POLICY = "auto_wrap_policy"
 SYNC_BATCHNORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(self)"
 """What the Trainer's ``sync_batchnorm`` did under FSDPStrategy; ModelParallelStrategy does not heed it."""
+_PUT_HOOK = "Put the hook into the LightningModule."
+_BESIDE_OWN = (
+    f"{_PUT_HOOK} `{{}}` ({{}}) has a `configure_model` already, and a second one would take its place: put "
+    "the lines of the hook at the end of that{}."
+)
+_ABOVE_RETURNS = (
+    ", and above the `return` of line {} too: a model that is there already would not be sharded (the lines "
+    "do nothing the second time)"
+)
 _HYBRID = frozenset({"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"})
 
 
@@ -55,6 +68,19 @@ def hook_code(
         "            register_fsdp_forward_method(self, name)\n"
         "        self.no_sync = partial(no_sync, self)  # the Trainer's, while it accumulates gradients\n"
     )
+
+
+def where_it_goes(own: OwnHook | None) -> str:
+    """Say where the hook is put, where the LightningModule may have the method already.
+
+    Example:
+        >>> where_it_goes(None)
+        'Put the hook into the LightningModule.'
+    """
+    if own is None:
+        return _PUT_HOOK
+    lines = ", ".join(map(str, own.returns))
+    return _BESIDE_OWN.format(own.owner, own.place, _ABOVE_RETURNS.format(lines) if lines else "")
 
 
 def function_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: Any = None) -> str:

@@ -19,6 +19,15 @@ class StrategyReader:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnHook:
+    """A LightningModule's ``configure_model``: whose it is, where, and the lines at which it may end."""
+
+    owner: str
+    place: str
+    returns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
@@ -31,7 +40,7 @@ class Settings:
     ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model that holds one
     of transformers, which may, ``defines`` whether it has a class of a name, and ``spectral`` where it makes
     a layer of ``spectral_norm``, or nothing; ``hook`` names its LightningModule that has a
-    ``configure_model`` of its own, or nothing, and ``classifies`` tells whether its models of
+    ``configure_model`` of its own, or is None, and ``classifies`` tells whether its models of
     transformers are classifiers, as their names say. ``names_packed`` tells of
     the name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
     ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
@@ -55,7 +64,7 @@ class Settings:
     holds: Callable[[], str] = lambda: ""
     defines: Callable[[str], bool] = lambda name: False
     spectral: Callable[[], str] = lambda: ""
-    hook: Callable[[], str] = lambda: ""
+    hook: Callable[[], OwnHook | None] = lambda: None
     classifies: Callable[[], bool] = lambda: False
     names_packed: Callable[[str], bool] = lambda name: False
     is_packed: bool = False

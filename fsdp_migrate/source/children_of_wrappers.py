@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import mixed
-from fsdp_migrate.source.method_calls import is_seen_plain
+from fsdp_migrate.source.method_calls import is_seen_plain, is_wrapped_itself
 from fsdp_migrate.source.python.nodes import text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -51,7 +51,7 @@ def _is_wrapper(source: Source, model: cst.BaseExpression) -> bool:
     models = source.models
     if models.certainty(model) is None or models.sharded_by(model) not in {"", "accelerate"}:
         return False
-    if models.key_of(model) in models.wholes:
+    if models.key_of(model) in models.wholes and not is_wrapped_itself(source, model):
         return False  # parts of it are wrapped, and it is its own class's
     if is_seen_plain(source, model) or models.is_inner(model) or _UNWRAPS.search(text_of(model)):
         return False

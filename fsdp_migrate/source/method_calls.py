@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s
+from fsdp_migrate.source.python.last_values import assigned_at
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.uses import Replace
@@ -28,6 +29,7 @@ MIXED = (
     "sharded, "
 )
 PLAIN = "this may be a plain model as well: where it, or a part of it, is sharded, "
+_CHOICES = (cst.For, cst.If, cst.Try, cst.While)
 _CAUGHT = frozenset({"AttributeError", "Exception"})
 _DDP = re.compile(r"(?<!FullySharded)DataParallel|(?<![a-z])ddp|DDP|[Dd]eep[Ss]peed")
 
@@ -197,3 +199,26 @@ def on_model(call: cst.Call, receiver: cst.BaseExpression, func: str) -> cst.Cal
         space = space.with_changes(first_line=cst.TrailingWhitespace(), empty_lines=[])
     args = [cst.Arg(receiver, comma=comma), *call.args]
     return call.with_changes(func=cst.Name(func), args=args, whitespace_before_args=space)
+
+
+def is_wrapped_itself(source: Source, model: cst.BaseExpression, *, always: bool = False) -> bool:
+    """Tell whether a model whose parts are wrapped is the wrapper by then, too: ``net = FSDP(net)``.
+
+    Where its parts alone are wrapped it is an object of its own class.
+
+    Args:
+        source: The source.
+        model: The expression.
+        always: Whether it has to be so whatever is chosen: below no ``if`` and in no loop of its own.
+    """
+    index, key = source.index, source.models.key_of(model)
+    around = set(index.ancestors(model))
+    for target in source.models.made.get(key, ()) if key is not None else ():
+        value = assigned_at(index, target)
+        if not (isinstance(value, cst.Call) and source.models.is_constructor(value.func)):
+            continue
+        is_above = index.order[target] < index.order[model]
+        chosen = any(isinstance(each, _CHOICES) and each not in around for each in index.ancestors(target))
+        if (is_above or index.function(target) is not index.function(model)) and not (always and chosen):
+            return True
+    return False

@@ -277,13 +277,14 @@ def said_of_settings(paths: Iterable[str | os.PathLike[str]], *, is_changed: boo
     """
     every = list(paths)
     launches = [each for each in find_launches(every) if not each.is_shown]
-    configs = find_configs(every, launches)
-    found = [(each.path, each.state, each.framework) for each in configs]
-    found += [(each.place, each.state, each.framework) for each in launches]
+    found: list[tuple[str, ConfigFound | LaunchFound]] = [
+        *((each.path, each) for each in find_configs(every, launches)),
+        *((each.place, each) for each in launches),
+    ]
     places = [
         place
-        for place, state, framework in found
-        if state in {"changes", "refused"} and _SHARD_THEMSELVES & {*framework.split(", ")}
+        for place, each in found
+        if each.state in {"changes", "refused"} and _SHARD_THEMSELVES & {*each.framework.split(", ")}
     ]
     said = _STILL_ASK.format(listed(dict.fromkeys(places), _MOST_NAMED)) if places else ""
     return said + _WITH_TURNED if said and is_changed else said

@@ -322,3 +322,30 @@ def test_a_module_that_has_the_hook_already_is_named(
     )
     assert "Put the hook into the LightningModule." in said
     assert ("`Lit` (lit.py:5) has a `configure_model` already" in said) is is_said
+    assert "`return`" not in said
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("        if self.net is not None:\n            return\n        self.net = make()\n", 7),
+        (
+            "        if self.net:\n            return None\n        self.net = f()\n        return 1\n",
+            7,
+        ),
+        # At its end, or in a function within, one passes over nothing.
+        ("        self.net = make()\n        return self.net\n", None),
+        ("        def inner():\n            return 1\n        self.net = make(inner)\n", None),
+    ],
+)
+def test_a_return_above_the_end_of_it_is_named_by_its_line(
+    tmp_path: Path, body: str, line: int | None
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(STRATEGY)
+    code = f"import lightning as L\n\n\nclass Lit(L.LightningModule):\n    def configure_model(self):\n{body}"
+    (tmp_path / "lit.py").write_text(code)
+    found = convert_config_file(tmp_path / "fsdp.yaml").conversion.findings
+    said = " ".join(each.hint or "" for each in found)
+    assert "has a `configure_model` already" in said
+    assert ("above the `return` of line" in said) is (line is not None)
+    assert line is None or f"`return` of line {line} too" in said

@@ -51,3 +51,33 @@ def test_what_depends_on_how_many_there_are(use: str) -> None:
 )
 def test_what_does_not_is_left_alone(use: str) -> None:
     assert ("FM335", "commented") not in codes(use, IMPORTS)
+
+
+PARTS = "net.body = FSDP(net.body)\n"
+LOOP = "for i, block in enumerate(net.layers):\n    net.layers[i] = FSDP(block)\n"
+FIRST = "first = list(net.children())[0]\n"
+OWN = (
+    "class Runner:\n    def __init__(self, net):\n        self.net = net\n"
+    "        self.net.body = FSDP(self.net.body)\n{}"
+    "    def first(self):\n        return next(self.net.children())\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_told"),
+    [
+        (f"{PARTS}net = FSDP(net)\n{FIRST}", True),
+        (f"{LOOP}net = FSDP(net)\n{FIRST}", True),
+        (OWN.format("        self.net = FSDP(self.net)\n"), True),
+        (f"{PARTS}if whole:\n    net = FSDP(net)\n{FIRST}", True),
+        # It is an object of its own class: not wrapped itself, or not yet.
+        (f"{PARTS}{FIRST}", False),
+        (f"{LOOP}{FIRST}", False),
+        (f"{PARTS}{FIRST}net = FSDP(net)\n", False),
+        (OWN.format(""), False),
+    ],
+)
+def test_a_model_with_wrapped_parts_is_a_wrapper_once_it_is_wrapped_itself(
+    body: str, *, is_told: bool
+) -> None:
+    assert (("FM335", "commented") in codes(body, IMPORTS)) is is_told

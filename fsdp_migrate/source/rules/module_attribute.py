@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
-from fsdp_migrate.source.method_calls import is_tried_alone, sureness, was_asked_for
+from fsdp_migrate.source.method_calls import is_tried_alone, is_wrapped_itself, sureness, was_asked_for
 from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
@@ -130,8 +130,17 @@ def _set_on_the_wrapper(source: Source) -> Iterator[Found]:
         is_one = isinstance(node, cst.Attribute) and node.attr.value in own and dotted(node.value) != "self"
         if isinstance(node, cst.Attribute) and _is_within(source, node.value):
             continue
-        if isinstance(node, cst.Attribute) and is_one and sureness(source, node.value) == "sure":
+        if isinstance(node, cst.Attribute) and is_one and _is_the_wrapper(source, node.value):
             yield Found("FM335", node, _SET.format(node.attr.value), "commented")
+
+
+def _is_the_wrapper(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is FSDP1's wrapper for certain, whether parts of what that holds are wrapped or not."""
+    if sureness(source, model) == "sure":
+        return True
+    return source.models.key_of(model) in source.models.wholes and is_wrapped_itself(
+        source, model, always=True
+    )
 
 
 def _is_within(source: Source, model: cst.BaseExpression) -> bool:

@@ -195,6 +195,13 @@ SWITCHED = (
     ("does", "is_said"),
     [
         ("model = FSDP(Net())\nmodel.flag = True\n", True),
+        ("model = Net()\nmodel.body = FSDP(model.body)\nmodel = FSDP(model)\nmodel.flag = True\n", True),
+        # Its part alone is wrapped, or it is chosen whether it is too.
+        ("model = Net()\nmodel.body = FSDP(model.body)\nmodel.flag = True\n", False),
+        (
+            "model = Net()\nmodel.b = FSDP(model.b)\nif c:\n    model = FSDP(model)\nmodel.flag = True\n",
+            False,
+        ),
         ("model = FSDP(Net())\nmodel.unread = 2\n", False),
         ("model = FSDP(Net())\nmodel.other = 2\n", False),
         ("model = Net()\nmodel.flag = True\nmodel = FSDP(model)\n", False),
