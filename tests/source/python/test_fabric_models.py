@@ -97,30 +97,24 @@ def test_what_fabrics_module_holds_is_the_wrapper() -> None:
 
 
 SHOWN = "with FSDP.summon_full_params(model):\n        pass\n    model.module.save_config(p)\n"
+SET_UP = "def main(fabric, net):\n    model = fabric.setup(net)\n"
+INNER = SET_UP.replace("setup(net)", "setup(net)._forward_module")
 IMPORTS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
 
 
 @pytest.mark.parametrize(
     ("body", "stays"),
     [
-        (f"def main(fabric, net):\n    model = fabric.setup(net)\n    {SHOWN}", True),
+        (f"{SET_UP}    {SHOWN}", True),
         # What FSDP1's function takes below a check is not the wrapper for that.
-        (
-            "def main(fabric, net):\n    model = fabric.setup(net)\n"
-            f"    assert isinstance(fabric.strategy, FSDPStrategy)\n    {SHOWN}",
-            True,
-        ),
+        (f"{SET_UP}    assert isinstance(fabric.strategy, FSDPStrategy)\n    {SHOWN}", True),
         (f"def save(model):\n    state = model._forward_module.state_dict()\n    {SHOWN}", True),
         (f"def save(fabric, model):\n    fabric.save(p, {{'model': model}})\n    {SHOWN}", True),
         (f"def step(fabric, model):\n    fabric.clip_gradients(model, o, max_norm=1)\n    {SHOWN}", True),
         (f"def save(fabric, model):\n    fabric.save(p, {{'model': other}})\n    {SHOWN}", False),
         (f"def save(fabric, model):\n    model = model._forward_module\n    {SHOWN}", False),
         (f"def save(model):\n    saver.save(p, model)\n    {SHOWN}", False),
-        (
-            "def main(fabric, net):\n    model = fabric.setup(net)._forward_module\n"
-            f"    if isinstance(model, FSDP):\n        {SHOWN.replace('    ', '        ')}",
-            False,
-        ),
+        (f"{INNER}    if isinstance(model, FSDP):\n        {SHOWN.replace('    ', '        ')}", False),
     ],
 )
 def test_module_of_fabrics_own_module_stays(body: str, *, stays: bool) -> None:
