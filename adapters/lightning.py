@@ -30,6 +30,7 @@ from fsdp_migrate.adapters.engine.base import (
     shown,
 )
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
+from fsdp_migrate.adapters.engine.lightning_groups import KEY, REASON, group_of_offload
 from fsdp_migrate.adapters.engine.lightning_hook import (
     SYNC_BATCHNORM,
     function_code,
@@ -150,7 +151,7 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
     Key("state_dict_type", "`save_distributed_checkpoint`, true or false", to_save_distributed),
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
-    Key("process_group_backend", "kept", keep()),
+    Key(KEY, "kept; with gloo beside NCCL under CPU offload", keep()),
     Key("timeout", "kept", keep()),
     Key("accelerator", "taken out: obsolete, the Trainer says it", obsolete("the Trainer says it.")),
     Key("parallel_devices", "taken out: obsolete, the Trainer says it", obsolete("the Trainer says it.")),
@@ -168,6 +169,7 @@ LIGHTNING_KEYS: tuple[Key, ...] = (
         obsolete("the Trainer's precision says it."),
     ),
 )
+_NOT_ARGUMENTS = frozenset({"_target_", "class_path", "_partial_", "_convert_"})
 _TO_HOOK = frozenset(key.name for key in LIGHTNING_KEYS if key.handle in {in_hook, prefetch_in_hook})
 
 
@@ -235,7 +237,8 @@ class LightningAdapter:
         reader = None if is_fabric or block.node is not None else tell_of_reader(block, draft)
         if reader is None:
             emit_strategy = _emit_word if block.node is None else _emit_mapping
-            emit_strategy(block, _data_parallel_size(block, draft), draft)
+            backend = group_of_offload(_arguments(block), offloads=config.offload_policy is not None)
+            emit_strategy(block, _data_parallel_size(block, draft), backend, draft)
         checkpointing = next(
             (
                 value
@@ -354,7 +357,7 @@ def _is_fabrics(block: Block) -> bool:
     return _is_fabric(_target(block.owner) or block.settings.lightning or "")
 
 
-def _emit_word(block: Block, size: Any, draft: Draft) -> None:
+def _emit_word(block: Block, size: Any, backend: str | None, draft: Draft) -> None:
     entry = effective(block.owner)["strategy"]
     hydra = is_hydra(block)
     here = next((name for name in PACKAGES if name in draft.edits.text), None)
@@ -367,6 +370,7 @@ def _emit_word(block: Block, size: Any, draft: Draft) -> None:
         "data_parallel_size": size,
         "tensor_parallel_size": 1,
         "save_distributed_checkpoint": is_fabric,
+        **({KEY: backend} if backend is not None else {}),
     }
     value = {"_target_": target, **arguments} if hydra else {"class_path": target, "init_args": arguments}
     draft.edits.change(owner_of(block.owner, entry), Change(entry, value=value, has_value=True))
@@ -374,6 +378,7 @@ def _emit_word(block: Block, size: Any, draft: Draft) -> None:
         f"{_word(block)}: FSDP2 over {size} ranks. `save_distributed_checkpoint: {str(is_fabric).lower()}` "
         f"saves {'a folder' if is_fabric else 'one file'}, as FSDP1 did."
     )
+    text += f" `{KEY}: {backend}`: {REASON}." if backend is not None else ""
     if not here and not block.settings.lightning and not is_fabric:
         text += " No source around says which Lightning runs: write `pytorch_lightning` where it is that one."
     draft.say("FM341", block.name, text)
@@ -385,7 +390,7 @@ def _emit_word(block: Block, size: Any, draft: Draft) -> None:
         )
 
 
-def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
+def _emit_mapping(block: Block, size: Any, backend: str | None, draft: Draft) -> None:
     assert block.node is not None
     key = "_target_" if "_target_" in effective(block.node) else "class_path"
     entry = effective(block.node)[key]
@@ -406,7 +411,8 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
         return
     path = block.path if node is block.node else (*block.path, "init_args")
     inner = Block(block.framework, path, node, block.owner, block.root, settings=block.settings)
-    draft.table(inner, LIGHTNING_KEYS, ignore=frozenset({"_target_", "class_path", "_partial_", "_convert_"}))
+    ignored = _NOT_ARGUMENTS if backend is None else _NOT_ARGUMENTS | {KEY}
+    draft.table(inner, LIGHTNING_KEYS, ignore=ignored)
     _hook_references(inner, draft)
     leave_own_policies(inner, draft)
     reasons = {
@@ -414,6 +420,8 @@ def _emit_mapping(block: Block, size: Any, draft: Draft) -> None:
         "tensor_parallel_size": "no tensor parallelism; Lightning's default is all ranks of a node",
         "save_distributed_checkpoint": f"{saved} for a checkpoint, the default of FSDPStrategy",
     }
+    if backend is not None:
+        draft.set(node, KEY, backend, inner.at(KEY), f"{backend}: {REASON}.")
     for name, value in wanted.items():
         draft.add(node, name, value, inner.at(name), f"{shown(value)}: {reasons[name]}.")
 

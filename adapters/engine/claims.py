@@ -180,6 +180,10 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
             "`ModelParallelStrategy` does not read `sync_batchnorm`, which `FSDPStrategy` heeds", since="2.3"
         ),
         "refuses_fsdps": Claim("`ModelParallelStrategy` stops at arguments of `FSDPStrategy`", since="2.3"),
+        "backend_is_asked_for": Claim(
+            "`ModelParallelStrategy` makes the process group of `process_group_backend`, Fabric's too",
+            since="2.3",
+        ),
         "one_name_is_a_policy": Claim("`auto_wrap_policy` that is no set of classes goes to torch as it is"),
         "precision_casts": Claim(
             "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`",

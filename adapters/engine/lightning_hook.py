@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.config import AlwaysWrap, ClassWrap, SizeWrap
+from fsdp_migrate.config import AlwaysWrap, ClassWrap, FSDP1Config, SizeWrap
 
 
 if TYPE_CHECKING:
@@ -118,11 +118,19 @@ def _parts(
         shape = tuple(mesh_shape)
         options.append(f"mesh=init_device_mesh({mesh}.device_type, {shape}, mesh_dim_names={names})")
     # Lightning's mesh is (data, tensor); for strategies with replicas prepare_fully_shard makes one.
-    elif str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID:
+    # So it does for offloaded gradients, which need gloo: torch 2.7's groups of two dimensions have none.
+    elif not _offloads(arguments) and (
+        str(arguments.get("sharding_strategy", "")).rpartition(".")[2].upper() not in _HYBRID
+    ):
         options.append(f'mesh={mesh}["data_parallel"]')
     if checkpointing is not None:
         options.append(f"activation_checkpointing={source_of(_names(checkpointing))}")
     return given, options, imports
+
+
+def _offloads(arguments: dict[str, Any]) -> bool:
+    offload = FSDP1Config(cpu_offload=arguments.get("cpu_offload")).cpu_offload
+    return offload is not None and offload.offload_params
 
 
 def _policy(value: Any) -> Any:

@@ -173,7 +173,10 @@ MODEL_FAULTS = (
         "pytorch/pytorch#148532",
         "config",
         _offload,
-        'Make the group with both: `init_process_group("cpu:gloo,cuda:nccl")`.',
+        'Make the group with both: `init_process_group("cpu:gloo,cuda:nccl")`; Lightning makes it of '
+        '`process_group_backend="cpu:gloo,cuda:nccl"` of its strategy, which `rewrite` and `config` write. '
+        "torch 2.7 makes the groups of a mesh of two dimensions with NCCL alone, where the group was given a "
+        "`device_id`: take one of one dimension, or make the group without.",
     ),
     KnownFault(
         "pinned-offload-without-accelerator",

@@ -122,7 +122,9 @@ EXPLANATIONS = {
         ' `prepare_fully_shard(self, {...}, mesh=self.device_mesh["data_parallel"])` with the arguments that the strategy had. The comment has both, as far as they are'
         " known. For settings in a file, `fsdp-migrate config FILE` writes the strategy and prints the hook."
         " Fabric has no hook: its strategy is given `parallelize_fn`, a function that the comment has. FSDP2 replaces the parameters, so make optimizers, and the lists of parameters that they are given, after"
-        " `model = fabric.setup_module(model)`.",
+        " `model = fabric.setup_module(model)`. A strategy that offloads is given"
+        ' `process_group_backend="cpu:gloo,cuda:nccl"` and its hook no mesh: gradients are on the CPU then, where'
+        " clipping and saving need gloo, and `prepare_fully_shard` makes a mesh of the group that has it.",
     ),
     "FM320": (
         "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",

@@ -10,7 +10,8 @@ import libcst as cst
 from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
 from fsdp_migrate.source.python.accelerators import is_accelerator, is_one, method_that_shards
-from fsdp_migrate.source.python.fabric_models import FABRICS
+from fsdp_migrate.source.python.asked_classes import is_fsdp1_class
+from fsdp_migrate.source.python.fabric_models import FABRICS, is_fabrics_own
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.nodes import dotted, named_arguments, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
@@ -192,9 +193,11 @@ def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether FSDP1's wrapper is not seen: what has `.module`, and a forward that gathers, is another's.
 
     Fabric gives a module of its own, and in a LightningModule ``self`` is what FSDP1 has wrapped. Below
-    ``isinstance(model, FSDP)`` it is the wrapper.
+    ``isinstance(model, FSDP)`` it is the wrapper; FSDP1's functions take a module around that, too, and so
+    show nothing of it.
     """
-    return source.models.sharded_by(model) in _OTHERS and not source.models.is_guarded(model)
+    is_others = source.models.sharded_by(model) in _OTHERS or is_fabrics_own(source.index, model)
+    return is_others and not source.models.guards.holds(model, is_fsdp1_class(source.index))
 
 
 def is_norm_used(source: Source, call: cst.Call) -> bool:

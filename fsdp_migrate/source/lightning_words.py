@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.lightning_groups import REASON, WITH_GLOO
 from fsdp_migrate.source.python.nodes import targets_of, text_of, walk_for
 from fsdp_migrate.source.python.values import Values, takers
 from fsdp_migrate.source.uses import Found
@@ -31,6 +32,7 @@ _FABRICS = (
     "give Fabric ModelParallelStrategy(parallelize_fn=...) instead, call prepare_fully_shard(model, {...}) "
     "in that function, and make optimizers after `model = fabric.setup_module(model)`."
 )
+_OFFLOADS = f" Give it process_group_backend={WITH_GLOO!r} for the word that offloads: {REASON}."
 _MAKES_TRAINER = re.compile(r"\b(?:Trainer|LightningCLI|LightningModule)\b")
 _NAMED = re.compile(r"(?:^|[._])strategy$", re.IGNORECASE)
 _GIVES = re.compile(r"(?:^|_)strategy$")
@@ -61,15 +63,15 @@ def words_apart(source: Source, read: set[cst.CSTNode], done: set[cst.CSTNode]) 
         while isinstance(above, cst.IfExp) and below is not above.test:
             below, above = above, source.index.parents[above]
         if above not in read and _is_of_strategy(source, above) and not _is_settled(source, above, done):
-            yield Found("FM319", node, _WRITTEN.format(_instead(source)), "commented")
+            yield Found("FM319", node, _WRITTEN.format(_instead(source, node)), "commented")
         elif _is_a_choice(source, node):
-            yield Found("FM319", node, _CHOSEN.format(_instead(source)), "commented")
+            yield Found("FM319", node, _CHOSEN.format(_instead(source, node)), "commented")
 
 
-def _instead(source: Source) -> str:
+def _instead(source: Source, word: cst.SimpleString | cst.Call) -> str:
     """Return what takes the strategy's place, by whom a file trains."""
     is_fabrics = "Fabric" in source.code and _MAKES_TRAINER.search(source.code) is None
-    return _FABRICS if is_fabrics else _TRAINERS
+    return (_FABRICS if is_fabrics else _TRAINERS) + (_OFFLOADS if "offload" in text_of(word) else "")
 
 
 def _is_a_choice(source: Source, node: cst.SimpleString) -> bool:
@@ -113,7 +115,7 @@ def chosen_words(source: Source) -> Iterator[Found]:
         given = (arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _TEXTS)
         words = (text for value in given for text in walk_for(value, cst.SimpleString))
         if any(_WORD.match(str(text.evaluated_value)) for text in words):
-            yield Found("FM319", call, _CHOSEN.format(_instead(source)), "commented")
+            yield Found("FM319", call, _CHOSEN.format(_instead(source, call)), "commented")
 
 
 def _is_of_strategy(source: Source, above: cst.CSTNode) -> bool:

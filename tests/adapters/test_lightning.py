@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
+from fsdp_migrate.adapters.engine.lightning_groups import WITH_GLOO
 from fsdp_migrate.adapters.engine.lightning_hook import hook_code
 from fsdp_migrate.adapters.engine.settings import Settings
 from fsdp_migrate.adapters.lightning import LIGHTNING_KEYS
@@ -42,7 +43,8 @@ def loaded(done: TextConversion) -> dict[str, Any]:
 
 EACH_KEY: list[tuple[str, str, dict[str, Any], str]] = [
     ("sharding_strategy", "SHARD_GRAD_OP", {}, "FM355"),
-    ("cpu_offload", "true", {}, "FM355"),
+    ("cpu_offload", "true", {"process_group_backend": WITH_GLOO}, "FM355"),
+    ("cpu_offload", "false", {}, "FM355"),
     ("cpu_offload", "null", {}, "FM342"),
     ("mixed_precision", "{param_dtype: bf16}", {}, "FM355"),
     ("auto_wrap_policy", "[pkg.Block]", {}, "FM355"),
@@ -106,6 +108,7 @@ def test_the_word_in_hydras_yaml(word: str) -> None:
         "data_parallel_size": 8,
         "tensor_parallel_size": 1,
         "save_distributed_checkpoint": False,
+        **({} if word == "fsdp" else {"process_group_backend": WITH_GLOO}),
     }
     assert ("cpu_offload" in (done.blocks[0].code or "")) is (word == "fsdp_cpu_offload")
 
@@ -164,6 +167,31 @@ def test_fabrics_strategy_needs_a_function() -> None:
 def test_fsdp2_is_left_alone() -> None:
     done = convert("_target_: lightning.pytorch.strategies.ModelParallelStrategy\ndata_parallel_size: 2\n")
     assert [f.code for f in done.findings] == ["FM347"]
+
+
+@pytest.mark.parametrize(
+    ("given", "after"),
+    [
+        ("cpu_offload: true", WITH_GLOO),
+        ("cpu_offload: true\nprocess_group_backend: nccl", WITH_GLOO),
+        ("cpu_offload: true\nprocess_group_backend: null", WITH_GLOO),
+        ("cpu_offload: ${offload}", WITH_GLOO),
+        ("cpu_offload: true\nprocess_group_backend: gloo", "gloo"),
+        ("cpu_offload: true\nprocess_group_backend: ${backend}", "${backend}"),
+        ("cpu_offload: false\nprocess_group_backend: nccl", "nccl"),
+        ("cpu_offload: false", None),
+        ("sharding_strategy: FULL_SHARD", None),
+    ],
+)
+@pytest.mark.parametrize("package", ["lightning.pytorch", "lightning.fabric"])
+def test_a_strategy_that_offloads_asks_for_gloo(package: str, given: str, after: str | None) -> None:
+    text = f"_target_: {package}.strategies.FSDPStrategy\n{given}\n"
+    done = convert(text, settings=Settings(world_size=8))
+    assert loaded(done).get("process_group_backend") == after
+    said = [f.message for f in done.findings if f.subject == "process_group_backend"]
+    assert any("No backend type associated" in each for each in said) is (after == WITH_GLOO)
+    assert len(said) <= 1
+    assert ("mesh=" in (done.blocks[0].code or "")) is ("cpu_offload: true" not in given)
 
 
 def test_hybrid_sharding_makes_its_own_mesh() -> None:

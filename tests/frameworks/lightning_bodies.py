@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, registe
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard
+from fsdp_migrate.adapters.engine.lightning_groups import WITH_GLOO
 from fsdp_migrate.adapters.engine.lightning_hook import hook_code
 
 
@@ -180,6 +181,40 @@ def accumulate(kind: str, folder: str) -> list[torch.Tensor]:
     model = type("Accumulating", (_Accumulating,), methods.get(kind, {}))()
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
     return recording.gradients
+
+
+def offload(folder: str) -> tuple[bool, float]:
+    """Train one step with clipping by the hook of a run that offloads, over a group that is told of gloo.
+
+    Return whether the model's mesh is of the group of all ranks, and the norm of its whole gradients.
+    """
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    names: dict[str, Any] = {}
+    exec(hook_code({"cpu_offload": True}), names)
+    backend = WITH_GLOO.partition(",")[0]  # there is no GPU here
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=ModelParallelStrategy(
+            data_parallel_size=ranks, tensor_parallel_size=1, process_group_backend=backend
+        ),
+        max_steps=1,
+        gradient_clip_val=1e-3,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    data = torch.utils.data.TensorDataset(torch.randn(2 * ranks, 16))
+    model: Any = type("Offloaded", (_Accumulating,), {"configure_model": names["configure_model"]})()
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
+    found: Any = next(iter(model.parameters()))
+    gradients = [each.grad.full_tensor().flatten() for each in model.parameters()]
+    return found.device_mesh.get_group() is dist.group.WORLD, float(torch.cat(gradients).norm())
 
 
 def _without(hook: Any) -> Any:

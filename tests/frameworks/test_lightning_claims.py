@@ -57,6 +57,28 @@ names = ("auto_wrap_policy", "sharding_strategy", "limit_all_gathers", "cpu_offl
 found["refuses_fsdps"] = found["model_parallel"] and all(map(refuses, names))
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
+class Asked(Exception):
+    pass
+def record(backend, **_):
+    raise Asked(backend)
+def asked_for(make, **more):
+    asks = ModelParallelStrategy(process_group_backend="cpu:gloo,cuda:nccl", **more)
+    try:
+        make(accelerator="cpu", devices=1, strategy=asks)
+    except Asked as error:
+        return str(error) == "cpu:gloo,cuda:nccl"
+    return False
+def trainer(**more):
+    pl.Trainer(logger=False, enable_progress_bar=False, **more).strategy.setup_environment()
+def fabric(**more):
+    lightning.fabric.Fabric(**more).launch()
+if found["model_parallel"]:
+    import lightning.fabric
+    torch.distributed.init_process_group = record
+    is_trainers = asked_for(trainer)
+    from lightning.fabric.strategies import ModelParallelStrategy
+    is_fabrics = asked_for(fabric, parallelize_fn=print)
+found["backend_is_asked_for"] = found["model_parallel"] and is_trainers and is_fabrics
 arguments = sorted(set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
 print(json.dumps([found, arguments]))
 """

@@ -13,11 +13,13 @@ from fsdp_migrate.source.python.heirs import FABRICS as THEIRS, is_itself, is_ma
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_objects import NamedObjects
-from fsdp_migrate.source.python.nodes import code as written, named_arguments, text_of
+from fsdp_migrate.source.python.nodes import code as written, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -26,6 +28,8 @@ _CLASS = re.compile(r"Fabric$")
 _STRATEGY = re.compile(r"^(lightning|lightning_fabric)\b.*\bFSDPStrategy$")
 _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
 SETS_UP = frozenset({"setup", "setup_module"})
+_INNER = "_forward_module"
+_TAKES_ITS_OWN = frozenset({"clip_gradients", "no_backward_sync", "save"})
 FABRICS: Final = NamedObjects(
     "Fabric",
     shards=SETS_UP,
@@ -100,6 +104,39 @@ def is_set_up_plain(index: Index, call: cst.Call) -> bool:
     func = call.func
     is_one = isinstance(func, cst.Attribute) and func.attr.value in SETS_UP
     return is_one and _is_made_plain(index, cst.ensure_type(func, cst.Attribute).value)
+
+
+def is_fabrics_own(index: Index, model: cst.BaseExpression) -> bool:
+    """Tell whether the same function asks a model for what Fabric's module alone has, or gives it to Fabric.
+
+    As ``model._forward_module``, and ``fabric.save(path, {"model": model})``.
+    """
+    function, text = index.function(model), text_of(model)
+    if function is None:
+        return False
+    inner = [each for each in walk_for(function, cst.Attribute) if each.attr.value == _INNER]
+    if any(text_of(each.value) == text and not _is_bound_to(index, each, text) for each in inner):
+        return True
+    for call in walk_for(function, cst.Call):
+        func = call.func
+        is_its = isinstance(func, cst.Attribute) and func.attr.value in _TAKES_ITS_OWN
+        if not is_its or not is_one(FABRICS, text_of(cst.ensure_type(func, cst.Attribute).value), index):
+            continue
+        if any(text_of(each) == text for arg in call.args for each in _given(arg.value)):
+            return True
+    return False
+
+
+def _is_bound_to(index: Index, value: cst.BaseExpression, name: str) -> bool:
+    """Tell whether a name is given a value: ``model = model._forward_module``."""
+    above = index.parents[value]
+    return isinstance(above, cst.Assign) and any(text_of(each.target) == name for each in above.targets)
+
+
+def _given(value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
+    yield value
+    for each in value.elements if isinstance(value, cst.Dict) else ():
+        yield each.value
 
 
 def _is_made_plain(index: Index, fabric: cst.BaseExpression) -> bool:

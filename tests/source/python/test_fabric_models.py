@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths, scan_source
+from fsdp_migrate.source import rewrite_paths, scan_paths, scan_source
+from tests.source.samples import turned
 
 
 if TYPE_CHECKING:
@@ -93,3 +94,48 @@ def test_what_fabrics_module_holds_is_the_wrapper() -> None:
     loop = "while isinstance(model, FSDP):\n    model = model.module\n"
     said = [use.becomes for use in scan_source(f"{HEADER}{imports}{made}{loop}") if use.code == "FM335"]
     assert any("this loop would not end" in text for text in said)
+
+
+SHOWN = "with FSDP.summon_full_params(model):\n        pass\n    model.module.save_config(p)\n"
+SET_UP = "def main(fabric, net):\n    model = fabric.setup(net)\n"
+INNER = SET_UP.replace("setup(net)", "setup(net)._forward_module")
+IMPORTS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "stays"),
+    [
+        (f"{SET_UP}    {SHOWN}", True),
+        # What FSDP1's function takes below a check is not the wrapper for that.
+        (f"{SET_UP}    assert isinstance(fabric.strategy, FSDPStrategy)\n    {SHOWN}", True),
+        (f"def save(model):\n    state = model._forward_module.state_dict()\n    {SHOWN}", True),
+        (f"def save(fabric, model):\n    fabric.save(p, {{'model': model}})\n    {SHOWN}", True),
+        (f"def step(fabric, model):\n    fabric.clip_gradients(model, o, max_norm=1)\n    {SHOWN}", True),
+        (f"def save(fabric, model):\n    fabric.save(p, {{'model': other}})\n    {SHOWN}", False),
+        (f"def save(fabric, model):\n    model = model._forward_module\n    {SHOWN}", False),
+        (f"def save(model):\n    saver.save(p, model)\n    {SHOWN}", False),
+        (f"{INNER}    if isinstance(model, FSDP):\n        {SHOWN.replace('    ', '        ')}", False),
+    ],
+)
+def test_module_of_fabrics_own_module_stays(body: str, *, stays: bool) -> None:
+    after = turned(f"{HEADER}{IMPORTS}fabric = Fabric(strategy='fsdp')\n{body}", header="")
+    assert ("model.module.save_config(p)" in after) is stays
+    assert ("model.save_config(p)" in after) is not stays
+
+
+def test_module_of_what_fabric_gave_stays_in_a_function_of_another_file(tmp_path: Path) -> None:
+    body = (
+        "def main(net, optimizer):\n    fabric = Fabric(strategy='fsdp')\n"
+        "    model, optimizer = fabric.setup(net, optimizer)\n    train(fabric, model)\n"
+        "def train(fabric, model):\n    save(fabric=fabric, model=model)\n"
+    )
+    (tmp_path / "main.py").write_text(f"{HEADER}from helpers import save\n{body}")
+    asks = "def save(fabric, model):\n    assert isinstance(fabric.strategy, FSDPStrategy)\n    "
+    helpers = tmp_path / "helpers.py"
+    helpers.write_text(f"{HEADER}{IMPORTS}{asks}{SHOWN}")
+    rewrite_paths([tmp_path], write=True)
+    assert "model.module.save_config(p)" in helpers.read_text()
+    (tmp_path / "main.py").write_text(f"{IMPORTS}from helpers import save\nsave(fabric, FSDP(net))\n")
+    helpers.write_text(f"{HEADER}{IMPORTS}{asks}{SHOWN}")
+    rewrite_paths([tmp_path], write=True)
+    assert "model.save_config(p)" in helpers.read_text()

@@ -69,6 +69,16 @@ def test_fabric_saves_a_folder_unless_told(strategy: str) -> None:
 def test_offload_by_the_name_of_the_strategy() -> None:
     code = pasted('fabric = Fabric(devices=2, strategy="fsdp_cpu_offload")\n')
     assert "'cpu_offload': True" in code
+    assert "mesh=" not in code  # its groups may have NCCL alone, which reduces nothing on the CPU
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_said"),
+    [("FSDPStrategy(cpu_offload=True)", True), ('"fsdp_cpu_offload"', True), ("FSDPStrategy()", False)],
+)
+def test_a_strategy_that_offloads_asks_for_gloo(strategy: str, *, is_said: bool) -> None:
+    said = comment(f"fabric = Fabric(devices=2, strategy={strategy})\n")
+    assert ('process_group_backend="cpu:gloo,cuda:nccl"' in said) is is_said
 
 
 def test_where_fabric_is_not_seen_that_is_said() -> None:

@@ -29,6 +29,8 @@ MODEL_PARALLEL = (
     "ModelParallelStrategy(data_parallel_size={}, tensor_parallel_size=1, save_distributed_checkpoint={})"
 )
 
+WITH_GLOO = 'process_group_backend="cpu:gloo,cuda:nccl"'
+
 
 @pytest.mark.parametrize(
     ("strategy", "after", "hook"),
@@ -39,7 +41,22 @@ MODEL_PARALLEL = (
             MODEL_PARALLEL.format(8, True).replace(")", ", timeout=t)"),
             "'sharding_strategy': 'SHARD_GRAD_OP'",
         ),
-        ('"fsdp_cpu_offload"', MODEL_PARALLEL.format(8, False), "'cpu_offload': True"),
+        (
+            '"fsdp_cpu_offload"',
+            f"{MODEL_PARALLEL.format(8, False)[:-1]}, {WITH_GLOO})",
+            "'cpu_offload': True",
+        ),
+        (
+            "FSDPStrategy(cpu_offload=True)",
+            MODEL_PARALLEL.format(8, False).replace("(", f"({WITH_GLOO}, "),
+            "'cpu_offload': True",
+        ),
+        (
+            "FSDPStrategy(cpu_offload=True, process_group_backend='nccl')",
+            f"{MODEL_PARALLEL.format(8, False)[:-1]}, {WITH_GLOO})",
+            "'cpu_offload': True",
+        ),
+        ("FSDPStrategy(cpu_offload=False)", MODEL_PARALLEL.format(8, False), "'cpu_offload': False"),
         (
             '"fsdp", sync_batchnorm=True',
             f"{MODEL_PARALLEL.format(8, False)}, sync_batchnorm=True",
@@ -438,3 +455,18 @@ def test_a_strategy_that_the_next_one_replaces(between: str, value: str, *, is_s
         "  t = L.Fabric(devices=8, strategy=s)\n"
     )
     assert ("FM319" in comments(body, header=LIT)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [
+        ('strategy = "fsdp_cpu_offload"\nrun(strategy)\n', True),
+        ('strategy = "fsdp"\nrun(strategy)\n', False),
+        ('parser.add_argument("--strategy", choices=["ddp", "fsdp_cpu_offload"])\n', True),
+        ('parser.add_argument("--strategy", choices=["ddp", "fsdp"])\n', False),
+    ],
+)
+def test_a_word_that_offloads_is_told_of_gloo(code: str, *, is_said: bool) -> None:
+    said = [use.becomes for use in scan_source(f"import lightning as L\n{code}") if use.code == "FM319"]
+    assert len(said) == 1
+    assert ("process_group_backend='cpu:gloo,cuda:nccl'" in said[0]) is is_said
