@@ -54,7 +54,7 @@ from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen
 from fsdp_migrate.source.python.argument_places import parameters_of
-from fsdp_migrate.source.python.held import BY_ANY, EACH, has_model, held, inside_of, put
+from fsdp_migrate.source.python.held import BY_ANY, EACH, UNSHARDED, has_model, held, inside_of, put
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
@@ -342,7 +342,7 @@ class _Following(GivenOtherwise):
         given, named = given_to(call, lambda node: self.kinds(node, place) | self._kinds_of_self(node, place))
         self._follow_sharding(call, node, place)
         is_about = any(map(self._is_about, (*given, *named.values())))
-        is_known = is_about or any("ddp" in kinds for kinds in (*given, *named.values()))
+        is_known = is_about or any({"ddp", UNSHARDED} & kinds for kinds in (*given, *named.values()))
         self._note_asked(call, place)
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))
