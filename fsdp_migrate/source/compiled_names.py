@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.held import COMPILED
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
 
@@ -27,12 +28,14 @@ _TAKES_OUT: Final = frozenset({"partition", "removeprefix", "replace", "rpartiti
 
 
 def had_prefix(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether a model is what this source compiles, so that its state's names lose a prefix.
+    """Tell whether a model is what this source, or another, compiles: its state's names lose a prefix.
 
     Where the source takes the prefix out itself, nothing is lost.
     """
-    if "compile" not in source.code or (_PREFIX in source.code and _takes_it_out(source)):
+    if _PREFIX in source.code and _takes_it_out(source):
         return False
+    if COMPILED in source.models.kinds(model):
+        return True
     names = {text_of(model), text_of(model).removesuffix(".module"), *_wrapped_as(source, text_of(model))}
     return not names.isdisjoint(_compiled(source)) or _was_compiled_in(source, model)
 

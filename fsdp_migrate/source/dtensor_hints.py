@@ -14,6 +14,7 @@ import libcst as cst
 
 from fsdp_migrate.source.between_passes import LIGHTNINGS, is_between
 from fsdp_migrate.source.ignored_states import tells_to_ignore
+from fsdp_migrate.source.plain_tensors import changes_plain
 from fsdp_migrate.source.python.lightning_models import UNITS, is_run_sharded, run_in
 from fsdp_migrate.source.python.nodes import walk_for
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
@@ -32,6 +33,7 @@ _GATHERS: Final = (
     "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
     "or take .to_local(), which is that rank's part."
 )
+_IN_PLACE: Final = "As it is, this raises: torch changes no plain tensor in place by a DTensor."
 _IGNORED: Final = (
     "Of a parameter that FSDP ignores, which stays plain, take neither: ask isinstance(p, DTensor) first."
 )
@@ -52,6 +54,8 @@ def with_hints(values: ParameterValues, node: cst.CSTNode, said: str) -> str:
     """Return what is said of a place, with what its advice does not hold for."""
     source = values.source
     found = [said]
+    if isinstance(node, cst.Call) and changes_plain(source, node):
+        found.append(_IN_PLACE)
     if "full_tensor()" in said and runs_on_one_rank(source.index, source.models.guards, node):
         found.append(_GATHERS)
     if _TAKES.search(said) is not None:

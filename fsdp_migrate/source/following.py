@@ -58,6 +58,7 @@ from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.held import (
     BY_ANY,
     EACH,
+    UNSHARDED,
     has_model,
     held,
     inside_of,
@@ -375,7 +376,7 @@ class _Following(GivenOtherwise):
         self._follow_sharding(call, node, place)
         every = (*given, *named.values())
         is_about = any(map(self._is_about, every)) or any(map(tensors, every))
-        is_known = is_about or any("ddp" in kinds for kinds in every)
+        is_known = is_about or any({"ddp", UNSHARDED} & kinds for kinds in every)
         self._note_asked(call, place)
         if is_about and isinstance(call.func, ast.Attribute):
             objects = self.objects_in(self.kinds(call.func.value, place))

@@ -12,7 +12,12 @@ import libcst as cst
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import argument_of, dotted, text_of
-from fsdp_migrate.source.python.tensor_words import gives_its_kind
+from fsdp_migrate.source.python.tensor_words import (
+    OF_THE_WHOLE,
+    STATISTICS,
+    gives_its_kind,
+    gives_kind_of_given,
+)
 from fsdp_migrate.source.tensor_parts import parts_of
 
 
@@ -59,6 +64,8 @@ _BY_VALUE = frozenset(
         *("maximum", "minimum", "mul", "multiply", "pow", "remainder", "sub", "subtract", "where"),
     }
 )
+_NUMBERS = _MAKERS | {"torch.as_tensor", "torch.scalar_tensor", "torch.tensor"}
+_GIVES_ON = (cst.Arg, cst.BinaryOperation, cst.GeneratorExp, cst.ListComp, cst.UnaryOperation)
 _DEEPEST = 4
 
 
@@ -85,6 +92,57 @@ def met(values: ParameterValues, is_plain: IsPlain | None = None) -> Iterator[cs
         is_its = any(_is_put(each) and values.is_one(each) for each in targets)
         if is_its and is_plain(assign.value):
             yield assign
+
+
+def changes_plain(source: Source, call: cst.Call) -> bool:
+    """Tell whether a norm, a sum or the like goes in place into a plain tensor: ``total += p.norm()``.
+
+    Of a DTensor it is one as well. ``total + p.norm()`` torch takes, where ``total`` is a single number.
+    """
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    if name not in STATISTICS and not source.index.qualified(call.func) & OF_THE_WHOLE:
+        return False
+    below: cst.CSTNode = call
+    for above in source.index.ancestors(call):
+        if isinstance(above, (cst.Assign, cst.AugAssign)):
+            return below is above.value and any(_is_kept(source, each) for each in _changed(above))
+        if isinstance(above, cst.Call) and below is not above.func:
+            func = above.func
+            if isinstance(func, cst.Attribute) and func.attr.value.endswith("_"):
+                return _is_kept(source, func.value)
+            is_sum = dotted(func) == "sum" or bool(source.index.qualified(func) & OF_THE_WHOLE)
+            if not is_sum and not any(map(gives_kind_of_given, source.index.qualified(func))):
+                return False
+        elif isinstance(above, cst.Attribute):
+            if not gives_its_kind(above.attr.value):
+                return False  # `.item()`, `.full_tensor()`
+        elif not isinstance(above, (cst.Call, *_GIVES_ON)):
+            return False
+        below = above
+    return False
+
+
+def _changed(node: cst.Assign | cst.AugAssign) -> Iterator[cst.BaseExpression]:
+    """Yield what a statement changes in place: ``total += x``, ``norms[i] = x``."""
+    if isinstance(node, cst.AugAssign):
+        yield node.target.value if isinstance(node.target, cst.Subscript) else node.target
+        return
+    for each in node.targets:
+        if isinstance(each.target, cst.Subscript):
+            yield each.target.value
+
+
+def _is_kept(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is a tensor that is made here, of one number too: ``torch.tensor(0.0).cuda()``."""
+    if is_made_plain(source, node):
+        return True
+    is_name = isinstance(node, cst.Attribute) or (isinstance(node, cst.Name) and node in source.index.scopes)
+    held = last_value(source.index, node) if is_name and isinstance(node, (cst.Attribute, cst.Name)) else node
+    while isinstance(held, cst.Call) and isinstance(held.func, cst.Attribute):
+        if source.index.qualified(held.func) or not gives_its_kind(held.func.attr.value):
+            break
+        held = held.func.value
+    return isinstance(held, cst.Call) and bool(source.index.qualified(held.func) & _NUMBERS)
 
 
 def _is_put(target: cst.BaseExpression) -> bool:

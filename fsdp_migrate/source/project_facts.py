@@ -22,7 +22,9 @@ from fsdp_migrate.source.project_names import node_of, set_by_names
 from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.argument_places import argument_at
 from fsdp_migrate.source.python.held import (
+    COMPILED,
     EACH,
+    UNSHARDED,
     attribute,
     entered,
     has_model,
@@ -151,6 +153,9 @@ class ProjectFacts(PickedKinds):
         here = f"{place.module.path}:{place.scope}", text
         if "fsdp" in kinds and mark not in self.made.setdefault(here, []):
             self.made[here].append(mark)
+            self._found_more(here)
+        if {COMPILED, UNSHARDED} & kinds and mark not in self.compiled_at.setdefault(here, []):
+            self.compiled_at[here].append(mark)
             self._found_more(here)
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
             self._note_above(self.project.class_of(place), key[1], kinds)

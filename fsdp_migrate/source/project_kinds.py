@@ -31,10 +31,13 @@ from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.argument_places import every_argument, parameters_of
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
+    COMPILED,
     EACH,
     FLAT,
+    UNSHARDED,
     attribute,
     has_model,
+    of_compiled,
     parameters_in,
     put,
     taken,
@@ -46,7 +49,7 @@ from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, 
 from fsdp_migrate.source.python.optimizers import has_groups, of_optimizer
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
 from fsdp_migrate.source.python.switched_off import is_switched_off
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, made_by
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL, compiled, made_by
 from fsdp_migrate.source.renamed_functions import RenamedFunctions
 
 
@@ -84,6 +87,8 @@ class ProjectKinds:
     """What a name of a scope may be, by the scope's key and the name."""
     made: dict[Fact, list[Mark]] = field(default_factory=dict)
     """Where a name is made a model."""
+    compiled_at: dict[Fact, list[Mark]] = field(default_factory=dict)
+    """Where a name is given a model that ``torch.compile`` gave, sharded or not."""
     inner: dict[Fact, set[Start]] = field(default_factory=dict)
     """The statements that shard what a name is, in place: ``net`` of ``model = FSDP(net)``."""
     from_others: dict[Fact, set[str]] = field(default_factory=dict)
@@ -171,7 +176,9 @@ class ProjectKinds:
             here = f"{place.module.path}:{place.scope}", text
             # By what shards it below alone, nothing is known of it above.
             is_inner = here in self.inner and {e.start for e in self.made.get(here, ())} <= self.inner[here]
-            found -= {"fsdp", "other"} if is_inner else {"fsdp"}
+            found -= {"fsdp", "other", COMPILED} if is_inner else {"fsdp", COMPILED}
+        if not {COMPILED, UNSHARDED}.isdisjoint(found) and not self._is_compiled(text, node, place):
+            found -= {COMPILED, UNSHARDED}
         start, _, last = text.rpartition(".")
         if last in catalog.WRAPPED and start:
             inner = whole(self.text_kinds(start, node, place))
@@ -249,6 +256,15 @@ class ProjectKinds:
             comes_to(self.project, mark, here, text) and not is_bound_since(self, mark, text, here)
             for mark in made
         )
+
+    def _is_compiled(self, text: str, node: ast.expr, place: Place) -> bool:
+        """Tell whether a place may have the compiled model that its function, or another, gives a name."""
+        fact = f"{place.module.path}:{place.scope}", text
+        marks = self.compiled_at.get(fact, ())
+        if not marks or COMPILED in self.from_others.get(fact, ()):
+            return True
+        here = replace(place, start=place.start if place.start != NOWHERE else start_of(node))
+        return any(comes_to(self.project, mark, here, text) for mark in marks)
 
     def _runs_before(self, text: str, place: Place) -> bool:
         """Tell whether a class's constructor runs a method before those that make an attribute a model."""
@@ -365,7 +381,7 @@ class ProjectKinds:
                 set() if is_off else {e for e in self.kinds(call.args[0], place) if e.startswith(MAKES_ONE)}
             )
         if known in AROUND_MODEL and len(call.args) > AROUND_MODEL[known]:
-            return self.kinds(call.args[AROUND_MODEL[known]], place)
+            return compiled({known}, self.kinds(call.args[AROUND_MODEL[known]], place))
         inner = unwrapped(call, place)
         found = self.frameworks.of_call(call, place) if inner is None else self.kinds(inner, place)
         for definition in self.called(call.func, place):
@@ -380,8 +396,11 @@ class ProjectKinds:
         for definition in self.overriding(call.func, place):
             returned = self.returned(definition)
             found |= returned | {"other"} if returned else set()
-        made = (kind for kind in self.kinds(call.func, place) if kind.startswith(MAKES_ONE))
-        found |= {kind.removeprefix(MAKES_ONE) for kind in made}
+        makes = (kind for kind in self.kinds(call.func, place) if kind.startswith(MAKES_ONE))
+        made = {kind.removeprefix(MAKES_ONE) for kind in makes}
+        found |= made | (
+            of_compiled(self.kinds(call.args[0], place)) if "fsdp" in made and call.args else set()
+        )
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME_MODEL:
             found |= whole(self.kinds(call.func.value, place))
         if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:

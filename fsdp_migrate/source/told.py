@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.held import (
     ARGUMENT,
     BY_ANY,
+    COMPILED,
     FLAT,
     TENSOR,
     WRAPS,
@@ -217,7 +218,7 @@ class Told:
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
-            if last in _TOLD or kind.startswith(ARGUMENT):
+            if last in _TOLD or kind.startswith(ARGUMENT) or kind.endswith(COMPILED):
                 found.add(kind)
             elif last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)
@@ -248,7 +249,7 @@ class Told:
         for text, kinds in self._by_owner.get(owner.key, ()):
             name = text.removeprefix("self.")
             if "." not in name and not name.startswith("_") and name not in without:
-                found |= put(attribute(name), whole(kinds) & _TOLD)
+                found |= put(attribute(name), (whole(kinds) & _TOLD) | ({COMPILED} & kinds))
         for base in self.known.project.bases(owner) if depth < _DEEPEST else ():
             found |= self._attributes(base, without, depth + 1)
         return found

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from fsdp_migrate.source import rewrite_source
+from tests.source.projects import after
 from tests.source.samples import turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -97,3 +104,74 @@ def main(net):
 @pytest.mark.parametrize(("compiles", "is_said"), [("net = torch.compile(net)", True), ("pass", False)])
 def test_the_state_is_asked_of_what_an_object_holds(compiles: str, is_said: bool) -> None:
     assert (LOST in rewrite_source(OBJECT.format(compiles=compiles))) is is_said
+
+
+SAVER = """\
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
+
+class Saver:
+    def save(self, net):
+        with FSDP.state_dict_type(net, StateDictType.FULL_STATE_DICT):
+            state = net.state_dict()
+        return state
+"""
+SHARDS = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from saver import Saver
+
+def compiled(net):
+    return torch.compile(net)
+
+def main(net, a):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_said"),
+    [
+        ("m = FSDP(net)\nif a:\n    m = torch.compile(m)\nSaver().save(m)", True),
+        ("if a:\n    net = torch.compile(net)\nm = FSDP(net)\nSaver().save(m)", True),
+        ("m = FSDP(torch.compile(net))\nSaver().save(m)", True),
+        ("m = FSDP(compiled(net))\nSaver().save(m)", True),
+        ("m = compiled(FSDP(net))\nSaver().save(m)", True),
+        ("m = FSDP(net)\nc = torch.compile(m)\nSaver().save(c)", True),
+        ("m = FSDP(net)\nSaver().save(m)", False),
+        ("m = FSDP(net)\nm.compile()\nSaver().save(m)", False),
+        ("m = FSDP(net)\nc = torch.compile(m)\nSaver().save(m)", False),
+        ("m = FSDP(net)\nSaver().save(m)\nm = torch.compile(m)", False),
+        ("m = FSDP(net)\nc = torch.compile(net.loss)\nSaver().save(m)", False),
+        ("if a:\n    m = FSDP(net)\nelse:\n    m = torch.compile(net)\nSaver().save(m)", False),
+        (
+            "if a:\n    m = FSDP(net)\nelse:\n    net = torch.compile(net)\n    m = net\nSaver().save(m)",
+            False,
+        ),
+    ],
+)
+def test_the_model_is_compiled_in_another_file(tmp_path: Path, lines: str, *, is_said: bool) -> None:
+    files = {"saver.py": SAVER, "main.py": SHARDS.format(lines.replace("\n", "\n    "))}
+    saver = after(tmp_path, files, "saver.py")
+    assert (LOST in saver) is is_said
+    assert "state = get_model_state_dict(net, options=" in saver
+
+
+def test_where_the_other_file_takes_the_prefix_out_nothing_is_lost(tmp_path: Path) -> None:
+    main = SHARDS.format("m = torch.compile(FSDP(net))\n    Saver().save(m)")
+    taken = SAVER.replace(
+        "return state", "return {k.removeprefix('_orig_mod.'): v for k, v in state.items()}"
+    )
+    assert LOST not in after(tmp_path, {"saver.py": taken, "main.py": main}, "saver.py")
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [("return torch.compile(m)", True), ("return FSDP(torch.compile(net))", True), ("return m", False)],
+)
+def test_a_function_gives_the_compiled_model(tmp_path: Path, made: str, *, is_said: bool) -> None:
+    imports = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    build = f"{imports}\ndef build(net):\n    m = FSDP(net)\n    {made}\n"
+    used = f"model = build(net)\n{SAVES.format('model')}"
+    assert (LOST in turned(f"import torch\n{build.removeprefix(imports)}{used}")) is is_said
+    main = f"from build import build\n{SAVER.partition('class')[0]}{used}"
+    assert (LOST in after(tmp_path, {"build.py": build, "main.py": main}, "main.py")) is is_said

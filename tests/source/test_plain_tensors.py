@@ -89,3 +89,56 @@ def test_in_whole_parameters_both_are_plain() -> None:
         "        p.add_(torch.randn(p.shape))\n        p[0] = 1\n"
     )
     assert "FM423" not in dict(codes(body))
+
+
+_IN_PLACE = "As it is, this raises"
+_SUM = "m = FSDP(net)\ns = {}\nfor p in m.parameters():\n    {}\nprint(s)\n"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(
+            "torch.tensor(0.0, device=d)",
+            "torch.tensor(0.0).to(d)",
+            "torch.zeros(1).cuda()",
+            "torch.zeros(())",
+        ),
+        "torch.zeros(8)",
+    ],
+)
+@pytest.mark.parametrize(
+    ("takes", "raises"),
+    [
+        ("s += torch.norm(p.data.float(), p=2)", True),
+        ("s += p.grad.norm() ** 2", True),
+        ("s += sum(q.norm() for q in [p])", True),
+        ("s.add_(p.norm())", True),
+        ("s[0] += p.sum()", True),
+        ("s[0] = p.abs().max()", True),
+        ("s.copy_(p.norm().detach())", True),
+        ("s = s + p.norm()", False),
+        ("s = torch.maximum(s, p.norm())", False),
+        ("s += p.norm().item()", False),
+        ("s += p.norm().full_tensor()", False),
+        ("s += float(p.norm())", False),
+        ("s += p.numel()", False),
+        ("x = p.norm()", False),
+    ],
+)
+def test_what_a_plain_tensor_takes_in_place_ends_a_run(made: str, takes: str, *, raises: bool) -> None:
+    body = _SUM.format(made, takes)
+    assert (_IN_PLACE in turned(body)) is raises
+    assert not raises or "FM334" not in {code for code, _ in codes(body)}
+
+
+@pytest.mark.parametrize("made", ["0", "0.0", "torch.zeros_like(next(m.parameters()))", "start", "[0.0]"])
+def test_what_is_no_plain_tensor_takes_a_norm_in_place(made: str) -> None:
+    assert _IN_PLACE not in turned(_SUM.format(made, "s += p.norm()"))
+
+
+@pytest.mark.parametrize(("indent", "code"), [("", "FM336"), ("    if log:\n        ", "FM423")])
+def test_what_ends_the_first_step_needs_no_stop(indent: str, code: str) -> None:
+    body = "    s = torch.zeros(1)\n    for p in m.parameters():\n    {}    s += p.norm()\n    print(s)\n"
+    steps = f"def step(net, log):\n    m = FSDP(net)\n{body.format(indent)}    m(x).sum().backward()\n"
+    assert [each for each, action in codes(steps) if action == "commented"] == [code]

@@ -111,9 +111,19 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
         out.print(f"[bold]Done by `fsdp-migrate rewrite`: {counted(rewritten.total(), 'use')}[/]")
     for code, count in sorted(rewritten.items()):
         print_text(out, FINDING_CODES[code].summary, indent=" " * 15, first=f"{count:>5} x {code}  ")
-    if rest := len(uses) - sum(use.action in {"commented", "rewritten", "unclear"} for use in uses):
+    others = [use for use in uses if _is_another_number(use)]
+    if others:
+        out.print(f"[bold]Other numbers than before: {counted(len(others), 'place')}[/]")
+        _show_groups(out, others, _PLACES)
+    named = sum(use.action in {"commented", "rewritten", "unclear"} for use in uses) + len(others)
+    if rest := len(uses) - named:
         needs = "need" if rest > 1 else "needs"
         out.print(f"{counted(rest, 'more use')} {needs} no action; --all shows every use.")
+
+
+def _is_another_number(use: Use) -> bool:
+    """Tell whether a use stays, and what it counts comes out otherwise: ``p.numel()`` that is printed."""
+    return use.action == "kept" and use.code == "FM334"
 
 
 def _show_groups(out: Console, uses: Sequence[Use], most: int) -> None:

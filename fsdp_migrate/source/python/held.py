@@ -33,6 +33,10 @@ TENSOR = "tensor"
 """A parameter of a sharded model by itself, its gradient, or what has their form: a DTensor now."""
 WRAPS = "._wrapped>params"
 """What a module of another file is that wraps an FSDP1 model: that model's parameters are its own."""
+COMPILED = "._compiled>sharded"
+"""Beside a sharded model that ``torch.compile`` was given, or gave: its names had ``_orig_mod.``."""
+UNSHARDED = "._compiled>plain"
+"""The same of a model that is not sharded yet."""
 _SHARDING = frozenset({"", "prepare", "prepare_model", "setup", "setup_module"})
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
@@ -165,6 +169,11 @@ def has_model(kinds: Collection[str]) -> bool:
     return any(kind == MODEL or kind.endswith(f">{MODEL}") for kind in kinds)
 
 
+def of_compiled(kinds: Collection[str]) -> set[str]:
+    """Return what FSDP1's class makes of a model beside a sharded one: it keeps the names that it has."""
+    return set() if {COMPILED, UNSHARDED}.isdisjoint(kinds) else {COMPILED}
+
+
 def without_models(kinds: Collection[str]) -> set[str]:
     """Return what is left where FSDP1's models are not yet, or not here."""
-    return {kind for kind in kinds if kind != MODEL and not kind.endswith(f">{MODEL}")}
+    return {kind for kind in kinds if kind != MODEL and not kind.endswith((f">{MODEL}", COMPILED))}

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.held import COMPILED
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted, kept, last_name, walk_for
-from fsdp_migrate.source.python.wrappers import MAKES
+from fsdp_migrate.source.python.nodes import dotted, kept, last_name, model_argument, walk_for
+from fsdp_migrate.source.python.wrappers import MAKES, compiled
 
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fsdp_migrate.source.python.model_kinds import ModelKinds
     from fsdp_migrate.source.python.scopes import Binding, Index
 
@@ -55,6 +58,27 @@ def is_constructor(index: Index, func: cst.CSTNode) -> bool:
     if type(func) is not cst.Name or func not in index.scopes:
         return False
     return any(makes_fsdp(index, each) for each in index.scopes[func].lookup(func.value))
+
+
+def of_wrapping(index: Index, call: cst.Call) -> set[str]:
+    """Return what a call of such a class gives: of a compiled model one whose names have that prefix."""
+    found = {"fsdp", "other"} if index.is_ambiguous(call.func) else {"fsdp"}
+    given = model_argument(call, 0)
+    value = last_value(index, given) if isinstance(given, cst.Name) and given in index.scopes else given
+    if not isinstance(value, cst.Call) or "torch.compile" not in index.qualified(value.func):
+        return found
+    is_before = value is given or index.order[value] < index.order[call]
+    return found | {COMPILED} if is_before and not index.excludes(value, call) else found
+
+
+def of_around(
+    models: ModelKinds, call: cst.Call, inner: cst.BaseExpression, names: Collection[str]
+) -> set[str]:
+    """Return what a call gives that gives back its model: compiled, where that is sharded in this branch."""
+    kinds, key = models.kinds(inner), models.key_of(inner)
+    made = models.made.get(key, ()) if key is not None and key not in models.given else ()
+    is_other = bool(made) and all(models.index.excludes(each, call) for each in made)
+    return kinds if is_other else compiled(names, kinds)
 
 
 def makes_fsdp(index: Index, binding: Binding) -> bool:

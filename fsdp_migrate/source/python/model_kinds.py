@@ -49,6 +49,8 @@ from fsdp_migrate.source.python.makers import (
     is_constructor,
     is_partial_of,
     is_wrapping,
+    of_around,
+    of_wrapping,
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
@@ -57,7 +59,7 @@ from fsdp_migrate.source.python.parameters import is_list_of
 from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters, without_others
 from fsdp_migrate.source.python.run_order import places_run
 from fsdp_migrate.source.python.strategy_classes import StrategyClasses
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, FSDP2, INNERS, MAKES, SAME_MODEL, of_others
+from fsdp_migrate.source.python.wrappers import FSDP2, INNERS, MAKES, SAME_MODEL, around_model, of_others
 from fsdp_migrate.source.python.written_names import written_names
 
 
@@ -163,9 +165,8 @@ class ModelKinds:
     def _wrappings(self) -> list[tuple[cst.Call, str]]:
         """The calls that make FSDP1 models, and what each is given."""
         calls = [cst.ensure_type(node, cst.Call) for node in self.index.by_kind.get(cst.Call, ())]
-        calls = [call for call in calls if self.is_constructor(call.func) and not self.never.holds(call)]
-        made = ((call, model_argument(call, 0)) for call in calls)
-        return [(call, text_of(model)) for call, model in made if model is not None]
+        made = ((call, model_argument(call, 0)) for call in calls if self.is_constructor(call.func))
+        return [(call, text_of(model)) for call, model in made if model and not self.never.holds(call)]
 
     def _is_other_case(self, shows: cst.Call, node: cst.BaseExpression) -> bool:
         """Tell whether a place is reached only where what a call shows of a model does not hold."""
@@ -435,7 +436,7 @@ class ModelKinds:
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         if self.is_constructor(call.func):
-            return {"fsdp", "other"} if self.index.is_ambiguous(call.func) else {"fsdp"}
+            return of_wrapping(self.index, call)
         names = self.index.qualified(call.func)
         if names & FSDP2 or is_partial_of(self.index, call.func, FSDP2):
             return {"fsdp2"}
@@ -446,9 +447,8 @@ class ModelKinds:
             return {"fsdp", "other"}
         if gives_fsdp_modules(self.index, call):
             return {f"{EACH}>fsdp"}
-        around = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
-        if around is not None and around < len(call.args) and not call.args[around].star:
-            return self.kinds(call.args[around].value)
+        if (inner := around_model(call, names)) is not None:
+            return of_around(self, call, inner, names)
         unwrapped = self.frameworks.unwraps(call)
         found = self.kinds(unwrapped) if unwrapped is not None else self.frameworks.of_call(call)
         found |= self._made_by_functions(call, names)

@@ -409,7 +409,7 @@ class Models(ModelKinds):
         for written in written_names(self.index, call.func) if self.links.wraps_given else ():
             for place, name in self.links.wraps_given.get(written, ()):
                 told = argument_of(call, place, {name})
-                always = self.links.gives.get(written) == frozenset({"fsdp"})
+                always = whole(self.links.gives.get(written, ())) == {"fsdp"}
                 if told is not None and not (always and self._anew.is_replaced(call, told, always=True)):
                     yield told
 

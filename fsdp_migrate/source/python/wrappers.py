@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.held import put
+from fsdp_migrate.source.python.held import COMPILED, MODEL, UNSHARDED, put
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from fsdp_migrate.source.python.scopes import Index
 
@@ -47,7 +47,7 @@ _GIVES_ONE = re.compile(r"^deepspeed\.(?:\w+\.)*initialize$|(?:^|[._])booster\.b
 WRAPPERS = re.compile(r"(FSDP|DDP|DataParallel)$")
 """How classes are called that wrap a model, a project's own among them: ``ManualFSDP``."""
 # What gives back the model that it is called on, or with.
-INNERS = {"_forward_module": frozenset({"by:fabric"}), "_orig_mod": frozenset[str]()}
+INNERS = {"_forward_module": frozenset({"by:fabric"}), "_orig_mod": frozenset({COMPILED})}
 """Attributes with the model that `torch.compile` or Fabric holds, and what that is no more."""
 SAME_MODEL = frozenset({"bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"})
 MAKES = "makes:fsdp"
@@ -63,6 +63,18 @@ AROUND_MODEL = {
     "weakref.proxy": 0,
 }
 """What gives back the model that is its argument, and the place of that."""
+
+
+def compiled(known: Collection[str], kinds: set[str]) -> set[str]:
+    """Return what ``torch.compile``, or what else gives back the model that it is given, gives of one.
+
+    Example:
+        >>> sorted(compiled({"torch.compile"}, {"fsdp"})), compiled({"typing.cast"}, {"fsdp"})
+        (['._compiled>sharded', 'fsdp'], {'fsdp'})
+    """
+    if "torch.compile" not in known:
+        return kinds
+    return kinds | {COMPILED if MODEL in kinds else UNSHARDED}
 
 
 def made_by(known: str) -> set[str]:
@@ -82,6 +94,13 @@ def of_others(known: str) -> set[str]:
     if known in DDP or _OTHERS.match(known) is not None:
         return {"ddp"}
     return put("0", {"ddp"}) if _GIVES_ONE.search(known) is not None else set()
+
+
+def around_model(call: cst.Call, names: Collection[str]) -> cst.BaseExpression | None:
+    """Return the model that a call gives back, if it is one of what does."""
+    place = next((AROUND_MODEL[name] for name in names if name in AROUND_MODEL), None)
+    is_given = place is not None and place < len(call.args) and not call.args[place].star
+    return call.args[place].value if place is not None and is_given else None
 
 
 def given_to_fsdp2(index: Index, makes_fsdp1: Callable[[cst.CSTNode], bool]) -> Iterator[cst.BaseExpression]:

@@ -32,7 +32,7 @@ from fsdp_migrate.source.no_dimensions import is_for_none
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_copies import COPIES, met_copies
 from fsdp_migrate.source.plain_models import MEANT, met_models
-from fsdp_migrate.source.plain_tensors import met
+from fsdp_migrate.source.plain_tensors import changes_plain, met
 from fsdp_migrate.source.python.averages import is_averaged, takes_one
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
@@ -281,7 +281,7 @@ def _of_attributes(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator
 
 def _code_of(source: Source, call: cst.Call, said: str) -> str:
     """Return the code of a use: where nothing is computed by what it gives, one that stops no run."""
-    if said in _REFUSES:
+    if said in _REFUSES or changes_plain(source, call):
         return refused(source, call)
     if said == _SHARED:
         return "FM336"

@@ -79,3 +79,21 @@ def test_scanning_loads_no_torch(scripts: Path) -> None:
         f"assert main(['scan', {str(scripts)!r}]) == 0\nassert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
+
+
+COUNTS = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    "modules = {'actor': FSDP(a), 'critic': FSDP(b)}\n"
+    "print(sum(p.COUNT for m in modules.values() for p in m.parameters()))\n"
+)
+
+
+@pytest.mark.parametrize(("counted", "is_shown"), [("numel()", True), ("to_local().numel()", False)])
+def test_a_count_that_comes_out_otherwise_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], counted: str, *, is_shown: bool
+) -> None:
+    (tmp_path / "train.py").write_text(COUNTS.replace("COUNT", counted))
+    main(["scan", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert ("Other numbers than before: 1 place" in said) is is_shown
+    assert ("train.py:3:11: FM334 p.numel()" in said) is is_shown
