@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 Tensors = dict[str, torch.Tensor]
+_Held = tuple[int, str, str]  # the place of its unit, its name, and what it has: such as a moment
 
 _CARRIED = "carried by fsdp_migrate"
 _WHOLE = {"rank0_only": False, "offload_to_cpu": False}
@@ -210,28 +211,54 @@ class UnderFSDP1(Trainee):
     def _whole(self, states: Mapping[Any, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return what lies beside parameters, or flat parameters, whole and by names.
 
-        torch itself unflattens it, as the state of an optimizer that has all of a unit's parameters. Where an
-        optimizer lacks one, torch refuses to; so frozen ones, which may have nothing, are lent zeros.
+        torch itself unflattens it, as the state of an optimizer that has all of a unit's parameters. Where
+        one has nothing and others of its unit have, torch fails; so it is lent zeros. Which have is agreed
+        on by all ranks: one whose shard holds frozen parameters alone has nothing to tell it by.
         """
         carrier = torch.optim.SGD(self.model.parameters(), lr=0.0)
         carrier.state.update(states)
-        lent = {
-            key: each.dtype for values in states.values() for key, each in values.items() if _is_large(each)
+        places = {param: place for place, unit in enumerate(self._wrapped()) for param in unit.parameters()}
+        named = {
+            param: (places.get(param, -1), clean_name(name)) for name, param in self.model.named_parameters()
         }
-        frozen = {}
-        for name, param in self.model.named_parameters():
-            if not param.requires_grad and not any(map(_is_large, states.get(param, {}).values())):
-                frozen[clean_name(name)] = set(lent)
-                zeros = {key: torch.zeros_like(param, dtype=dtype) for key, dtype in lent.items()}
-                carrier.state[param] = {**states.get(param, {}), **zeros}
+        held = self._of_all_ranks(
+            {
+                (*named[param], key): each.dtype
+                for param in named
+                for key, each in states.get(param, {}).items()
+                if _is_large(each)
+            }
+        )
+        of_units = {(place, key): dtype for (place, _, key), dtype in held.items()}
+        lent = set()
+        for param, (place, name) in named.items():
+            for key, dtype in [(key, dtype) for (unit, key), dtype in of_units.items() if unit == place]:
+                if (place, name, key) not in held:
+                    lent.add((name, key))
+                if key not in carrier.state[param]:
+                    zeros = torch.zeros_like(param, dtype=held.get((place, name, key), dtype))
+                    carrier.state[param] = {**carrier.state[param], key: zeros}
         with self._states():
             found: dict[str, Any] = FSDP.optim_state_dict(self.model, carrier)
         return {
             clean_name(name): {
-                key: each for key, each in values.items() if key not in frozen.get(clean_name(name), ())
+                key: each for key, each in values.items() if (clean_name(name), key) not in lent
             }
             for name, values in found["state"].items()
         }
+
+    def _wrapped(self) -> list[FSDP]:
+        """Return the modules that FSDP1 wraps, outer ones first."""
+        return [each for each in self.model.modules() if isinstance(each, FSDP)]
+
+    def _of_all_ranks(self, own: dict[_Held, torch.dtype]) -> dict[_Held, torch.dtype]:
+        """Return what any rank has that shares a unit with this one."""
+        found: dict[_Held, torch.dtype] = {}
+        for group in dict.fromkeys(each.process_group for each in self._wrapped()):
+            every: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(every, own, group=group)
+            found |= {key: dtype for each in every for key, dtype in each.items()}
+        return found
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state, whole, by the names of parameters."""

@@ -87,6 +87,16 @@ def test_a_fault_is_named_where_it_is(
     assert said in f"{first['clue']} {first['gap']['words']}"
 
 
+@pytest.mark.parametrize("fault", ["frozen", "taken away"])
+def test_fsdp1_is_read_where_parameters_have_no_gradient(fault: str, tmp_path: Path) -> None:
+    """Which those are, a rank may not see by its own shard; torch's own gathering fails then."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    run_ranks(watched_bodies.train, "originals", fault, str(kept), None)
+    steps = compared(kept, tmp_path / "found", fault=fault)
+    assert [(each["is_in_both"], each["differences"]) for each in steps] == [(True, [])] * 2
+
+
 def test_gradients_that_a_closure_makes_are_seen(kept: dict[str, Path], tmp_path: Path) -> None:
     steps = compared(kept["closure"], tmp_path / "alike", fault="closure")
     assert [each["differences"] for each in steps] == [[], []]
