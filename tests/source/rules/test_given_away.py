@@ -157,6 +157,9 @@ def test_models_that_are_pickled_whole(body: str) -> None:
         "torch.save(model.state_dict(), path)\n",
         "torch.save({'model': model.state_dict(), 'config': model.config, 'step': 1}, path)\n",
         "plain = Net()\ntorch.save(plain, path)\n",
+        "state = FSDP.optim_state_dict(model=model, optim=optimizer)\ntorch.save(state, path)\n",
+        "torch.save({'o': FSDP.full_optim_state_dict(model=model, optim=optimizer)}, path)\n",
+        "torch.save(get_model_state_dict(model=model, options=options), path)\n",
         "torch.save(model.config, path)\npickle.dump(model.history, f)\ntorch.save(model(x), path)\n",
         "queue.put(model)\n",  # of threads as well, where nothing is pickled
         "model = torch.load(path)\ntorch.save(model, path)\n",
