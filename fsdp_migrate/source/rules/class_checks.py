@@ -86,6 +86,7 @@ _OF_DTENSORS = frozenset(
 )
 _CHECKS = frozenset({"check_fn", "lambda_fn"})
 _TYPES = frozenset({"NewType", "TypeVar"})
+_FORMS = frozenset({"Annotated", "Optional", "Type", "TypeAlias", "Union"})
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _FSDP1 = re.compile(r"fsdp_?v?1(?!\d)")
 _BESIDE = "stays: FSDP2's class is asked for beside it"
@@ -419,15 +420,25 @@ def _of_type(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
 def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:
     below = node
     for above in source.index.ancestors(node):
-        if isinstance(above, cst.Annotation):
+        if isinstance(above, cst.Annotation) or _is_type(source, above):
             return True
         if isinstance(above, cst.Call):
             name, args = dotted(above.func), above.args
             is_test = (name or "").endswith((".assertIsInstance", ".assertNotIsInstance")) and len(args) > 1
             checks = (is_test or (name == "isinstance" and len(args) == 2)) and below is args[1]
             casts = name in {"cast", "typing.cast"} and len(args) == 2 and below is args[0]
-            return checks or casts or (name or "").split(".")[-1] in _TYPES
+            around = (each for each in source.index.ancestors(above) if isinstance(each, cst.Subscript))
+            is_told = checks or casts or (name or "").split(".")[-1] in _TYPES
+            return is_told or any(_is_type(source, each) for each in around)  # Annotated[FSDP, Is(FSDP)]
         if not isinstance(above, _PARTS):
             return False
         below = above
     return False
+
+
+def _is_type(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether an expression is a type that an annotation may name: ``Sharded = FSDP | FSDPModule``."""
+    if isinstance(node, cst.BinaryOperation):
+        return isinstance(node.operator, cst.BitOr)
+    named = source.index.qualified(node.value) if isinstance(node, cst.Subscript) else set()
+    return any(each.removeprefix("typing.").removeprefix("typing_extensions.") in _FORMS for each in named)

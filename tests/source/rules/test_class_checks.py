@@ -283,6 +283,32 @@ def test_a_type_that_the_class_bounds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Sharded = FSDP | torch.nn.Module", "Sharded = FSDPModule | torch.nn.Module"),
+        (
+            "Sharded = typing.Union[torch.nn.Module, FSDP]",
+            "Sharded = typing.Union[torch.nn.Module, FSDPModule]",
+        ),
+        ("Sharded = typing.Optional[type[FSDP]]", "Sharded = typing.Optional[type[FSDPModule]]"),
+        (
+            "Sharded = typing.Annotated[FSDP, Is(FSDP)]",
+            "Sharded = typing.Annotated[FSDPModule, Is(FSDPModule)]",
+        ),
+    ],
+)
+def test_a_type_that_is_given_a_name(line: str, expected: str) -> None:
+    after = turned(f"import typing\n{line}\n")
+    assert f"{expected}\n" in after
+    assert "fsdp-migrate" not in after
+
+
+@pytest.mark.parametrize("line", ["WRAPPERS = {'fsdp': FSDP} | others", "WRAPPERS = by_name[FSDP]"])
+def test_a_class_in_what_is_no_type_is_a_value(line: str) -> None:
+    assert "fsdp-migrate: FM303" in turned(f"{line}\n")
+
+
+@pytest.mark.parametrize(
     "check",
     [
         "isinstance(m, torch.nn.parallel.DistributedDataParallel)",
