@@ -110,7 +110,7 @@ HOUSE: House = (
             ],
             [
                 "source.as_before",
-                ("source.between_passes", "source.dtensor_hints"),
+                (["source.between_passes", "source.plain_tensors"], "source.dtensor_hints"),
                 "source.copied_parameters",
                 "source.copies_of_ranks",
                 "source.counts_of_gradients",
@@ -119,7 +119,6 @@ HOUSE: House = (
                 "source.framework_words",
                 "source.kept_in_classes",
                 "source.plain_models",
-                "source.plain_tensors",
                 "source.plugin_attributes",
                 "source.unknown_gradients",
                 "source.waiting_gradients",
