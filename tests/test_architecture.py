@@ -126,6 +126,7 @@ HOUSE: House = (
             [
                 "source.asked_states",
                 "source.children_of_wrappers",
+                "source.names_from_outside",
                 "source.plain_copies",
                 "source.states_by_name",
                 "source.unknown_wrappers",
