@@ -112,7 +112,7 @@ HOUSE: House = (
             ],
             [
                 "source.as_before",
-                ("source.between_passes", "source.dtensor_hints"),
+                (["source.between_passes", "source.plain_tensors"], "source.dtensor_hints"),
                 "source.copied_parameters",
                 "source.counted_units",
                 "source.copies_of_ranks",
@@ -123,7 +123,6 @@ HOUSE: House = (
                 "source.kept_in_classes",
                 "source.no_dimensions",
                 "source.plain_models",
-                "source.plain_tensors",
                 "source.plugin_attributes",
                 "source.unknown_gradients",
                 "source.waiting_gradients",
@@ -131,6 +130,7 @@ HOUSE: House = (
             [
                 "source.asked_states",
                 "source.children_of_wrappers",
+                "source.names_from_outside",
                 "source.plain_copies",
                 "source.states_by_name",
                 "source.unknown_wrappers",

@@ -17,7 +17,6 @@ from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.counting_methods import counting_functions, counting_methods, may_count
 from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
 from fsdp_migrate.source.writes_elsewhere import may_write, writes
@@ -53,7 +52,6 @@ def of_the_whole(project: Project, near: Collection[Path]) -> Links:
         ignored=ignored_attributes(project),
         counting_methods=counting_methods(_counting(project)),
         counting_functions=counting_functions(_counting(project)),
-        state_hooks=any(map(adds_keys, project.texts.values())),
         runners=frozenset(runners(project)),
         deeds=_deeds(project, around),
         gives_files=loads.gives,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.project import Function, Module, Project
 
 
+_DEEPEST: Final = 4
 # Decorators under which a function is called as it is written.
 _PLAIN: Final = frozenset({"classmethod", "enable_grad", "inference_mode", "no_grad", "staticmethod"})
 # Classes that call no methods of those below them but what these are known for.
@@ -161,6 +162,38 @@ class Callers:
         is_own = written.startswith(".") or any(self.project.paths(module, each) for each in starts)
         return not is_class or not written or is_own
 
+    def may_be_made(self, owner: Definition, depth: int = 0) -> bool:
+        """Tell whether anything outside of a class may make its objects, or derive from it.
+
+        A package hands on what its ``__init__`` imports. What asks for the class alone makes none.
+        """
+        name, own = owner.name.split(".")[-1], {id(each) for each in ast.walk(owner.node)}
+        if owner.node.decorator_list or depth > _DEEPEST:
+            return True
+        for path in self.holding(name):
+            module = self.project.module(path)
+            if module is None:
+                return True
+            spoken = (each for each in self._spoken(module).get(name, ()) if id(each) not in own)
+            if any(self._may_make(owner, each, module, depth) for each in spoken):
+                return True
+        return False
+
+    def _may_make(self, owner: Definition, node: ast.AST, module: Module, depth: int) -> bool:
+        """Tell whether a mention of a class may make an object of it, and is not in another that none has."""
+        around = self.around(module).above
+        if isinstance(node, ast.alias):
+            above = around.get(id(node))
+            start = f"{'.' * above.level}{above.module or ''}" if isinstance(above, ast.ImportFrom) else ""
+            is_its = self.project.find(module, f"{start}.{node.name}") is owner
+            return is_its and (node.asname not in {None, node.name} or module.path.stem == "__init__")
+        is_its = id(node) not in self.around(module).never and self._is_its(owner, node, module) is not False
+        if not is_its or only_asks(node, around):
+            return False
+        others = (each for each in module.definitions.values() if isinstance(each.node, ast.ClassDef))
+        within = next((each for each in others if any(part is node for part in ast.walk(each.node))), None)
+        return within is None or within is owner or self.may_be_made(within, depth + 1)
+
     def is_named_in_vain(self, function: Definition) -> bool:
         """Tell whether something that never runs speaks of a function."""
         name = function.node.name
@@ -273,6 +306,18 @@ def picks_nothing(node: ast.AST | None, above: dict[int, ast.AST]) -> bool:
         return True
     assign = above.get(id(node)) if isinstance(node, (ast.List, ast.Tuple)) else None
     return isinstance(assign, ast.Assign) and [dotted(each) for each in assign.targets] == ["__all__"]
+
+
+def only_asks(node: ast.AST, around: dict[int, ast.AST]) -> bool:
+    """Tell whether a class is only asked for: in an annotation, or ``isinstance(x, (Own, Other))``."""
+    below, above = node, around.get(id(node))
+    while isinstance(above, (ast.Attribute, ast.BinOp, ast.List, ast.Subscript, ast.Tuple)):
+        below, above = above, around.get(id(above))
+    if isinstance(above, ast.Call):
+        return isinstance(below, ast.expr) and dotted(above.func) in {"isinstance", "issubclass"}
+    if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return above.returns is below
+    return isinstance(above, ast.arg) or (isinstance(above, ast.AnnAssign) and above.annotation is below)
 
 
 def _only_names(node: ast.Name, above: ast.AST | None, around: dict[int, ast.AST]) -> bool:

@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.framework_words import mixed
 from fsdp_migrate.source.method_calls import is_seen_plain, is_wrapped_itself
+from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -24,7 +25,7 @@ _MEANT: Final = (
     "FSDP1's wrapper had one child, the module that it wrapped; FSDP2 wraps nothing, and these are the "
     "model's own parts: see which are meant."
 )
-_UNWRAPS: Final = re.compile(r"\bmodule\b|unwrap|getattr", re.IGNORECASE)
+_UNWRAPS: Final = re.compile(r"\bmodule\b|_fsdp_wrapped_module|unwrap|getattr", re.IGNORECASE)
 # What comes to all that is in a module comes to the same by one child and by several.
 _OF_ALL: Final = frozenset(
     {
@@ -53,10 +54,17 @@ def _is_wrapper(source: Source, model: cst.BaseExpression) -> bool:
         return False
     if models.key_of(model) in models.wholes and not is_wrapped_itself(source, model):
         return False  # parts of it are wrapped, and it is its own class's
-    if is_seen_plain(source, model) or models.is_inner(model) or _UNWRAPS.search(text_of(model)):
-        return False
-    bound = source.index.bindings_of(model) if isinstance(model, cst.Name) else ()
-    return not any(each.value is not None and _UNWRAPS.search(text_of(each.value)) for each in bound)
+    return not (is_seen_plain(source, model) or models.is_inner(model) or was_unwrapped(source, model))
+
+
+def was_unwrapped(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether an expression, or what its name is given anywhere, says that a wrapper was taken off."""
+    given: list[cst.BaseExpression | None] = [model]
+    if isinstance(model, cst.Name):
+        given += [each.value for each in source.index.bindings_of(model)]
+    elif isinstance(model, cst.Attribute):
+        given += values_set(source.index, model)
+    return any(each is not None and _UNWRAPS.search(text_of(each)) for each in given)
 
 
 def _is_of_all(source: Source, call: cst.Call) -> bool:

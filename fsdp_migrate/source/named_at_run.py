@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.callers import Callers, picks_nothing
+from fsdp_migrate.source.callers import Callers, only_asks, picks_nothing
 from fsdp_migrate.source.config_words import configs_of
 from fsdp_migrate.source.plain_doubts import Doubts
 from fsdp_migrate.source.project import Place, dotted, is_a_test, last_name
@@ -66,7 +66,7 @@ class NamedAtRun:
             above = self.callers.around(module).above
             for node in walked(module.tree):
                 text = node.value if isinstance(node, ast.Constant) else None
-                if not isinstance(text, str) or not named.search(text):
+                if not isinstance(text, str) or not named.search(text) or only_asks(node, above):
                     continue
                 around = above.get(id(node))
                 if isinstance(around, ast.JoinedStr) or not picks_nothing(around, above):

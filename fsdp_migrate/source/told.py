@@ -11,6 +11,7 @@ from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
 from fsdp_migrate.source.class_checks import class_checks
 from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
+from fsdp_migrate.source.hooks_of_states import has_state_hooks
 from fsdp_migrate.source.optimizer_classes import (
     made_beside_models,
     makers_beside,
@@ -130,7 +131,10 @@ class Told:
         project, near = self.known.project, {each.path for each in self.known.looked_at}
         whole_project = of_the_whole(project, near)
         return replace(
-            whole_project, saves_itself=saves_itself(project), own_saves=classes_that_save(project)
+            whole_project,
+            saves_itself=saves_itself(project),
+            own_saves=classes_that_save(project),
+            state_hooks=has_state_hooks(project, self.known.around),
         )
 
     def _optimizers(self) -> Made:

@@ -88,3 +88,30 @@ def test_comments_are_written_once(tmp_path: Path) -> None:
     after = source.read_text()
     rewrite_paths([tmp_path], write=True)
     assert source.read_text() == after
+
+
+_HOLDER = """\
+class Worker:
+    def build(self, net):
+        self.fsdp = FSDP(net)
+        self.inner = self.fsdp.{0}
+    def save(self, path):
+        inner = self.fsdp.{0}
+        if isinstance(self.{1}, FSDP):
+            {2}
+        else:
+            {3}
+"""
+
+
+@pytest.mark.parametrize("asked", ["self.inner.save_pretrained(path)", "inner.save_pretrained(path)"])
+@pytest.mark.parametrize("taken", ["_fsdp_wrapped_module", "module"])
+@pytest.mark.parametrize(
+    ("test", "is_below", "is_said"), [("fsdp", True, True), ("fsdp", False, False), ("other", False, True)]
+)
+def test_what_a_wrapper_held_is_plain_where_that_is_none(
+    asked: str, taken: str, test: str, *, is_below: bool, is_said: bool
+) -> None:
+    branches = (asked, "pass") if is_below else ("pass", asked)
+    found = {use.code for use in uses(_HOLDER.format(taken, test, *branches)) if use.action == "commented"}
+    assert (not found.isdisjoint({"FM308", "FM333"})) is is_said

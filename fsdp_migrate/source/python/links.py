@@ -160,8 +160,8 @@ class Links:
     """Methods and properties by which modules of the project count their own parameters."""
     counting_functions: frozenset[str] = frozenset()
     """Functions of the project that count the parameters of a model that they are given."""
-    state_hooks: bool = False
-    """Whether hooks of the project may put keys into the states of models."""
+    state_hooks: bool | None = None
+    """Whether hooks of the project may put keys into the states of models; None of a file alone."""
     falls_back: bool = False
     """Whether a file of the project shards by FSDP2 itself, and by FSDP1 only where that is missing."""
     has_fsdp2: bool = False

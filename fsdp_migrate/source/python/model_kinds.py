@@ -54,7 +54,7 @@ from fsdp_migrate.source.python.makers import (
 )
 from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
-from fsdp_migrate.source.python.own_parts import of_its_wrapper
+from fsdp_migrate.source.python.own_parts import is_held_otherwise, of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of
 from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters, without_others
 from fsdp_migrate.source.python.run_order import places_run
@@ -275,12 +275,8 @@ class ModelKinds:
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
-        if (
-            isinstance(node, cst.Attribute)
-            and node.attr.value in catalog.WRAPPED
-            and self.is_other_branch(node.value)
-        ):
-            return True  # what another wrapper holds
+        if is_held_otherwise(self, node):
+            return True
         if self.guards.is_no_module(node) or is_given_plain(self, node) or self.strategies.is_plain(node):
             return True
         if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):

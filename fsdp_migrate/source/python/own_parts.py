@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
+from fsdp_migrate.source.python.asked_classes import is_fsdp1_among
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of
 
 
 if TYPE_CHECKING:
@@ -37,6 +39,21 @@ def _is_set_below(models: ModelKinds, owner: cst.ClassDef, text: str, node: cst.
     made = models.made.get((owner, text), [])
     here = [each for each in made if models.index.function(each) is function]
     return bool(here) and len(here) == len(made) and all(order[each] > order[node] for each in here)
+
+
+def is_held_otherwise(models: ModelKinds, node: cst.CSTNode) -> bool:
+    """Tell whether it is what another wrapper holds, ``model.module``, by the name that was given it too.
+
+    ``self.inner = self.model._fsdp_wrapped_module`` is plain where ``self.model`` is none of FSDP1's.
+    """
+    if isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED:
+        return models.is_other_branch(node.value)
+    if not isinstance(node, (cst.Attribute, cst.Name)) or node not in models.index.scopes:
+        return False
+    held = last_value(models.index, node)
+    if not isinstance(held, cst.Attribute) or held.attr.value not in catalog.WRAPPED:
+        return False
+    return models.guards.is_excluded(node, text_of(held.value), is_fsdp1_among(models.index))
 
 
 def of_its_wrapper(models: ModelKinds, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:

@@ -42,9 +42,14 @@ def adds_keys(text: str) -> bool:
         tree = parse_any(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
+    return any(hooks_that_add(tree))
+
+
+def hooks_that_add(tree: ast.Module) -> Iterator[ast.Call]:
+    """Yield the calls by which a source registers such hooks."""
     calls = (node for node in walked(tree) if isinstance(node, ast.Call))
     hooks = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in _NAMES]
-    return any(not call.args or _adds(tree, call) for call in hooks)
+    yield from (call for call in hooks if not call.args or _adds(tree, call))
 
 
 def _adds(tree: ast.Module, call: ast.Call) -> bool:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.held import MODEL
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import assigned_at, last_value
 from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, literal
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
@@ -23,6 +23,7 @@ _STRATEGIES = frozenset(
 _PLACE = catalog.CONSTRUCTOR_ARGUMENTS.index("sharding_strategy")
 _DEFAULT = "FULL_SHARD"
 _ORIGINALS = "use_orig_params"
+_DEEPEST = 3
 
 
 def is_sharded_for_certain(models: Models, node: cst.BaseExpression) -> bool:
@@ -55,15 +56,18 @@ def keep_shapes(models: Models) -> bool:
     return are_whole(models) and all(_keeps_parameters(call) for call in makes)
 
 
-def keeps_originals(models: Models, node: cst.BaseExpression) -> bool | None:
+def keeps_originals(models: Models, node: cst.BaseExpression, depth: int = 0) -> bool | None:
     """Tell whether a model had its own parameters, by ``use_orig_params``; None where that is not seen."""
     key = models.key_of(node)
     targets = models.made.get(key, []) if key is not None and key not in models.given else []
-    found = {_keeps_of_target(models, target) for target in targets}
+    found = {_keeps_of_target(models, target, depth) for target in targets}
     return found.pop() if len(found) == 1 else None
 
 
-def _keeps_of_target(models: Models, target: cst.CSTNode) -> bool | None:
+def _keeps_of_target(models: Models, target: cst.CSTNode, depth: int) -> bool | None:
+    given_it = assigned_at(models.index, target)
+    if isinstance(given_it, (cst.Attribute, cst.Name)) and depth < _DEEPEST:
+        return keeps_originals(models, given_it, depth + 1)  # `model = self.model`
     value = _made_by(models, target)
     name = models.index.fsdp1(value.func) if value is not None else None
     if value is None or name is None or any(arg.star for arg in value.args):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.children_of_wrappers import was_unwrapped
 from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_other_wrapper
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value
@@ -54,7 +55,6 @@ _OF_BOTH = re.compile(
     r"^[a-z_]|Parallel|DDP|FSDP|Engine|Compiled|Optimized|Script|Wrapper|Protocol|^(Module|Path|Tensor)$"
 )
 _PLAIN = ("builtins.", "collections.", "numpy.", "pathlib.", "types.", "typing.")
-_UNWRAPS = re.compile(r"\bmodule\b|unwrap|getattr", re.IGNORECASE)
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
 _OTHER_WRAPPERS = re.compile(r"Parallel|Engine\b|OptimizedModule")
 
@@ -145,13 +145,10 @@ def _is_wrapped(source: Source, call: cst.Call) -> bool:
     model = call.args[0].value
     if not isinstance(model, (cst.Name, cst.Attribute)) or source.models.certainty(model) is None:
         return False
-    if source.models.sharded_by(model) not in {"", "accelerate"} or _UNWRAPS.search(text_of(model)):
+    if source.models.sharded_by(model) not in {"", "accelerate"} or was_unwrapped(source, model):
         return False
     if source.models.is_inner(model) or source.models.is_wrapped_in_parts_alone(model):
         return False  # FSDP1's wrapper held it, or parts of it are wrapped: it was of its own class
-    bound = source.index.bindings_of(model) if isinstance(model, cst.Name) else ()
-    if any(each.value is not None and _UNWRAPS.search(text_of(each.value)) for each in bound):
-        return False
     return not _is_required(source, call)
 
 

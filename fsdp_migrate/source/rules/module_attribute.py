@@ -145,7 +145,9 @@ def _is_the_wrapper(source: Source, model: cst.BaseExpression) -> bool:
 
 def _is_within(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is what the wrapper held: ``model.module``, by a name too."""
-    held = last_value(source.index, model) if isinstance(model, cst.Name) else model
+    if isinstance(model, cst.Attribute) and model.attr.value in catalog.WRAPPED:
+        return True
+    held = last_value(source.index, model) if isinstance(model, (cst.Attribute, cst.Name)) else None
     return isinstance(held, cst.Attribute) and held.attr.value in catalog.WRAPPED
 
 

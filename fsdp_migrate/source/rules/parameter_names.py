@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.names_from_outside import looked_for_within
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
+from fsdp_migrate.source.python.strategies import keeps_originals
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -57,6 +59,11 @@ _FROM_BEFORE = (
     "before sharding or of a full state; FSDP2's are the model's, so this decides differently, without an "
     "error. Decide which is meant."
 )
+_FROM_OUTSIDE = (
+    "these names are from outside of summon_full_params, where FSDP1's were those of flat parameters without "
+    "use_orig_params=True: none within was among them. FSDP2's are the model's in both, so this decides "
+    "differently, without an error. Decide which is meant."
+)
 _PART = (
     "FSDP1's names had `_fsdp_wrapped_module.` in them here, so that this was another part of the name, or "
     "no match; FSDP2's are the model's, so this decides differently, without an error, or raises. Decide "
@@ -79,17 +86,25 @@ _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 def find(source: Source) -> Iterator[Found]:
     """Find where parameters of a sharded model are chosen by their names."""
-    flat, copies = _of_flat(source), PlainCopies(ParameterValues(source))
+    flat, values = _of_flat(source), ParameterValues(source)
+    copies = PlainCopies(values)
     for call in source.calls:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value != "named_parameters":
             continue
         model = whole_of(source, func.value)
-        if model is None or source.contexts.is_summoned(call):
+        if model is None:
+            continue
+        if source.contexts.is_summoned(call):
+            is_own = source.models.sharded_by(model) in _OF_A_MODULE | _KEEP_NAMES
+            found = looked_for_within(values, call) if _flat_of(source, model, flat) and not is_own else ()
+            yield from (Found("FM318", test, _FROM_OUTSIDE, "commented") for test in found)
             continue
         for loop, names in named_loops(source.index, call):
             if isinstance(loop, _LOOPS):
-                yield from _of_loop(source, loop, names, Asked(func.value, model, flat, copies))
+                yield from _of_loop(
+                    source, loop, names, Asked(func.value, model, _flat_of(source, model, flat), copies)
+                )
 
 
 class Asked(NamedTuple):
@@ -222,6 +237,12 @@ def _of_flat(source: Source) -> str:
         return ""
     is_given = _is_given_by_stars(source)
     return "" if is_given else _IF_FLAT if source.links.unseen_names or is_given is None else _FLAT
+
+
+def _flat_of(source: Source, model: cst.BaseExpression, flat: str) -> str:
+    """Return the same of one model, where the source shows what that was given, whatever others are."""
+    keeps = keeps_originals(source.models, model)
+    return flat if keeps is None else "" if keeps else _FLAT
 
 
 def _is_given_by_stars(source: Source) -> bool | None:

@@ -328,7 +328,8 @@ def turned(source: Source, call: cst.Call, settings: Settings) -> Found:
 
 def _asking(source: Source, call: cst.Call, settings: Settings) -> Found:
     assert isinstance(call.func, cst.Attribute)
-    if source.links.state_hooks or adds_keys(source.code):
+    hooked = source.links.state_hooks
+    if adds_keys(source.code) if hooked is None else hooked:
         if settings.kind == "sharded" and settings.offload is False:
             return Found("FM308", call, _STAYS, "kept")
         values = _SHARDS if settings.kind == "sharded" else _WHOLE

@@ -200,3 +200,26 @@ WHOLE = "m = build(Net())\nx = isinstance(m, Net)\n"
 def test_a_module_of_which_parts_alone_are_wrapped_is_of_its_own_class(body: str, is_said: bool) -> None:
     """FSDP1 put its wrapper in the place of these parts: the check was true before it, and is."""
     assert any("wrapper was no `" in use.becomes for use in uses(body) if use.code == "FM316") is is_said
+
+
+HOLDER = """\
+class Worker:
+    def build(self, net):
+        self.fsdp = FSDP(net)
+        self.inner = {0}
+    def save(self, path):
+        inner = {0}
+        if isinstance({1}, PeftModel):
+            first = list({1}.children())[0]
+"""
+
+
+@pytest.mark.parametrize("asked", ["self.inner", "inner"])
+@pytest.mark.parametrize(
+    ("taken", "is_said"),
+    [("self.fsdp._fsdp_wrapped_module", False), ("self.fsdp.module", False), ("self.fsdp", True)],
+)
+def test_what_the_wrapper_held_is_of_its_own_class(taken: str, asked: str, is_said: bool) -> None:
+    found = {code for code, action in codes(HOLDER.format(taken, asked)) if action == "commented"}
+    assert ("FM316" in found) is is_said
+    assert ("FM335" in found) is is_said

@@ -268,3 +268,65 @@ def _write_prepared(folder: Path) -> None:
     prepares = "from accelerate import Accelerator\nacc = Accelerator()\nmodel, opt = acc.prepare(net, opt)\n"
     (folder / "train.py").write_text(f"from groups import groups\n{prepares}groups(model)\n")
     (folder / "groups.py").write_text(f"def groups(model):\n    {NAMES[0]}    return xs\n")
+
+
+_WITHIN = """\
+model = FSDP(net, use_orig_params={})
+{}
+with FSDP.summon_full_params(model):
+    for name, p in model.named_parameters():
+        own = name.replace('base.', '')
+        if {}:
+            state[name] = p.data
+"""
+_GATHERED = "names = [n for n, _ in model.named_parameters()]"
+_FILLED = (
+    "names = []\nfor n, _ in model.named_parameters():\n    n2 = n.removeprefix('x')\n    names.append(n2)"
+)
+
+
+@pytest.mark.parametrize(
+    ("keeps", "gathered", "test", "is_said"),
+    [
+        ("False", _GATHERED, "name in names", True),
+        ("False", _GATHERED, "own not in names", True),
+        ("False", _FILLED, "own in names or name == 'x'", True),
+        (
+            "False",
+            "names = set(n for n, p in model.named_parameters() if p.requires_grad)",
+            "name in names",
+            True,
+        ),
+        ("False", "names = dict(model.named_parameters())", "name in names", True),
+        ("False", "names = {n: p for n, p in model.named_parameters()}", "name in names.keys()", True),
+        ("True", _GATHERED, "name in names", False),
+        ("False", _GATHERED.replace("model", "other"), "name in names", False),
+        ("False", "names = [p for _, p in model.named_parameters()]", "p in names", False),
+        ("False", _GATHERED, "name in wanted", False),
+        ("False", _GATHERED, "wanted in names", False),
+        ("False", f"with FSDP.summon_full_params(model):\n    {_GATHERED}", "name in names", False),
+    ],
+)
+def test_names_from_outside_are_looked_for_within(
+    keeps: str, gathered: str, test: str, *, is_said: bool
+) -> None:
+    body = _WITHIN.format(keeps, gathered, test)
+    found = [use for use in uses(body) if use.code == "FM318" and "from outside of" in use.becomes]
+    assert bool(found) is is_said
+
+
+_OWN = """\
+class Worker:
+    def build(self, net):
+        self.model = FSDP(net, use_orig_params={})
+    def group(self):
+        model = self.model
+        return [p for n, p in model.named_parameters() if 'bias' in n]
+"""
+
+
+@pytest.mark.parametrize(("keeps", "is_said"), [("False", True), ("True", False)])
+def test_another_file_keeps_names_of_a_model_of_its_own(tmp_path: Path, keeps: str, *, is_said: bool) -> None:
+    (tmp_path / "a.py").write_text(f"{FSDP}\n{_OWN.format(keeps)}")
+    (tmp_path / "b.py").write_text(f"{FSDP}\nmodel = FSDP(net, use_orig_params=True)\n")
+    assert ("FM318" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from tests.source.samples import MODEL, turned
+from tests.source.projects import after
+from tests.source.samples import IMPORTS, MODEL, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -110,3 +117,67 @@ def test_a_sharded_state_with_keys_of_hooks_is_not_gathered() -> None:
     offloaded = turned(body.format(", ShardedStateDictConfig(offload_to_cpu=True)"))
     assert "{k: v.cpu() for k, v in model.state_dict().items()}" in offloaded
     assert "full_tensor" not in offloaded
+
+
+_OWN = """\
+import torch.nn as nn
+
+class Own(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self._register_state_dict_hook(self._post)
+
+    @staticmethod
+    def _post(module, state, prefix, *args):
+        state[prefix] = 1
+
+    def parts(self) -> "list[Own]":
+        return [each for each in self.modules() if isinstance(each, Own)]
+"""
+_MAIN = f"{IMPORTS}{{}}{MODEL}save(model.state_dict())\n"
+
+
+@pytest.mark.parametrize(
+    ("uses", "adds"),
+    [
+        ("", False),
+        ("from own import Own\nassert not isinstance(net, (Own, list))\n", False),
+        ("from torch.lib import Own\nnet = Own(net)\n", False),
+        ("def f(x: Own) -> Own:\n    return x\n", False),
+        ("from own import Own\nclass Above:\n    def wrap(self, net):\n        return Own(net)\n", False),
+        ("from own import Own\nclass Below(Own):\n    pass\n", False),
+        ("from own import Own\nnet = Own(net)\n", True),
+        ("from own import Own as Other\nnet = Other(net)\n", True),
+        ("import own\nnet = own.Own(net)\n", True),
+        ("from own import *\nnet = Own(net)\n", True),
+        ("from own import Own\nnet = wrap(net, by=Own)\n", True),
+        ("from own import Own\nclass Below(Own):\n    pass\nnet = Below(net)\n", True),
+        ("import own\nnet = getattr(own, cfg.kind)(net)\n", True),
+        ("cfg = {'_target_': 'own.Own'}\n", True),
+        ("from importlib import import_module\nown = import_module(cfg.module)\n", True),
+    ],
+)
+def test_a_hook_of_a_class_that_nothing_makes_adds_no_key(tmp_path: Path, uses: str, *, adds: bool) -> None:
+    found = after(tmp_path, {"own.py": _OWN, "main.py": _MAIN.format(uses)}, "main.py")
+    assert ("FM308 hooks of this project" in found) is adds
+    assert ("save(get_model_state_dict(model" in found) is not adds
+
+
+def test_a_hook_of_a_class_that_a_package_hands_on_may_add_keys(tmp_path: Path) -> None:
+    files = {"pkg/own.py": _OWN, "pkg/__init__.py": "from .own import Own\n", "main.py": _MAIN.format("")}
+    assert "FM308 hooks of this project" in after(tmp_path, files, "main.py")
+
+
+def test_a_hook_of_a_class_that_a_config_names_may_add_keys(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text("_target_: own.Own\n")
+    files = {"own.py": _OWN, "main.py": _MAIN.format("")}
+    assert "FM308 hooks of this project" in after(tmp_path, files, "main.py")
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["def make(net):\n    return Own(net)\n", "@register\nclass Its(Own):\n    pass\n", "net = Own(net)\n"],
+)
+def test_a_hook_of_a_class_that_its_own_file_makes_adds_keys(tmp_path: Path, more: str) -> None:
+    files = {"own.py": f"{_OWN}\n{more}", "main.py": _MAIN.format("")}
+    assert "FM308 hooks of this project" in after(tmp_path, files, "main.py")
