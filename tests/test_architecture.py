@@ -105,6 +105,7 @@ HOUSE: House = (
                 "source.local_numbers",
                 "source.looked_up",
                 "source.method_calls",
+                "source.optimizer_bases",
                 "source.parameter_values",
                 "source.set_layers",
                 "source.settings_in_python",

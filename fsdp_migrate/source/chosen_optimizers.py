@@ -18,6 +18,7 @@ from fsdp_migrate.source.project_kinds import ProjectKinds
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.walked import walked
+from fsdp_migrate.source.registered_optimizers import derives_from_anothers, registered
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _DEEPEST: Final = 8
 _MOST_KEYS: Final = 2
 _GIVES_PARAMETERS: Final = re.compile(r"param|group", re.IGNORECASE)
 _HOLDS_A_CLASS: Final = re.compile(r"optim|class|cls|type", re.IGNORECASE)
+_WORDS: Final = re.compile(r"param|optim")
+_NAMED: Final = re.compile(r"optim", re.IGNORECASE)
 _GETS: Final = re.compile(r"^(?:get|lookup|pop|resolve)(?:_|$)")
 _LOOKS_UP: Final = frozenset({"get", "pop"})
 _PUTS: Final = frozenset({"add", "register", "setdefault", "update"})
@@ -49,10 +52,14 @@ def with_chosen_optimizers(project: Project, links: dict[Path, Links]) -> dict[P
     told, chosen = dict(links), _Chosen(project)
     # Tests, of a package that was copied in perhaps, choose among what no run of the project's makes.
     for path in (each for each in links if not is_a_test(each)):
-        module = project.module(path) if "param" in project.texts.get(path, "") else None
+        module = project.module(path) if _WORDS.search(project.texts.get(path, "")) else None
         found = {} if module is None else dict(chosen.in_file(module))
         if found:
             told[path] = replace(told[path], chosen_optimizers=found)
+        for definition in () if module is None else registered(project, module, told[path]):
+            chosen.note(definition)
+    for path, names in chosen.foreign.items():
+        told[path] = replace(told.get(path, NOTHING), foreign_optimizers=frozenset(names))
     for path, classes in chosen.made.classes.items():
         known = told.get(path, NOTHING)
         wholes = {name for name in classes if name not in known.optimizers or name in known.whole_optimizers}
@@ -68,6 +75,10 @@ class _Chosen:
 
     project: Project
     made: Made = field(default_factory=Made)
+    foreign: dict[Path, set[str]] = field(default_factory=dict)
+    """Those of the project's classes that derive from another package's."""
+    _is_named_so: bool = field(default=False, repr=False)
+    """Whether what is looked at is called as what holds optimizers is."""
     _seen: set[tuple[int, Keys]] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,9 +92,23 @@ class _Chosen:
                 continue
             if _GIVES_PARAMETERS.search(ast.unparse(node.args[0])):
                 self._seen.clear()
+                self._is_named_so = _NAMED.search(ast.unparse(node.func)) is not None
                 found = {name for name in self._of(node.func, Place(module, ""), 0) if self._is_foreign(name)}
                 if found:
                     yield (node.func.lineno, node.func.col_offset + 1), frozenset(found)
+
+    def note(self, definition: Definition) -> None:
+        """Note a class that is one of optimizers: by what it derives from, torch's or another package's."""
+        is_torchs = note(definition, self._called, self.made.classes)
+        if not is_torchs and derives_from_anothers(definition, self._called):
+            self.foreign.setdefault(definition.module.path, set()).add(definition.name)
+
+    def _note_chosen(self, definition: Definition) -> None:
+        """Note a class that a dict holds, or a function gives: another package's base alone shows nothing."""
+        if self._is_named_so:
+            self.note(definition)
+        else:
+            note(definition, self._called, self.made.classes)
 
     def _is_foreign(self, name: str) -> bool:
         return name.rpartition(".")[2][:1].isupper() and "." in name
@@ -136,7 +161,7 @@ class _Chosen:
         text = dotted(value) or ""
         if (definition := self.project.named(text, place) if text else None) is not None:
             if isinstance(definition.node, ast.ClassDef):
-                note(definition, self._called, self.made.classes)
+                self._note_chosen(definition)
             return
         root = text.partition(".")[0]
         origin = self._globals.origin(text, place) if text else None
@@ -205,7 +230,7 @@ class _Chosen:
         elif isinstance(node, ast.ClassDef) and any(_is_of(names, each) for each in node.decorator_list):
             definition = self.project.named(node.name, Place(module, ""))
             if definition is not None and isinstance(definition.node, ast.ClassDef):
-                note(definition, self._called, self.made.classes)
+                self._note_chosen(definition)
 
 
 def _parameters(node: ast.AST) -> list[ast.arg]:

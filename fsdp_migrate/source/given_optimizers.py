@@ -84,16 +84,21 @@ def _given(project: Project, module: Module) -> Iterator[tuple[ast.expr, Place]]
 
 
 def _prepared(module: Module, frameworks: FrameworkModels) -> Iterator[tuple[ast.expr, Place]]:
-    """Yield what ``prepare`` and ``setup`` are given beside models that they shard, loaders left out."""
+    """Yield what ``prepare`` and ``setup`` are given beside models that they shard, loaders left out.
+
+    Also by itself, ``accelerator.prepare(optimizer)``, where the same function has the model prepared so.
+    """
     for scope in scopes_of(module):
-        for statement in scope.statements:
-            for call in statement.calls:
-                if len(call.args) > 1 and has_model(frameworks.of_call(call, statement.place)):
-                    asked = asked_in(module.tree)
-                    for each in call.args:
-                        text = dotted(each) or ""
-                        if not is_model(text, asked) and not _OTHERS.search(text.lower()):
-                            yield each, statement.place
+        calls = [(call, each.place) for each in scope.statements for call in each.calls]
+        sharding = {
+            ast.unparse(call.func) for call, place in calls if has_model(frameworks.of_call(call, place))
+        }
+        asked = asked_in(module.tree)
+        for call, place in calls if sharding else ():
+            for each in call.args if ast.unparse(call.func) in sharding else ():
+                text = dotted(each) or ""
+                if not is_model(text, asked) and not _OTHERS.search(text.lower()):
+                    yield each, place
 
 
 class _Given:

@@ -128,7 +128,7 @@ def made_beside_models(
                     is_one = note(definition, called, made.classes)
                     if is_one and id(node) not in prepared:
                         note(definition, called, made.of_parts)
-                    if is_one and any(adds_to_its_state(each.node) for each in _line(definition, called, 0)):
+                    if is_one and any(adds_to_its_state(each.node) for each in line_of(definition, called)):
                         made.with_states.add(definition.name.split(".")[-1])
                     if dotted(node.func) and (is_one or _derives_from_nothing(definition, called)):
                         made.names.setdefault(module.path, set()).update(names_of(node.func, module))
@@ -185,7 +185,7 @@ def _derives_from_nothing(definition: Definition, called: Called) -> bool:
     """Tell whether a class of the project holds an optimizer at most: it derives from none, nor its bases."""
     bases = {
         dotted(base) or "?"
-        for each in _line(definition, called, 0)
+        for each in line_of(definition, called)
         if isinstance(each.node, ast.ClassDef)
         for base in each.node.bases
         if not any(called(base, Place(each.module, "")))
@@ -229,21 +229,21 @@ def _written(module: Module, text: str) -> str:
 
 def note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> bool:
     """Note a class, if it is an optimizer's."""
-    line = list(_line(definition, called, 0))
+    line = list(line_of(definition, called))
     is_one = any(_is_torchs(each) for each in line)
     for each in line if is_one else ():
         found.setdefault(each.module.path, set()).add(each.name)
     return is_one
 
 
-def _line(definition: Definition, called: Called, depth: int) -> Iterator[Definition]:
+def line_of(definition: Definition, called: Called, depth: int = 0) -> Iterator[Definition]:
     """Yield a class and those of the project that it derives from."""
     yield definition
     assert isinstance(definition.node, ast.ClassDef)
     for base in definition.node.bases if depth < _DEEPEST else ():
         for above in called(base, Place(definition.module, "")):
             if isinstance(above.node, ast.ClassDef) and above is not definition:
-                yield from _line(above, called, depth + 1)
+                yield from line_of(above, called, depth + 1)
 
 
 def _is_torchs(definition: Definition) -> bool:

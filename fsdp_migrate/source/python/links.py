@@ -96,6 +96,8 @@ class Links:
     """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()
     """The project's own optimizers that are made here, and what holds one, as imports write their classes."""
+    foreign_optimizers: frozenset[str] = frozenset()
+    """Classes of this file that derive from other packages' optimizers, and may step sharded models."""
     own_states: frozenset[str] = frozenset()
     """The classes of the project's own optimizers whose ``state_dict`` adds something to torch's."""
     methods: frozenset[str] = frozenset()
@@ -262,6 +264,7 @@ class Links:
             self.takes_lists,
             self.names,
             self.optimizers,
+            self.foreign_optimizers,
             self.optimizer_makers,
             self.methods,
             self.state_methods,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.optimizer_bases import is_optimizer_class
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, walk_for
-from fsdp_migrate.source.rules.own_optimizers import is_optimizer_class
 from fsdp_migrate.source.uses import Found
 
 

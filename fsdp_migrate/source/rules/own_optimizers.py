@@ -23,6 +23,7 @@ from fsdp_migrate.source.kept_lists import (
     names_given,
 )
 from fsdp_migrate.source.kept_parameters import assigned_before, given_before
+from fsdp_migrate.source.optimizer_bases import bases_of, classes_named, is_optimizer_class, steps_of
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
@@ -30,7 +31,7 @@ from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import is_made_of_a_model, stepped
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
-from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, model_of
+from fsdp_migrate.source.python.parameters import makes_optimizers, model_of
 from fsdp_migrate.source.python.trainer_models import SETTINGS
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -78,6 +79,10 @@ _REFUSE = (
     "optimizer, such as AdamW, or give each its part: prepare_fully_shard(..., optimizers=) tells of it when "
     "it runs."
 )
+_STEPS_OF = (
+    "its step is that of {}, which is not torch's: where it is given a sharded model, see that this takes "
+    "DTensors, as arithmetic does and kernels of their own, and plain tensors beside them, do not."
+)
 _MAY_BE = "this may be {}: "
 _TORCHS = {
     "torch.optim.Adafactor": "it changes the norms of rows in place, of which each rank has a part",
@@ -113,6 +118,9 @@ _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_di
 def find(source: Source) -> Iterator[Found]:
     """Find classes of optimizers, calls of those that are not torch's, and parameters that are kept."""
     for node in classes_given_parameters(source):
+        if (inherited := _said_of_its_step(source, node)) is not None:
+            yield Found("FM445", node, inherited, "commented")
+            continue
         stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
         yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
         yield from (Found("FM445", each, _PUT, "commented") for each in _put_anew(source, node))
@@ -143,6 +151,16 @@ def _said_of(source: Source, call: cst.Call) -> Found | None:
     return Found("FM445", call, _FOREIGN, "commented") if _is_foreign_optimizer(source, call) else None
 
 
+def _said_of_its_step(source: Source, node: cst.ClassDef) -> str | None:
+    """Return what is to be said of an optimizer here whose step is another class's."""
+    above = steps_of(source, node)
+    if refused := sorted(above & set(_TORCHS)):
+        return f"this is {refused[0]} by its step: {_REFUSE.format(_TORCHS[refused[0]])}"
+    names = sorted(each for each in above if "." in each and not each.startswith(("composer.", "torch.")))
+    is_torchs = node.name.value in source.links.optimizers or is_optimizer_class(source, node)
+    return _STEPS_OF.format(names[0]) if names and not is_torchs else None
+
+
 def _put_anew(source: Source, node: cst.ClassDef) -> Iterator[cst.Assign]:
     """Yield where a class sets ``.data`` of the parameters that it goes through: ``p.data = saved``."""
     for assign in walk_for(node, cst.Assign):
@@ -164,41 +182,22 @@ def classes_given_parameters(source: Source) -> tuple[cst.ClassDef, ...]:
     names = {each.name.value for each in classes} if own else set()
     made = ((dotted(call.func), call) for call in source.calls) if own else ()
     known = {name for name, call in made if name in names and is_given_parameters(source, call)}
-    known |= _bases(source, known)
-    told = source.links.optimizers
-    return tuple(each for each in classes if each.name.value in (told | known if each in own else told))
+    known |= bases_of(source, known)
+    told = source.links.optimizers | source.links.foreign_optimizers
+    found = {each for each in classes if each.name.value in (told | known if each in own else told)}
+    found |= {each for each in classes if each not in own and _is_made_here(source, each)}
+    return tuple(each for each in classes if each in found)
 
 
-def is_optimizer_class(source: Source, node: cst.ClassDef, depth: int = 0) -> bool:
-    """Tell whether a class derives from torch's optimizers, as far as names tell."""
-    for base in node.bases:
-        name = dotted(base.value) or ""
-        known = source.index.qualified(base.value)
-        if any(each.startswith("torch.optim.") for each in known):
-            return any(map(is_torchs_optimizer, known))
-        if "optim" in name.split(".")[-1].lower():
-            return True
-        if depth < 3 and any(is_optimizer_class(source, own, depth + 1) for own in _own(source, base.value)):
-            return True
-    return False
-
-
-def _own(source: Source, node: cst.BaseExpression) -> Iterator[cst.ClassDef]:
-    """Yield the classes of this source that a name stands for."""
-    if isinstance(node, cst.Name) and node in source.index.scopes:
-        for binding in source.index.scopes[node].lookup(node.value):
-            if isinstance(binding.node, cst.ClassDef) and binding.kind == "class":
-                yield binding.node
-
-
-def _bases(source: Source, names: set[str]) -> set[str]:
-    """Return the names of the classes here that some derive from."""
-    found: set[str] = set()
-    for node in source.index.by_kind.get(cst.ClassDef, ()):
-        assert isinstance(node, cst.ClassDef)
-        if node.name.value in names:
-            found |= {own.name.value for base in node.bases for own in _own(source, base.value)}
-    return found
+def _is_made_here(source: Source, node: cst.ClassDef) -> bool:
+    """Tell whether a class that derives from another package's is made an optimizer of a sharded model."""
+    above = {each for each in steps_of(source, node) if "." in each}
+    if not above or any(each.startswith(("composer.", "torch.")) for each in above):
+        return False
+    made = [call for call in source.calls if dotted(call.func) == node.name.value]
+    names = [node.name.value, *above, *(name for call in made for name in _called(source, call))]
+    is_one = any(_NAMED.search(name.lower()) for name in names)
+    return is_one and any(is_given_parameters(source, call) for call in made)
 
 
 def is_given_parameters(source: Source, call: cst.Call) -> bool:
@@ -270,13 +269,18 @@ def is_prepared_with_its_model(source: Source, call: cst.Call) -> bool:
 
     It puts the sharded parameters into the optimizer.
     """
-    names = _called(source, call)
+    names, function = _called(source, call), source.index.function(call)
     for other, kinds in _preparing(source) if names and call.args else ():
-        given = names_given(source, other)
-        is_below = source.index.order[other] > source.index.order[call]
-        is_its = names & given and source.index.function(other) is source.index.function(call)
-        if is_its and is_below and not source.models.frameworks.is_elsewhere(kinds, other):
-            return True
+        if source.index.function(other) is not function or source.models.frameworks.is_elsewhere(
+            kinds, other
+        ):
+            continue
+        # Also in a call of its own, beside that which is given the model.
+        for each in source.calls:
+            is_below = source.index.order[each] > source.index.order[call]
+            is_same = is_below and text_of(each.func) == text_of(other.func)
+            if is_same and source.index.function(each) is function and names & names_given(source, each):
+                return True
     return False
 
 
@@ -350,7 +354,7 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     # Of `try: from apex... import Adam`, `except ImportError: from torch.optim import Adam` it may be either.
     if others < known and not _is_of_kernels(others) and name in names:
         return False
-    if known & source.links.own_optimizers or any(_own(source, call.func)):
+    if known & source.links.own_optimizers or any(classes_named(source, call.func)):
         return False
     above = source.index.parents[call]
     targets = [text_of(t.target).lower() for t in above.targets] if isinstance(above, cst.Assign) else []
