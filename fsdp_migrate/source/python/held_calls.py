@@ -38,7 +38,7 @@ def of_function(name: str, given: Given) -> set[str]:
     """
     if name in _NAMESPACES:
         return {k for key, kinds in given.named for k in put(attribute(key), kinds) | put(item(key), kinds)}
-    if name.lower().endswith("dict"):
+    if _makes_dict(name):
         inside = held(given.placed[0]) if given.placed else set()
         named = {kind for key, kinds in given.named for kind in put(item(key), kinds)}
         return named | of_dict(inside) | put(VALUE, taken("1", taken(EACH, inside)))
@@ -53,7 +53,12 @@ def is_known(name: str) -> bool:
         >>> is_known("items"), is_known("forward")
         (True, False)
     """
-    return name in _MAKERS or name in _METHODS or name in _NAMESPACES or name.lower().endswith("dict")
+    return name in _MAKERS or name in _METHODS or name in _NAMESPACES or _makes_dict(name)
+
+
+def _makes_dict(name: str) -> bool:
+    """Tell whether a dict is made, ``ModuleDict(...)``: ``optim_state_dict(model=m)`` gives a state."""
+    return name.lower().endswith("dict") and not name.endswith("state_dict")
 
 
 def _zipped(given: Given) -> set[str]:
