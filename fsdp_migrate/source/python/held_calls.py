@@ -57,8 +57,8 @@ def is_known(name: str) -> bool:
 
 
 def _makes_dict(name: str) -> bool:
-    """Tell a dict's class, ``EasyDict``, from functions that give something else: ``optim_state_dict``."""
-    return name.lower().endswith("dict") and not name.endswith("_dict")
+    """Tell whether a dict is made, ``ModuleDict(...)``: ``optim_state_dict(model=m)`` gives a state."""
+    return name.lower().endswith("dict") and not name.endswith("state_dict")
 
 
 def _zipped(given: Given) -> set[str]:

@@ -187,3 +187,16 @@ def test_the_strategy_of_the_model_itself_counts(made: str, is_said: bool) -> No
 )
 def test_methods_after_a_forward_or_of_sharded_models_are_left_alone(body: str) -> None:
     assert "FM448" not in dict(codes(body))
+
+
+@pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("FSDP.optim_state_dict(model=model, optim=optimizer)", False),
+        ("optimizer_state_dict(model=model)", False),
+        ("dict(model=model)", True),
+        ("NamedDict(model=model)", True),
+    ],
+)
+def test_the_state_that_is_asked_of_a_model_by_its_keyword_holds_none(made: str, *, is_said: bool) -> None:
+    assert ("FM323" in dict(codes(f"{MODEL}state = {made}\ntorch.save(state, path)\n"))) is is_said
