@@ -211,9 +211,9 @@ class UnderFSDP1(Trainee):
     def _whole(self, states: Mapping[Any, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return what lies beside parameters, or flat parameters, whole and by names.
 
-        torch itself unflattens it, as the state of an optimizer that has all of a unit's parameters. Where one
-        has nothing and others of its unit have, torch fails; so it is lent zeros. Which have is agreed on by
-        all ranks: one whose shard holds frozen parameters alone has nothing to tell it by.
+        torch itself unflattens it, as the state of an optimizer that has all of a unit's parameters. Where
+        one has nothing and others of its unit have, torch fails; so it is lent zeros. Which have is agreed
+        on by all ranks: one whose shard holds frozen parameters alone has nothing to tell it by.
         """
         carrier = torch.optim.SGD(self.model.parameters(), lr=0.0)
         carrier.state.update(states)
@@ -241,7 +241,9 @@ class UnderFSDP1(Trainee):
         with self._states():
             found: dict[str, Any] = FSDP.optim_state_dict(self.model, carrier)
         return {
-            clean_name(name): {key: each for key, each in values.items() if (clean_name(name), key) not in lent}
+            clean_name(name): {
+                key: each for key, each in values.items() if (clean_name(name), key) not in lent
+            }
             for name, values in found["state"].items()
         }
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.saved_files import SAVED
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.surroundings import CheckpointFound
 
 
+# torch writes what names the tensors of a file before them.
+_OPTIMIZER, _HEAD = b"optim", 4 << 20
+_TRAINERS = "trainer_state.json"  # as HF Trainer leaves it beside what it goes on from
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
     "that loads it; and what FSDP1 itself does wrong when it goes on from it."
@@ -145,11 +149,36 @@ def steps_for_checkpoints(
     return steps
 
 
-def _may_be_whole(checkpoint: CheckpointFound) -> tuple[bool, bool]:
-    """Rank what a run may go on from: what sources name, then what is no file of an optimizer alone.
+def _may_be_whole(checkpoint: CheckpointFound) -> tuple[bool, bool, bool]:
+    """Rank what a run may go on from: an optimizer, what sources name, a usual name.
 
-    A file by a name of its own, such as ``epoch_2.opt``, is rather a part that lies beside the model.
+    Sources name other models too, such as a teacher, and a run that goes on by itself (``epoch_1``) names
+    nothing. A file by a name of its own, such as ``epoch_2.opt``, is rather a part that lies beside the model.
     """
     path = checkpoint.path
-    is_usual = not Path(path).suffix or path.endswith((*SAVED, ".safetensors"))
-    return bool(checkpoint.read_by), is_usual or not checkpoint.is_full
+    is_usual = not Path(path).suffix or path.endswith((*SAVED, ".safetensors")) or not checkpoint.is_full
+    return is_usual and _holds_optimizer(Path(path)), bool(checkpoint.read_by), is_usual
+
+
+def _holds_optimizer(path: Path) -> bool:
+    """Tell whether a checkpoint names an optimizer, as what a run goes on from does; it is not read as one.
+
+    An optimizer alone in a file does not: its keys are ``state`` and ``param_groups``.
+    """
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                return _OPTIMIZER in file.read(_HEAD)
+        below = [path, *(each for each in path.iterdir() if each.is_dir())]
+        names = {inner.name for inner in path.iterdir()}
+        return (
+            any(name.startswith(_OPTIMIZER.decode()) for name in names)
+            or _TRAINERS in names
+            or any((each / METADATA_FILE).is_file() and _OPTIMIZER in _metadata(each) for each in below)
+        )
+    except OSError:
+        return False
+
+
+def _metadata(folder: Path) -> bytes:
+    return (folder / METADATA_FILE).read_bytes()

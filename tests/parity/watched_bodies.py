@@ -35,9 +35,8 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
     projector, temperature = _besides(optimizer, how, fault)
     if fault == "state made":
         _make_state(optimizer)
-    if fault == "frozen":  # with what is left a rank has no gradient at all
-        for name, param in model.named_parameters():
-            param.requires_grad_("head.out" in name)
+    if fault == "frozen":
+        _freeze(model)
     for step in range(3 if fault == "a step more" else 2):
 
         def backward(step: int = step) -> torch.Tensor:
@@ -55,10 +54,15 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
                 temperature.grad = torch.full_like(temperature, step + 1.0)
             if fault == "buffer" and step == 1:
                 model.get_buffer("offset").add_(1)
-            if fault == "taken away":
-                _take_away(model)
+            _take_away(model if fault == "taken away" else nn.Module())
             optimizer.step()
         optimizer.zero_grad()
+
+
+def _freeze(model: nn.Module) -> None:
+    """Freeze so much that one rank has no gradient at all."""
+    for name, param in model.named_parameters():
+        param.requires_grad_("head.out" in name)
 
 
 def _take_away(model: nn.Module) -> None:

@@ -164,6 +164,34 @@ def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
     assert f"fsdp-migrate doctor --checkpoint {expected}" in steps[0].commands
 
 
+@pytest.mark.parametrize("kind", ["accelerate", "trainer", "dcp", "file"])
+def test_a_run_goes_on_from_what_holds_its_optimizer(kind: str, tmp_path: Path) -> None:
+    """Not from a teacher that the script reads by its name, nor from weights that were exported last."""
+    states = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {}, "param_groups": []}}
+    whole = tmp_path / ("step.pt" if kind == "file" else "epoch_1")
+    if kind == "file":
+        torch.save(states, whole)
+    else:
+        (whole / "pytorch_model_fsdp_0").mkdir(parents=True)
+        name = {"accelerate": "optimizer_0/x", "trainer": "trainer_state.json", "dcp": ".metadata"}[kind]
+        (whole / name).parent.mkdir(exist_ok=True)
+        (whole / name).write_bytes(b"optimizer.state.w.exp_avg" if kind == "dcp" else b"{}")
+    torch.save(states["model"], tmp_path / "teacher.pt")
+    torch.save(states["optimizer"], tmp_path / "moments.pt")  # alone it is none either
+    shapes = {str(whole): "a framework's folder", "moments.pt": "full state", "teacher.pt": "full state"}
+    found = [
+        CheckpointFound(
+            str(tmp_path / name), layout, saved=saved, read_by=("main.py:3",) * ("teacher" in name)
+        )
+        for saved, (name, layout) in enumerate(shapes.items())
+    ]
+    steps = steps_for_checkpoints(found, [], str(tmp_path))
+    assert f"fsdp-migrate doctor --checkpoint {whole}" in steps[0].commands
+    assert f" --checkpoint {whole} " in " ".join(steps[-1].commands)
+    alone = steps_for_checkpoints(found[1:], [], str(tmp_path))
+    assert f"fsdp-migrate doctor --checkpoint {tmp_path / 'teacher.pt'}" in alone[0].commands
+
+
 def test_few_files_are_opened_to_look_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.py", "b.yaml", "c.npy", "d.PNG", "e.wav", "f.txt", "g.opt", "h.tar", "small.opt"):
         (tmp_path / name).write_bytes(b"x" * (10 if name == "small.opt" else 1000))
