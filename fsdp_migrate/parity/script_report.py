@@ -46,7 +46,8 @@ class ScriptReport:
     ``differences`` are in the order of the training, those by more than rounding before the others, which
     ``num_rounded`` counts. ``printed`` pairs lines that say the same with other
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
-    ``num_printed`` counts these pairs and the lines without one, also those that are not listed.
+    ``num_pairs`` counts these pairs, and ``num_printed`` the lines without one too, also those that are not
+    listed.
     ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair.
     ``is_others`` tells that the second run has FSDP2 of other code than ``prepare_fully_shard``, such as a
     framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
@@ -67,6 +68,7 @@ class ScriptReport:
     num_differences: int
     num_rounded: int = 0
     num_printed: int = 0
+    num_pairs: int = 0
     printed: tuple[tuple[str, str], ...] = ()
     printed_before: tuple[str, ...] = ()
     printed_after: tuple[str, ...] = ()

@@ -47,8 +47,17 @@ _UNREAD = "Written by both, with other bytes, and in no form that is compared"
 _NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
 _AT_START = Path(__file__).parent / "at_start"
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_WHOLE_NUMBER = re.compile(r"[-+]?\d+")
+_ROUNDED = 1e-6
+_TIMES = re.compile(
+    r"\b(?:elapsed|eta|ms|secs?|seconds?|speed|throughput|time)\b|\d ?m?s\b|/s(?:ec)?\b", re.IGNORECASE
+)
 _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
+_FRAME = re.compile(r'  File "')
+_INSTALLED = re.compile(r'"<|[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3')
+_CHAINED = re.compile(r"^(?:The above exception was the direct cause|During handling of the above exception)")
+_MOST_FRAMES = 12
 # What follows a message: the next traceback, the launcher's log, or what another rank says.
 _LAUNCHERS = re.compile(rf"[WE]\d{{4}} |{_TRACEBACK.pattern}|{_RANK.pattern}|\[default\d+\]:")
 _ABORTS, _LOST, _TRIES = "terminate called", "ChildFailedError: ", 3
@@ -285,19 +294,46 @@ def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[
 
 
 def _what_failed(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the end of the first traceback: what follows is that of the launcher, which lost the process."""
+    """Yield the end of the first traceback: what follows is that of the launcher, which lost the process.
+
+    Where one error is the cause of another, both are of it: the frames of the script may be the second's.
+    """
     begins = next((place for place, line in enumerate(lines) if _TRACEBACK.match(line)), None)
     if begins is None:
         yield from lines[-_LAST_LINES:]
         return
     rank = _RANK.match(lines[begins])
     prefix = rank[0] if rank else ""
-    own = [line.removeprefix(prefix) for line in lines[begins:] if line.startswith(prefix)]
-    ends = next((place for place, line in enumerate(own[1:], 1) if line and not line[0].isspace()), len(own))
-    message = own[ends : ends + _LAST_LINES]
-    stops = next((place for place, line in enumerate(message) if _LAUNCHERS.match(line)), len(message))
-    yield from own[max(0, ends - _LAST_LINES) : ends]
-    yield from message[:stops]
+    own = [line.removeprefix(prefix) for line in lines[begins:] if line.startswith(prefix.rstrip())]
+    goes_on = True
+    while goes_on:
+        ends = next((at for at, line in enumerate(own[1:], 1) if line and not line[0].isspace()), len(own))
+        message = own[ends : ends + _LAST_LINES]
+        stops = next((place for place, line in enumerate(message) if _LAUNCHERS.match(line)), len(message))
+        yield from _shortened(own[:ends])
+        yield from message[:stops]
+        own = own[ends + stops :]
+        goes_on = bool(own) and any(map(_CHAINED.search, message[:stops]))
+
+
+def _shortened(traceback: Sequence[str]) -> Iterator[str]:
+    """Yield the end of a traceback, and of what is before the frames in files of the project's own."""
+    starts = [place for place, line in enumerate(traceback) if _FRAME.match(line)]
+    frames = [traceback[one:other] for one, other in zip(starts, [*starts[1:], len(traceback)], strict=False)]
+    last = next((at for at in range(len(frames)) if sum(map(len, frames[at:])) <= _LAST_LINES), len(frames))
+    shown = {at for at, frame in enumerate(frames) if at >= last or _is_own(frame[0])}
+    shown = set(sorted(shown)[-_MOST_FRAMES:])
+    yield from traceback[: starts[0] if starts else None]
+    for at, frame in enumerate(frames):
+        if at in shown:
+            yield from frame
+        elif at == 0 or at - 1 in shown:
+            yield "  ..."
+
+
+def _is_own(line: str) -> bool:
+    """Tell whether a frame is in a file that is neither installed, nor Python's, nor of this package."""
+    return _INSTALLED.search(line) is None and str(_AT_START.parents[1]) not in line
 
 
 def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
@@ -328,7 +364,8 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         num_differences=len(differences),
         num_rounded=sum(is_rounding(each.gap) for each in differences),
         num_printed=len(pairs) + len(alone[0]) + len(alone[1]),
-        printed=pairs[:_MOST_LINES],
+        num_pairs=len(pairs),
+        printed=_most(pairs),
         printed_before=tuple(alone[0])[:_MOST_LINES],
         printed_after=tuple(alone[1])[:_MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
@@ -380,15 +417,43 @@ def _printed(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tupl
     return tuple(pairs), (alone, [line for line in left[1] if others[line] > 0])
 
 
+def _most(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return those pairs of lines that differ most, in the order in which they were printed."""
+    ordered = sorted(range(len(pairs)), key=lambda place: printed_order(pairs[place]))
+    return tuple(pairs[place] for place in sorted(ordered[:_MOST_LINES]))
+
+
+def printed_order(pair: tuple[str, str]) -> tuple[bool, float]:
+    """Put first what differs most, of lines that name no time or speed.
+
+    Example:
+        >>> printed_order(("8 rows", "4 rows")) < printed_order(("took 8 s", "took 4 s"))
+        True
+    """
+    return any(map(_TIMES.search, pair)), -part_that_differs(*pair)
+
+
 def part_that_differs(one: str, other: str) -> float:
     """Return by what part of itself a number differs most, of two lines that say the same with others.
+
+    One that differs by rounding of the largest fraction of the line differs by nothing: 1e-8 beside 0.5 is 0.
 
     Example:
         >>> part_that_differs("loss 0.5 of 8", "loss 0.4 of 8")
         0.2
+        >>> part_that_differs("kl -1e-08 loss 0.5", "kl 3e-08 loss 0.5")
+        0.0
     """
-    pairs = zip(map(float, _NUMBER.findall(one)), map(float, _NUMBER.findall(other)), strict=False)
-    return max((round(abs(a - b) / max(abs(a), abs(b)), 12) for a, b in pairs if a != b), default=0.0)
+    words = list(zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=False))
+    fractions = [each for pair in words for each in pair if not _WHOLE_NUMBER.fullmatch(each)]
+    rounding = _ROUNDED * max((abs(float(each)) for each in fractions), default=0.0)
+    pairs = ((float(a), float(b), bool(_WHOLE_NUMBER.fullmatch(a))) for a, b in words)
+    parts = (
+        round(abs(a - b) / max(abs(a), abs(b)), 12)
+        for a, b, is_whole in pairs
+        if a != b and (is_whole or abs(a - b) > rounding)
+    )
+    return max(parts, default=0.0)
 
 
 def _without(lines: list[str], others: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from fsdp_migrate.source.files import (
 )
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
 from fsdp_migrate.source.shown_commands import PAGES, is_page, shown_commands
+from fsdp_migrate.text_files import newest_backup
 
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_TURNED: Final = re.compile(r"^[ \t]*# fsdp-migrate: FM|\bfsdp_migrate\b", re.MULTILINE)
+"""What ``rewrite`` writes into a source: its comments, and the imports of what takes FSDP1's place."""
 _TEMPLATES: Final = frozenset({".j2", ".jinja", ".template", ".tmpl"})
 _WINDOWS: Final = frozenset({".bat", ".cmd"})
 _SAID: Final = re.compile(r"^[ \t]*(?:@?rem\b|::).*$", re.MULTILINE | re.IGNORECASE)
@@ -157,21 +160,41 @@ def fsdp2_around(paths: Iterable[str | os.PathLike[str]]) -> bool:
 
 
 def settings_around(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[Path, str]]:
-    """Yield the configs and shell scripts at and below paths, and what the cells of notebooks say."""
-    for path in find_sources(paths, SETTINGS | MAYBE_CONFIGS | _BESIDE) if paths else ():
-        text = _text_of(path)
+    """Yield the configs and shell scripts at and below paths, and what the cells of notebooks say.
+
+    Of one that ``config --write`` has turned before the sources, the kept copy is read: what these need is
+    the same in either order.
+    """
+    every = list(paths)
+    is_done: bool | None = None
+    for path in find_sources(every, SETTINGS | MAYBE_CONFIGS | _BESIDE) if every else ():
+        kept = newest_backup(path)
+        if kept is not None and is_done is None:
+            is_done = _are_sources_turned(every)
+        text = _text_of(path, path if kept is None or is_done else kept)
         if text is not None:
             yield path, text
 
 
-def _text_of(path: Path) -> str | None:
-    """Return what a file says that may ask for something. What is wrong with one is said elsewhere."""
+def _are_sources_turned(paths: Iterable[str | os.PathLike[str]]) -> bool:
+    """Tell whether ``rewrite --write`` was here: a copy lies beside a source, or its words stand in one."""
+    try:
+        return any(newest_backup(each) or _TURNED.search(read_source(each)) for each in find_sources(paths))
+    except (SourceError, OSError):
+        return True  # nothing is known, and nothing is said
+
+
+def _text_of(path: Path, read: Path) -> str | None:
+    """Return what a file, or the copy that is read for it, says that may ask for something.
+
+    What is wrong with one is said elsewhere.
+    """
     try:
         if path.suffix == NOTEBOOK:  # they hold pictures, too
-            return asked_in_notebook(path)
-        if path.stat().st_size > _MOST or not _may_ask(path):
+            return asked_in_notebook(read)
+        if read.stat().st_size > _MOST or not _may_ask(path):
             return None
-        text = read_source(path)
+        text = read_source(read)
         if path.suffix in _WINDOWS:
             return _SAID.sub("", text)
         return shown_commands(path, text) if path.suffix in PAGES else text

@@ -150,10 +150,10 @@ def steps_for_checkpoints(
 
 
 def _may_be_whole(checkpoint: CheckpointFound) -> tuple[bool, bool, bool]:
-    """Rank what a run may go on from: an optimizer, what sources name, a usual name.
+    """Rank what a run may go on from: an optimizer in it, what sources name, a usual name.
 
     Sources name other models too, such as a teacher, and a run that goes on by itself (``epoch_1``) names
-    nothing. A file by a name of its own, such as ``epoch_2.opt``, is rather a part that lies beside the model.
+    nothing. A file by a name of its own, such as ``epoch_2.opt``, is rather a part that lies beside a model.
     """
     path = checkpoint.path
     is_usual = not Path(path).suffix or path.endswith((*SAVED, ".safetensors")) or not checkpoint.is_full

@@ -474,3 +474,45 @@ def test_what_is_printed_most_otherwise_is_shown_first(capsys: pytest.CaptureFix
     assert not any("took" in line for line in shown)
     show_comparison(report, everything=True)
     assert capsys.readouterr().out.index("step 0") < 200
+
+
+def test_noise_about_zero_is_shown_after_a_count_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of many lines, too: what differs most may be printed last. What is not shown is counted."""
+    noise = [(f"it {i} kl {-i}.1e-09 loss 0.5", f"it {i} kl {i}.2e-09 loss 0.5") for i in range(1, 30)]
+    lines = [[pair[side] for pair in noise] for side in (0, 1)]
+    for side, count, loss in ((0, 4643, 0.5), (1, 9285, 0.4)):
+        lines[side] += [f"{count} parameters", f"it 30 kl 3.1e-09 loss {loss}"]
+    runs = [Run(tmp_path, tuple(each), tmp_path) for each in lines]
+    report = report_of(*runs, Comparison((), 1, tmp_path))
+    show_comparison(report)
+    out = capsys.readouterr().out
+    shown = [line for line in out.splitlines() if line.startswith("  FSDP1")]
+    assert shown[:2] == ["  FSDP1: 4643 parameters", "  FSDP1: it 30 kl 3.1e-09 loss 0.5"]
+    assert "  and 28 more" in out
+    show_comparison(replace(report, printed=report.printed[-1:], num_pairs=1))
+    assert "more" not in capsys.readouterr().out
+
+
+def test_the_frames_of_the_script_are_shown_whatever_is_below_them(tmp_path: Path) -> None:
+    deep = "".join(f"def f{i}():\n    f{i + 1}()\n" for i in range(12))
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "deep.py").write_text(f"{deep}def f12():\n    raise KeyError('inner')\n")
+    (tmp_path / "surgery.py").write_text("import deep\n\n\ndef cut():\n    deep.f0()  # cut here\n")
+    raises = "    raise RuntimeError('outer') from error\n"
+    (tmp_path / "train.py").write_text(
+        "import sys\nsys.path.append('site-packages')\nimport surgery\ntry:\n    surgery.cut()\n"
+        f"except KeyError as error:\n{raises}"
+    )
+    with pytest.raises(RankError) as raised:
+        compare_scripts(tmp_path, tmp_path, ["python", "train.py"])
+    said = str(raised.value)
+    assert "deep.f0()  # cut here" in said
+    assert (
+        said.index("KeyError: 'inner'") < said.index("raise RuntimeError") < said.index("RuntimeError: outer")
+    )
+    assert "in f12" in said
+    assert "in f3" not in said
+    assert said.count("  ...\n") == 1

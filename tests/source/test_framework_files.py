@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths
+from fsdp_migrate import convert_config_file
+from fsdp_migrate.source import rewrite_paths, scan_paths
 from fsdp_migrate.source.asked_around import is_accelerates
 
 
@@ -116,6 +117,32 @@ def test_a_config_or_a_launch_line_asks_accelerate_as_well(
         "torch.save(model.state_dict(), 'model.pt')\n"
     )
     assert codes(tmp_path, "x = 1\n", prepares) == ({"FM333"} if is_asked else set())
+
+
+@pytest.mark.parametrize("name", ["acc.yaml", "acc", "run.sh"])
+def test_what_sources_need_is_the_same_once_the_config_is_turned(name: str, tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\naccelerate launch --use_fsdp --fsdp_sharding_strategy FULL_SHARD train.py\n"
+        if name == "run.sh"
+        else "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    )
+    config, train = tmp_path / name, tmp_path / "train.py"
+    config.write_text(text)
+    train.write_text(
+        "from accelerate import Accelerator\n\n\ndef run(net):\n    accelerator = Accelerator()\n"
+        "    model = accelerator.prepare(net)\n    for p in model.parameters():\n"
+        "        p.data = p.data * 0.9\n"
+    )
+    first = rewrite_paths([tmp_path])
+    assert first.left == {"FM423": 1}
+    convert_config_file(config, in_place=True)
+    assert (tmp_path / f"{name}.fsdp1").exists()
+    second = rewrite_paths([tmp_path], write=True)
+    assert [each.after for each in second.files] == [each.after for each in first.files]
+    # Once the sources are turned, nothing more is said of what was settled and deleted.
+    lines = [each for each in train.read_text().splitlines() if "# fsdp-migrate" not in each]
+    train.write_text("\n".join([*lines, ""]))
+    assert not rewrite_paths([tmp_path]).changed
 
 
 @pytest.mark.parametrize(("config", "is_asked"), [("fsdp.yaml", False), ("other.yaml", True)])

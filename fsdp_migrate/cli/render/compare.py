@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.render.screen import console
 from fsdp_migrate.parity.report import lines_of, place, what_differs
 from fsdp_migrate.parity.script_report import cause, verdict
-from fsdp_migrate.parity.script_runs import part_that_differs
+from fsdp_migrate.parity.script_runs import printed_order
 
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 3
-_TIMES = re.compile(
-    r"\b(?:elapsed|eta|ms|secs?|seconds?|speed|throughput|time)\b|\d ?m?s\b|/s(?:ec)?\b", re.IGNORECASE
-)
 
 
 def show_comparison(report: ScriptReport, *, everything: bool = False) -> None:
@@ -36,12 +32,7 @@ def show_comparison(report: ScriptReport, *, everything: bool = False) -> None:
 def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
     if report.first is not None and not report.differs_from_itself:
         yield from _differences(report, report.first, most)
-    if report.printed:
-        yield "Printed with other numbers (times and speeds always have them):"
-    pairs = report.printed if most is None else sorted(report.printed, key=_order)[:most]
-    for one, other in pairs:
-        yield f"  FSDP1: {one}"
-        yield f"  FSDP2: {other}"
+    yield from _pairs(report, most)
     for lines, which in ((report.printed_before, "FSDP1"), (report.printed_after, "FSDP2")):
         shown = lines[:most]
         if shown:
@@ -58,9 +49,15 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
     yield from report.notes
 
 
-def _order(pair: tuple[str, str]) -> tuple[bool, float]:
-    """Put first what differs most, of lines that name no time or speed."""
-    return any(map(_TIMES.search, pair)), -part_that_differs(*pair)
+def _pairs(report: ScriptReport, most: int | None) -> Iterator[str]:
+    if report.printed:
+        yield "Printed with other numbers (times and speeds always have them):"
+    pairs = report.printed if most is None else sorted(report.printed, key=printed_order)[:most]
+    for one, other in pairs:
+        yield f"  FSDP1: {one}"
+        yield f"  FSDP2: {other}"
+    if (left := report.num_pairs - len(pairs)) > 0:
+        yield f"  and {left:,} more"
 
 
 def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:
