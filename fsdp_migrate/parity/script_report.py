@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Unsharded = Literal["", "FSDP1", "FSDP2", "neither", "unknown"]
 """Like which of the two runs FSDP1 that shards nothing trains; empty where it did not run."""
 
+Stateless = Literal["", "FSDP1", "FSDP2"]
+"""Which of the two runs steps by an optimizer without a state where the other's has one."""
+
 MOST_EPSILONS = 64.0
 """By how many units of the last bit of its largest number a tensor differs at most where it is rounded."""
 _MUCH = 1e4  # what is none for sure
@@ -54,8 +57,9 @@ class ScriptReport:
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
     ``is_enlarged`` tells that in the first step that differs by more, no number does but where its gradient
     is rounding; ``follows_rounding`` that steps before it differ, by rounding alone. ``unsharded`` tells like
-    which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first difference. ``notes``
-    say what was not compared.
+    which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first difference.
+    ``stateless`` tells whose optimizer has no state, such as moments, in the step that differs first.
+    ``notes`` say what was not compared.
     """
 
     before: str
@@ -81,6 +85,7 @@ class ScriptReport:
     is_enlarged: bool = False
     follows_rounding: bool = False
     unsharded: Unsharded = ""
+    stateless: Stateless = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -152,7 +157,7 @@ def verdict(report: ScriptReport) -> str:
         return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_besides(report)}"
     if report.first is not None and report.num_differences > report.num_rounded:
         first = f"{place(report.first)}, step {report.first.step}"
-        is_off = report.unsharded == "FSDP2" and not report.is_enlarged
+        is_off = report.stateless == "FSDP1" or (report.unsharded == "FSDP2" and not report.is_enlarged)
         whose = " FSDP1's own run was off." if is_off else ""
         number = report.num_differences - report.num_rounded
         return f"Different: {number:,} of {seen}; the first is {first}.{whose}"
@@ -186,6 +191,15 @@ _CAUSES: dict[Unsharded, str] = {
     "unknown": "not known: with sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, the script "
     "did not come so far",
 }
+_STATELESS: dict[Stateless, str] = {
+    "FSDP1": "FSDP1's optimizer. It steps here without a state, such as moments, where FSDP2's has one: "
+    "FSDP1's run has loaded none, and was off. So Accelerate and HF Trainer resume with SHARDED_STATE_DICT "
+    "(accelerate-resumes-without-moments, which `fsdp-migrate doctor --checkpoint` names). Compare with "
+    "FSDP1's run that was not stopped",
+    "FSDP2": "FSDP2's optimizer. It steps here without a state, such as moments, where FSDP1's has one: the "
+    "run under FSDP2 has loaded none. See where the script loads its optimizer, and that it does so after "
+    "the model is sharded; `fsdp-migrate inspect` says how",
+}
 _ENLARGED = (
     "rounding, as it seems. The gradients of this step are the same but for rounding, seen beside the "
     "largest of them, and no number differs by more but where its gradient is 0 beside it: Adam makes a step "
@@ -208,6 +222,8 @@ _THEIRS = (
 
 def cause(report: ScriptReport) -> str:
     """Return in words which of the two runs is off, as a run without shards tells it; empty without one."""
+    if report.stateless:
+        return _STATELESS[report.stateless]
     if report.is_enlarged:
         return _ENLARGED
     is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH

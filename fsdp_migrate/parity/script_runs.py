@@ -20,12 +20,14 @@ from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.left_files import compare_left
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import ScriptReport, Unsharded, is_rounding
+from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fsdp_migrate.parity.report import Difference
 
 
 _OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
@@ -203,7 +205,8 @@ def compare_scripts(
         if any(each["differences"] for each in runs.documents(_AGAIN)):
             return replace(report, differs_from_itself=True)
         # Of rounding, shards say nothing: without them the norm to clip by is summed in another order too.
-        if report.num_differences == report.num_rounded or report.is_enlarged:
+        is_known = report.is_enlarged or bool(report.stateless)
+        if report.num_differences == report.num_rounded or is_known:
             return report
         say("once more under FSDP1, with whole parameters (NO_SHARD): which of the two is like it?")
         both = [_FIRST, _SECOND]
@@ -375,8 +378,19 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         is_enlarged=any(each["is_enlarged"] for each in documents if each["number"] == first_step),
         follows_rounding=any(each.step < first_step for each in differences),
         is_others=any(each["is_others"] for each in documents),
+        stateless=_stateless(documents, differences[0]) if differences else "",
         notes=tuple(_notes(runs.command, were_fsdp1[0], bool(documents), unread)),
     )
+
+
+def _stateless(documents: Sequence[dict[str, Any]], first: Difference) -> Stateless:
+    """Tell whose optimizer has no state in a step that makes other parameters of the same gradients."""
+    if first.stage != "parameter" or is_rounding(first.gap):
+        return ""
+    have = next((each["have_state"] for each in documents if each["number"] == first.step), [True, True])
+    if have[0] == have[1]:
+        return ""
+    return "FSDP2" if have[0] else "FSDP1"
 
 
 def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool, unread: Sequence[str]) -> Iterator[str]:

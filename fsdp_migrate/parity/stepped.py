@@ -59,6 +59,12 @@ class Stepped:
         """Return the models' buffers."""
         return self._of_all(lambda each: each.buffers())
 
+    def has_state(self) -> bool:
+        """Tell whether the optimizer has a state, such as moments, as one that has stepped or was loaded."""
+        own = any(self.optimizer.state.get(param) for param in _params_of(self.optimizer))
+        under = (each for each in self.parts.values() if isinstance(each, UnderFSDP1))
+        return any([own, *(each.is_on_any_rank(holds=own) for each in under)])
+
     def _of_all(self, show: Callable[[UnderFSDP1 | Prepared], Tensors]) -> Tensors:
         return {
             f"{prefix}{name}": tensor

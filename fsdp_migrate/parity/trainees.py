@@ -260,6 +260,10 @@ class UnderFSDP1(Trainee):
             found |= {key: dtype for each in every for key, dtype in each.items()}
         return found
 
+    def is_on_any_rank(self, *, holds: bool) -> bool:
+        """Tell whether something holds on a rank that shares a unit with this one; collective."""
+        return bool(self._of_all_ranks({(0, "", ""): torch.bool} if holds else {}))
+
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state, whole, by the names of parameters."""
         groups = self.optimizer.param_groups

@@ -50,7 +50,7 @@ class Seen:
 
     ``is_fsdp1`` tells whether torch's FSDP1 wraps a model or a part of it, ``is_others`` whether FSDP2 shards
     one and ``prepare_fully_shard`` had no part in it. ``models`` are numbers, in the order in which models
-    were seen first.
+    were seen first. ``has_state`` tells whether the optimizer has a state before the step, on any rank.
     """
 
     number: int
@@ -62,6 +62,7 @@ class Seen:
     is_others: bool
     tensors: dict[Stage, Tensors]
     start: Tensors = field(default_factory=dict)
+    has_state: bool = False
 
 
 @dataclass
@@ -144,6 +145,7 @@ def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
             groups=stepped.groups(),
             tensors={"gradient": stepped.gradients()},
             start=stepped.parameters() if new else {},
+            has_state=stepped.has_state(),
         )
         watch.open = seen, stepped
 
@@ -190,6 +192,7 @@ def _compare(seen: Seen, path: Path, found: Path) -> None:
         "is_in_both": before is not None,
         "are_fsdp1": [before is not None and before.is_fsdp1, seen.is_fsdp1],
         "is_others": seen.is_others,
+        "have_state": [before is not None and before.has_state, seen.has_state],
         "compared": compared,
         "number": seen.number,
         "is_enlarged": before is not None and _is_enlarged(before, seen, differences),

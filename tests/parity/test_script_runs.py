@@ -243,6 +243,7 @@ def report_on(
     were_fsdp1: tuple[bool, bool] = (True, False),
     *,
     enlarged: int | None = None,
+    have_state: tuple[bool, bool] = (True, True),
 ) -> ScriptReport:
     """Report on two runs of two steps, with what was found in them."""
     kept, seen = folder / "first" / "kept", folder / "second" / "found in first"
@@ -253,6 +254,7 @@ def report_on(
             "is_in_both": True,
             "are_fsdp1": were_fsdp1,
             "is_others": False,
+            "have_state": have_state,
             "compared": 2,
             "number": step,
             "is_enlarged": step == enlarged,
@@ -289,6 +291,28 @@ def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
         first = Difference(step=1, stage="gradient", name="a", module="", rank=0, gap=gap)
         assert said in cause(replace(neither, differences=(first,)))
     assert "FM354" not in cause(replace(report, is_others=True, unsharded="FSDP2"))
+
+
+@pytest.mark.parametrize(
+    ("have", "stage", "factor", "whose"),
+    [
+        ((False, True), "parameter", 1.1, "FSDP1"),
+        ((True, False), "parameter", 1.1, "FSDP2"),
+        ((False, False), "parameter", 1.1, None),  # both start anew
+        ((False, True), "gradient", 1.1, None),  # what differs before the step is not of its optimizer
+        ((False, True), "parameter", 1 + 1e-6, None),
+    ],
+)
+def test_an_optimizer_that_was_not_loaded_is_named(
+    have: tuple[bool, bool], stage: Any, factor: float, whose: str | None, tmp_path: Path
+) -> None:
+    gap = find_gap(torch.ones(2), torch.ones(2) * factor)
+    assert gap is not None
+    first = Difference(step=2, stage=stage, name="a", module="", rank=0, gap=gap)
+    report = report_on(tmp_path, [first], have_state=have)
+    report = replace(report, unsharded="" if whose else "FSDP1", is_others=True)
+    assert cause(report).startswith(f"{whose}'s optimizer." if whose else "not FSDP1's shards")
+    assert ("own run was off" in verdict(report)) == (whose == "FSDP1")
 
 
 def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:

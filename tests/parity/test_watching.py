@@ -87,7 +87,7 @@ def test_a_fault_is_named_where_it_is(
     assert said in f"{first['clue']} {first['gap']['words']}"
 
 
-@pytest.mark.parametrize("fault", ["frozen", "taken away"])
+@pytest.mark.parametrize("fault", ["frozen", "taken away", "frozen, state made"])
 def test_fsdp1_is_read_where_parameters_have_no_gradient(fault: str, tmp_path: Path) -> None:
     """Which those are, a rank may not see by its own shard; torch's own gathering fails then."""
     kept = tmp_path / "kept"
@@ -95,6 +95,7 @@ def test_fsdp1_is_read_where_parameters_have_no_gradient(fault: str, tmp_path: P
     run_ranks(watched_bodies.train, "originals", fault, str(kept), None)
     steps = compared(kept, tmp_path / "found", fault=fault)
     assert [(each["is_in_both"], each["differences"]) for each in steps] == [(True, [])] * 2
+    assert steps[0]["have_state"] == ["state made" in fault] * 2
 
 
 def test_gradients_that_a_closure_makes_are_seen(kept: dict[str, Path], tmp_path: Path) -> None:
@@ -111,6 +112,8 @@ def test_a_step_that_fsdp1_had_not_is_said(kept: dict[str, Path], tmp_path: Path
 def test_a_step_that_changes_nothing_is_none(kept: dict[str, Path], tmp_path: Path) -> None:
     found = compared(kept["originals"], tmp_path, fault="state made")
     assert [(each["is_in_both"], each["differences"]) for each in found] == [(True, [])] * 2
+    # But it is told which optimizer had a state before the first step.
+    assert [each["have_state"] for each in found] == [[False, True], [True, True]]
 
 
 def test_no_more_steps_are_seen_than_were_asked_for(kept: dict[str, Path], tmp_path: Path) -> None:

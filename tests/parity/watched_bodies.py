@@ -33,9 +33,9 @@ def train(how: str, fault: str, kept: str, found: str | None, steps: int = 2) ->
     model = _sharded(net, how, fault)
     optimizer = _optimizer(model, fault)
     projector, temperature = _besides(optimizer, how, fault)
-    if fault == "state made":
+    if "state made" in fault:
         _make_state(optimizer)
-    if fault == "frozen":
+    if "frozen" in fault:
         _freeze(model)
     for step in range(3 if fault == "a step more" else 2):
 
@@ -91,7 +91,10 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
     settings = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
+        for param in group["params"]:
+            param.grad = torch.zeros_like(param) if param.requires_grad and param.numel() else None
     optimizer.step()
+    optimizer.zero_grad()
     for group, lr in zip(optimizer.param_groups, settings, strict=True):
         group["lr"] = lr
 
