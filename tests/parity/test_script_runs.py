@@ -538,8 +538,8 @@ def test_noise_about_zero_is_shown_after_a_count_that_is_wrong(
     lines = [[pair[side] for pair in noise] for side in (0, 1)]
     for side, count, loss in ((0, 4643, 0.5), (1, 9285, 0.4)):
         lines[side] += [f"{count} parameters", f"it 30 kl 3.1e-09 loss {loss}"]
-    runs = [Run(tmp_path, tuple(each), tmp_path) for each in lines]
-    report = report_of(*runs, Comparison((), 1, tmp_path))
+    first, second = (Run(tmp_path, tuple(each), tmp_path) for each in lines)
+    report = report_of(first, second, Comparison((), 1, tmp_path))
     show_comparison(report)
     out = capsys.readouterr().out
     shown = [line for line in out.splitlines() if line.startswith("  FSDP1")]
