@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 _CORRUPT = "FM217"
 _ROUNDED = 1e-4
+_FLAT_NAME = re.compile(r"(?:^|\.)_?flat_param$")
+_COUNTED = re.compile(r"(?:^|\.)param_groups\.\d+\.params$")  # how many an optimizer has
+_FLAT = (
+    "is one rank's part of a flat parameter, which FSDP1's run alone saved: FSDP2's has a tensor of each "
+    "parameter there, as it is to have (FM307). To compare both, convert FSDP1's first (FM238)."
+)
 # All of them: the largest may be the last.
 _MOST_DIFFERENCES = 100_000
 
@@ -58,6 +65,8 @@ def compare_left(before: Path, after: Path) -> Iterator[Checkpoints]:
 
 def _compared(name: str, report: VerifyReport, manifests: tuple[Manifest, Manifest]) -> Checkpoints:
     found = report.differences
+    if (flat := _flat_alone(found)) is not None:
+        return _of_flat(name, flat, found)
     corrupt = None if report.is_same else _corrupt(manifests)
     if corrupt is None:
         return Checkpoints(
@@ -72,6 +81,25 @@ def _compared(name: str, report: VerifyReport, manifests: tuple[Manifest, Manife
         words=f"FSDP1's own file is corrupt, {_CORRUPT} `{corrupt.subject}`: {corrupt.message} {besides}",
         is_fsdp1s=report.is_complete and (not others or _are_rounded(others)),
     )
+
+
+def _of_flat(name: str, flat: str, differences: Sequence[Difference]) -> Checkpoints:
+    """Say why a flat parameter is not compared, and what else differs, but for what went with it."""
+    others = [
+        each
+        for each in differences
+        if each.kind not in {"missing", "extra"} and _COUNTED.search(each.key) is None
+    ]
+    besides = f" Besides, it differs: {_words(others)}" if others else ""
+    is_same = False if others and not _are_rounded(others) else None
+    return Checkpoints(path=name, is_same=is_same, words=f"`{flat}` {_FLAT}{besides}")
+
+
+def _flat_alone(differences: Sequence[Difference]) -> str | None:
+    """Return a flat parameter that FSDP1's run alone saved; None where nothing stands in its place."""
+    gone = [each.key for each in differences if each.kind == "missing" and _FLAT_NAME.search(each.key)]
+    has_new = any(each.kind == "extra" for each in differences)
+    return gone[0] if gone and has_new else None
 
 
 def _corrupt(manifests: tuple[Manifest, Manifest]) -> Finding | None:

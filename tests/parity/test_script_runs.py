@@ -395,6 +395,36 @@ def left(folder: Path, name: str, states: Sequence[dict[str, Any]]) -> Checkpoin
     return saved
 
 
+@pytest.mark.parametrize(
+    ("after", "is_same", "said"),
+    [
+        ({"net.w": 8, "net.b": 3}, None, "(FM238)."),
+        ({"net.w": 8, "net.b": 3, "ema": 4}, False, "(FM238). Besides, it differs: "),
+        ({}, False, "model.net._flat_param: only the first"),  # nothing stands in its place
+    ],
+)
+def test_a_flat_parameter_that_is_gone_is_what_the_migration_asks_for(
+    after: dict[str, int], is_same: bool | None, said: str, tmp_path: Path
+) -> None:
+    ema = torch.linspace(1, 2, 3)
+    state = {name: torch.ones(size) for name, size in after.items() if name != "ema"}
+    saved = left(
+        tmp_path,
+        "agent.pt",
+        [
+            {"model": model, "opt": {"state": {}, "param_groups": [{"params": [*range(len(model))]}]}, **more}
+            for model, more in (
+                ({"net._flat_param": torch.ones(6)}, {"ema": {"w": ema}}),
+                (state, {"ema": {"w": ema * after.get("ema", 1)}}),
+            )
+        ],
+    )
+    assert saved.is_same is is_same
+    assert said in saved.words
+    told = verdict(replace(report_on(tmp_path / "told", []), checkpoints=(saved,)))
+    assert told.endswith("Not compared: 1 checkpoint.") == (is_same is None)
+
+
 def adam(first: torch.Tensor, second: torch.Tensor, lr: float = 0.1, **model: torch.Tensor) -> dict[str, Any]:
     own = {"state": {"w": {"exp_avg": first, "exp_avg_sq": second}}}
     return {"model": model, "optim": {**own, "param_groups": [{"params": ["w"], "lr": lr}]}}

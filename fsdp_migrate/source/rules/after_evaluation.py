@@ -31,7 +31,9 @@ CODES = ("FM423",)
 _MEANT = (
     "after an evaluation FSDP2's root, and with `reshard_after_forward: false` every unit, shows whole, "
     "plain tensors until the next backward: what is written to them is lost, and beside DTensors that were "
-    "kept it raises. FSDP1 showed its shards. Write above it `for each in {0}.modules():` with "
+    "kept it raises. FSDP1 showed its shards and kept what was written, but computed on with what its root "
+    "had gathered (FM451): an evaluation behind it was of the root's old weights. "
+    "Write above it `for each in {0}.modules():` with "
     "`if isinstance(each, FSDPModule): each.reshard()` in it; FSDPModule is torch.distributed.fsdp's."
 )
 # A step's own hooks run after its backward, which has sharded again; those of the start before any forward.

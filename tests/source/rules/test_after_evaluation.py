@@ -75,6 +75,7 @@ def test_hooks_of_a_callback(hook: str, body: str, tmp_path: Path, *, is_said: b
     found = said(tmp_path, text)
     assert len(found) == is_said
     assert all("`for each in model.modules():`" in each for each in found)
+    assert all("old weights" in each and "FM451" in each for each in found)
     assert said(tmp_path, text, asks=False) == []
 
 
