@@ -136,7 +136,7 @@ class Values:
         made = returned(self.source, node)
         return self._policy(node, depth) if made is None else self._of_function(node, made, depth)
 
-    def _of_function(self, node: cst.Call, made: cst.BaseExpression, depth: int) -> Any:
+    def _of_function(self, node: cst.BaseExpression, made: cst.BaseExpression, depth: int) -> Any:
         """Read what a function returns, where all is known: its own names mean nothing where it is called."""
         before = len(self.unread)
         value = self._read(made, depth + 1)
@@ -174,8 +174,15 @@ class Values:
         value = last_value(self.source.index, node)
         # What else reads a dict or a list may change it, so that its value here is not known.
         if value is not None and (not _is_mutable(self.source, value) or is_only_use(self.source, node)):
-            return self._read(value, depth + 1)
+            return self._of_place(node, value, depth)
         return self._class_name(node) or self._unknown(node)
+
+    def _of_place(self, node: cst.Name | cst.Attribute, value: cst.BaseExpression, depth: int) -> Any:
+        """Read what a name is given, where all is known if another function gives it: ``self.offload``."""
+        given_in = self.source.index.function(value)
+        if given_in is None or given_in in self.source.index.ancestors(node):
+            return self._read(value, depth + 1)
+        return self._of_function(node, value, depth)
 
     def _class_name(self, node: cst.Name | cst.Attribute) -> str | None:
         """Return the name of a class of this source, or of what is imported and called as classes are."""

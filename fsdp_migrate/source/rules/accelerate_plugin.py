@@ -91,6 +91,7 @@ _HIDDEN_CASTS = (
     "reduce_dtype, output_dtype, cast_forward_inputs) of torch.distributed.fsdp; it has no buffer_dtype"
 )
 _OFFLOAD = "`cpu_offload`: FSDP2 takes true, false or a CPUOffloadPolicy, and not torch's CPUOffload"
+_GONE = frozenset({"backward_prefetch", "forward_prefetch", "sync_module_states", "use_orig_params"})
 _UNSAID = {"cpu_ram_efficient_loading": False, "sync_module_states": False}
 """What a plugin takes where nothing is said; the launcher of a config takes true."""
 _CLIPS = "clip_grad_norm_"
@@ -228,7 +229,9 @@ def _known(values: Values, after: dict[str, Any]) -> str:
     """Return the call as far as it is known."""
     wanted = {"fsdp_version": 2, **after}
     strategy = wanted.pop("sharding_strategy", None)
-    texts = [f"{name}={values.shown(python_text(value))}" for name, value in wanted.items()]
+    texts = [
+        f"{name}={values.shown(python_text(value))}" for name, value in wanted.items() if name not in _GONE
+    ]
     if strategy is not None:
         texts.insert(1, "reshard_after_forward=<True, or False for SHARD_GRAD_OP>")
     return f"As far as it is known: {', '.join(texts)}."
