@@ -26,7 +26,7 @@ _USUAL: Final = frozenset({"embed_in", "embed_tokens", "shared", "word_embedding
 
 @kept_in_a_look
 def holds_embeddings(folder: Path, name: str) -> bool | None:
-    """Tell whether a class of the project around a folder holds what a model's getter gives as its embeddings.
+    """Tell whether a class of the project around a folder holds what a getter gives as the embeddings.
 
     A getter of the class itself does not count: the class may be the model then, which is the root.
 
