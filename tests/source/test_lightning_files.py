@@ -142,3 +142,26 @@ def test_a_scan_says_so_in_both_files(tmp_path: Path) -> None:
         (8, "FM429", "rewritten"),
         (5, "FM429", "rewritten"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_said"),
+    [
+        ("_target_: {0}.Trainer\nstrategy:\n  _target_: {0}.strategies.FSDPStrategy\n", True),
+        ("trainer:\n  _target_: {0}.Trainer\n  strategy:\n    _target_: x.FSDPStrategy\n", True),
+        ("_target_: {0}.Trainer\nstrategy: ddp\n", False),
+        ("_target_: own.Trainer\nstrategy: auto\n", False),
+    ],
+)
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_a_trainer_that_a_config_alone_makes_shards(
+    tmp_path: Path, config: str, package: str, *, is_said: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(config.format(package))
+    (tmp_path / "task.py").write_text(
+        f"import {package} as pl\nfrom torch.nn.utils import clip_grad_norm_\n\n\n"
+        "class Task(pl.LightningModule):\n"
+        "    def on_before_optimizer_step(self, optimizer):\n"
+        "        self.norm = clip_grad_norm_(self.model.parameters(), max_norm=1.0)\n"
+    )
+    assert any(use.line == 7 for use in scan_paths([tmp_path]).uses) is is_said

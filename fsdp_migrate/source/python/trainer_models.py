@@ -214,7 +214,7 @@ class HFTrainers:
         return found
 
     def wrapped(self, call: cst.Call) -> set[str]:
-        """Return what ``self._wrap_model(..)`` of a Trainer gives: its model, as the loops of its own have it.
+        """Return what ``self._wrap_model(..)`` of a Trainer gives: its model, which a loop has.
 
         A class that has a ``_wrap_model`` of its own is followed into that.
         """
