@@ -165,3 +165,22 @@ def test_a_trainer_that_a_config_alone_makes_shards(
         "        self.norm = clip_grad_norm_(self.model.parameters(), max_norm=1.0)\n"
     )
     assert any(use.line == 7 for use in scan_paths([tmp_path]).uses) is is_said
+
+
+@pytest.mark.parametrize(
+    ("backward", "is_said"),
+    [("self.manual_backward(loss)", True), ("self.log('loss', loss)", False)],
+)
+def test_a_step_of_its_own_that_runs_the_backward_sees_shards(
+    tmp_path: Path, backward: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import lightning as L\nfrom task import Task\n\nL.Trainer(strategy='fsdp').fit(Task())\n"
+    )
+    (tmp_path / "task.py").write_text(
+        "import lightning as L\nfrom torch.nn.utils import clip_grad_norm_\n\n\n"
+        "class Task(L.LightningModule):\n    def __init__(self):\n"
+        "        self.automatic_optimization = False\n\n    def sam_step(self, loss):\n"
+        f"        {backward}\n        return clip_grad_norm_(self.model.parameters(), max_norm=1.0)\n"
+    )
+    assert any(use.code == "FM326" for use in scan_paths([tmp_path]).uses) is is_said
