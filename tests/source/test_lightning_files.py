@@ -184,3 +184,42 @@ def test_a_step_of_its_own_that_runs_the_backward_sees_shards(
         f"        {backward}\n        return clip_grad_norm_(self.model.parameters(), max_norm=1.0)\n"
     )
     assert any(use.code == "FM326" for use in scan_paths([tmp_path]).uses) is is_said
+
+
+EMA = """import itertools
+
+import lightning as L
+from ema import ExponentialMovingAverage
+
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.ema = ExponentialMovingAverage(self._given(), decay=0.9)
+
+    def _given(self):
+        return {}
+
+    def on_before_zero_grad(self, optimizer):
+        self.ema.update(itertools.chain(self.backbone.parameters()))
+
+
+L.Trainer(strategy="fsdp").fit(Task())
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("itertools.chain(self.backbone.parameters(), self.noise.parameters())", True),
+        ("self.backbone.parameters()", True),
+        ("[p.detach().clone() for p in self.backbone.parameters()]", False),
+        ("self.backbone.config", False),
+    ],
+)
+def test_an_average_of_what_a_method_gives_keeps_parameters(
+    tmp_path: Path, given: str, *, is_said: bool
+) -> None:
+    (tmp_path / "task.py").write_text(EMA.format(given))
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM446"]
+    assert found == [10] * is_said
