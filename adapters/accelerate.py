@@ -36,6 +36,7 @@ from fsdp_migrate.adapters.engine.rank0_loading import (
     say_ram_loading,
     torn_tie,
 )
+from fsdp_migrate.adapters.engine.shared_embeddings import say_shared_embeddings
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -49,7 +50,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     say_mixed_precision,
     say_no_prefetch,
     say_no_shard,
-    say_shared_embeddings,
     shard_config,
     strategy_of,
     to_reshard,

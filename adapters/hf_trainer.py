@@ -38,6 +38,7 @@ from fsdp_migrate.adapters.engine.claims import ACCELERATE, TRANSFORMERS
 from fsdp_migrate.adapters.engine.optimizer_names import say_arguments
 from fsdp_migrate.adapters.engine.ownership import has_hf_words, is_anothers, is_prefixed, may_be_fsdp_config
 from fsdp_migrate.adapters.engine.rank0_loading import broadcasts_from_rank0, keep_ram_loading
+from fsdp_migrate.adapters.engine.shared_embeddings import say_shared_embeddings
 from fsdp_migrate.adapters.engine.shared_keys import (
     LIMIT_ALL_GATHERS,
     ORIG_PARAMS,
@@ -49,7 +50,6 @@ from fsdp_migrate.adapters.engine.shared_keys import (
     lost_sync,
     no_forward_prefetch,
     say_no_prefetch,
-    say_shared_embeddings,
     shard_config,
     strategy_of,
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
+from fsdp_migrate.adapters.conversion.project_embeddings import holds_embeddings
 from fsdp_migrate.adapters.conversion.project_imports import (
     decays_alike,
     find_own_hook,
@@ -156,6 +157,7 @@ def settings_in(
         ties=partial(find_tie, folder),
         holds=partial(find_holder, folder),
         defines=partial(defines_class, folder),
+        embeds=partial(holds_embeddings, folder),
         spectral=partial(find_spectral_norm, folder),
         hook=partial(find_own_hook, folder),
         classifies=partial(only_classifies, folder),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 from fsdp_migrate.adapters.engine.settings import OwnHook
-from fsdp_migrate.adapters.engine.shared_keys import classifies
+from fsdp_migrate.adapters.engine.shared_embeddings import classifies
 
 
 if TYPE_CHECKING:

@@ -78,6 +78,10 @@ TRANSFORMERS: Mapping[str, Claim] = MappingProxyType(
         "words_deprecated": Claim(
             "words in `fsdp` are warned of: `fsdp: true` is to stand there", since="5.10"
         ),
+        "fsdp_is_bool": Claim(
+            "`fsdp` of the arguments is true, and None without FSDP, whatever words it was given",
+            since="5.10",
+        ),
         "no_fsdp_attribute": Claim("the Trainer has no attribute `fsdp`", since="4.57"),
         "no_prefetch": Claim("FSDP1 does not prefetch in backward unless `backward_prefetch` is given"),
     }

@@ -38,8 +38,9 @@ class Settings:
     around whether no source of it imports transformers, ``decays_alike`` whether none has a Trainer of
     Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a model of it
     ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model that holds one
-    of transformers, which may, ``defines`` whether it has a class of a name, and ``spectral`` where it makes
-    a layer of ``spectral_norm``, or nothing; ``hook`` names its LightningModule that has a
+    of transformers, which may, ``defines`` whether it has a class of a name, ``embeds`` whether that class
+    holds the model's embeddings, or None where it has none, and ``spectral`` where it makes a layer of
+    ``spectral_norm``, or nothing; ``hook`` names its LightningModule that has a
     ``configure_model`` of its own, or is None, and ``classifies`` tells whether its models of
     transformers are classifiers, as their names say. ``names_packed`` tells of
     the name of another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
@@ -63,6 +64,7 @@ class Settings:
     ties: Callable[[], str] = lambda: ""
     holds: Callable[[], str] = lambda: ""
     defines: Callable[[str], bool] = lambda name: False
+    embeds: Callable[[str], bool | None] = lambda name: None
     spectral: Callable[[], str] = lambda: ""
     hook: Callable[[], OwnHook | None] = lambda: None
     classifies: Callable[[], bool] = lambda: False

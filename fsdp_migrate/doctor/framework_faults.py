@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
-from fsdp_migrate.adapters.engine.shared_keys import EMBEDDINGS_STAY, EVERY_MODEL_HAS
+from fsdp_migrate.adapters.engine.shared_embeddings import EMBEDDINGS_STAY
+from fsdp_migrate.adapters.engine.shared_keys import EVERY_MODEL_HAS
 from fsdp_migrate.doctor.accelerate_units import (
     EMBEDDINGS_AND_HEAD,
     carved_within_units,

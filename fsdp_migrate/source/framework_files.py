@@ -86,6 +86,10 @@ _USES_TRAINER = re.compile(
     r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b|\bTrainer\.\w+[ \t]*=(?!=)"
 )
 _ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\b(?:optim|label_smoothing_factor)\b")
+# What reads the Trainer's `fsdp`, or that of its arguments, may stand in another file too.
+_READS_FSDP = re.compile(
+    r"(?:args|arguments|trainer)\.fsdp\b(?!_)|\bTrainer\b[\s\S]*\w\.fsdp\b(?!_)", re.IGNORECASE
+)
 _WORDS_OF_HF = ("full_shard", "shard_grad_op", "hybrid_shard")
 _SAYS_HF = re.compile(
     r"\bfsdp['\"]?\s*[:=]\s*['\"]+(?:full_shard|shard_grad_op|hybrid_shard)"
@@ -134,7 +138,11 @@ def with_frameworks(
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
     # What names the Trainer's optimizer may stand in another file than the Trainer.
-    named = (each for each in texts.items() if models.trainers and _ARGUMENTS.search(each[1]))
+    named = (
+        (path, text)
+        for path, text in texts.items()
+        if models.trainers and (_ARGUMENTS.search(text) or (".fsdp" in text and _READS_FSDP.search(text)))
+    )
     of_arguments = (path for path, text in named if not _is_unsloths(text))
     told |= {path: {"transformers"} for path in of_arguments}
     composed = models.composer.files if models.composer is not None else ()

@@ -265,7 +265,11 @@ def _held_by_object(source: Source, value: cst.BaseExpression, by: str) -> list[
     """Return the models whose parameters a call is given, that makes an object which keeps them."""
     if not isinstance(value, cst.Call) or not _is_class(source, value, by):
         return []
-    return [each.model for arg in value.args for each in shares(source.index, arg.value)]
+    found: list[cst.BaseExpression] = []
+    for arg in value.args:
+        held = [each.model for each in shares(source.index, arg.value)]
+        found += held or returned_shares(source, arg.value)  # `EMA(self.trained_parameters())`
+    return found
 
 
 def _kept_by_object(source: Source, value: cst.BaseExpression) -> Iterator[cst.BaseExpression]:

@@ -45,6 +45,10 @@ _CALLBACK = re.compile(r"^(?:lightning|pytorch_lightning)(?:\.\w+)*\.\w*(?:Callb
 _CALLBACKS = re.compile(r"\bclass \w+\([^)]{0,2000}?(?:Callback|Checkpoint)\b")
 _MODULES = re.compile(r"\bclass \w+\([^)]{0,2000}?\bLightningModule\b")
 _READS_CONFIGS = re.compile(r"\bLightningCLI[()]|\binstantiate\(")
+_NAMES_TRAINER = re.compile(
+    r"_target_['\"]?[ \t]*:[ \t]*['\"]?(?:pytorch_lightning|lightning(?:\.pytorch)?)\.(?:trainer\.)?Trainer\b"
+    r"[\s\S]*\bFSDPStrategy\b"
+)
 _FITS = re.compile(r"\btrainer\.fit\(\s*[\w.]")
 # Their Trainers fit as well, in names that are the same.
 _IS_ANOTHERS = re.compile(r"^[ \t]*(?:from|import)\s+(?:composer|keras)\b", re.MULTILINE)
@@ -80,6 +84,8 @@ def run_by_lightning(project: Project, around: Iterable[str | os.PathLike[str]])
     # What hydra reads may be run by a file that has Lightning by a config alone.
     reads = bool(users) and any(map(_READS_CONFIGS.search, texts.values()))
     reads = reads or any(map(_hands_on, users.values()))
+    # A config that names the Trainer itself is read by what makes one of it, wherever that is.
+    reads = reads or (bool(users) and asked_around(around, _NAMES_TRAINER))
     if not asking and not (reads and _is_asked(texts, users, around)):
         return set()
     is_open = reads or not all(".fit(" in users[path] for path in asking)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.engine.settings import Settings
-from fsdp_migrate.adapters.engine.shared_keys import classifies
+from fsdp_migrate.adapters.engine.shared_embeddings import classifies
 from fsdp_migrate.errors import ConfigError, UnsupportedFeatureError
 from fsdp_migrate.source.python.environment import environment_of_run
 from fsdp_migrate.source.python.items import ItemChange

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.adapters.conversion.dockerfiles import is_dockerfile
 from fsdp_migrate.adapters.conversion.one_look import one_look
+from fsdp_migrate.adapters.conversion.project_imports import text_if_there
 from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.errors import (
     CheckpointError,
@@ -59,6 +60,10 @@ _IN_TOML = re.compile(
 )
 _NAMED_FILE = re.compile(r"--fsdp_config[= ]\s*[\"']?(?:[^\s\"']*/)?([^\s\"'/]+\.json)\b")
 _PREPARES = re.compile(rb"^[^#\n]*\bprepare_fully_shard\b", re.MULTILINE)
+# A project's own choice, `name: fsdp2`, beside one of FSDP1: there is nothing to convert in it.
+_SAYS_FSDP2 = re.compile(
+    r"^[ \t]*(?:name|strategy|type|mode|backend)[ \t]*:[ \t]*['\"]?fsdp2['\"]?[ \t]*(?:#.*)?$", re.MULTILINE
+)
 _COMPOSER = re.compile(r"^(ep\d+-ba\d+|latest-rank\d+.*)$")
 _ENDS = (*SAVED, ".safetensors", ".safetensors.index.json", ".bin.index.json")
 _META = "meta.pt"
@@ -244,6 +249,8 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
             return None
         message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
         holds, switch = (nothing.holds_arguments, nothing.is_switch) if nothing else (False, False)
+        if nothing is not None and _SAYS_FSDP2.search(text_if_there(path)):
+            return ConfigFound(str(path), "", "fsdp2")
         state: Literal["unclear", "broken"] = "unclear" if nothing else "broken"
         return ConfigFound(str(path), "", state, message, holds_arguments=holds, is_switch=switch)
     except (FSDPMigrateError, RecursionError) as error:

@@ -92,6 +92,11 @@ def test_a_classifier_has_no_decoder_whose_bias_is_shared(
     [
         ("BertLayer,BertEmbeddings", True),
         ("ViTEmbeddings", True),
+        ("LlamaModel,LlamaDecoderLayer", True),
+        ("OPTDecoder,OPTDecoderLayer", True),
+        ("Qwen2_5_VisionTransformerPretrainedModel,Qwen2_5_VLDecoderLayer", False),
+        ("CLIPVisionModel,LlamaDecoderLayer", False),
+        ("GPT2LMHeadModel,GPT2Block", False),
         ("BertLayer", False),
         ("ViTLayer,ViTPatchEmbeddings", False),
         ("LlamaRotaryEmbedding", False),
@@ -103,6 +108,50 @@ def test_a_unit_that_holds_the_embeddings_is_told(classes: str, is_told: bool) -
         done = convert_text(json.dumps(document))
         told = [f for f in done.findings if f.code == "FM343" and "Invariant encountered" in f.message]
         assert [f.subject.endswith("transformer_layer_cls_to_wrap") for f in told] == [True] * is_told
+
+
+INNER = """
+class Inner(nn.Module):
+    def __init__(self):
+        self.parts = nn.ModuleDict(dict(wte=nn.Embedding(2, 2), norm=nn.LayerNorm(2)))
+        self.blocks = nn.ModuleList([Block() for _ in range(2)])
+"""
+WHOLE = """
+class Whole(PreTrainedModel):
+    def __init__(self):
+        self.inner = Inner()
+    def get_input_embeddings(self):
+        return self.inner.parts.wte
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "is_told"),
+    [
+        ("Inner", f"{INNER}{WHOLE}", True),
+        ("InnerModel", f"{INNER}{WHOLE}".replace("Inner", "InnerModel"), True),
+        ("Changed", "class Changed(LlamaModel):\n    pass\n", True),
+        ("Inner", f"class Base{INNER[12:]}class Inner(Base):\n    pass\n{WHOLE}", True),
+        # Labels that no getter gives, a tower, and the model itself, which is the root.
+        ("Inner", f"{INNER.replace('wte', 'labels')}{WHOLE}", False),
+        (
+            "ActionModel",
+            "class ActionModel(nn.Module):\n    def __init__(self):\n        self.a = 1\n",
+            False,
+        ),
+        ("Inner", f"{INNER}    def get_input_embeddings(self):\n        return self.parts.wte\n", False),
+    ],
+)
+def test_a_class_of_the_project_that_holds_the_embeddings_is_told(
+    name: str, source: str, is_told: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "model.py").write_text(source)
+    for number, document in enumerate((of_accelerate(f"{name},Block"), of_hf(f"{name},Block"))):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(document))
+        found = convert_config_file(file).conversion.findings
+        assert any("Invariant encountered" in f.message for f in found) is is_told
 
 
 @pytest.mark.parametrize(

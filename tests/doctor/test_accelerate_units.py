@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
+import torch
 from torch import nn
 
+from fsdp_migrate.adapters.engine.shared_embeddings import is_inner_model
 from fsdp_migrate.config import ClassWrap, SizeWrap
-from fsdp_migrate.doctor.accelerate_units import accelerate_units, shared_across_units
+from fsdp_migrate.doctor.accelerate_units import (
+    accelerate_units,
+    carved_within_units,
+    shared_across_units,
+)
 from tests.models import Net
 
 
@@ -68,3 +76,20 @@ def test_a_model_that_has_no_embeddings_to_tell_of() -> None:
     inner = model[0]
     assert isinstance(inner, nn.Sequential)
     assert accelerate_units(model, None, "1.15").keys() == {inner[2]}
+
+
+def test_the_names_of_inner_models_are_those_of_units_that_hold_the_embeddings() -> None:
+    transformers = pytest.importorskip("transformers")
+    told: dict[bool, list[str]] = defaultdict(list)
+    wholes = ["Llama", "OPT", "Mixtral", "GPTNeoX", "Gemma2"]
+    for whole in (*(f"{name}ForCausalLM" for name in wholes), "LlavaForConditionalGeneration"):
+        kind = getattr(transformers, whole)
+        with torch.device("meta"):
+            model = kind(kind.config_class())
+        for name in {type(module).__name__ for module in model.modules()} - {whole, "Embedding"}:
+            is_held = bool(carved_within_units(model, ClassWrap(classes=(name,)), "1.15"))
+            told[is_held].append(name)
+            # A head, or a last norm, is carved as it is: not within a unit.
+            assert is_inner_model(name) is is_held, f"{name} of {whole}"
+    assert {"LlamaModel", "GPTNeoXModel", "OPTDecoder", "LlavaModel"} <= set(told[True])
+    assert {"CLIPVisionModel", "LlamaDecoderLayer"} <= set(told[False])

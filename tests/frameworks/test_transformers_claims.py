@@ -36,14 +36,15 @@ for case in json.loads(sys.argv[1]):
     names = ("fsdp_version", "reshard_after_forward", "cpu_offload", "auto_wrap_policy", "min_num_params",
              "state_dict_type", "backward_prefetch", "transformer_cls_names_to_wrap")
     if hasattr(given, "fsdp_plugin_args"):
-        found.append({name: given.fsdp_plugin_args.get(name) for name in names})
+        found.append({name: (given.fsdp_plugin_args or {}).get(name) for name in names})
     else:
         read = {"fsdp_version": "VERSION", "cpu_offload": "OFFLOAD_PARAMS",
                 "transformer_cls_names_to_wrap": "TRANSFORMER_CLS_TO_WRAP"}
         found.append({name: os.environ.get("FSDP_" + read.get(name, name.upper())) for name in names})
     with contextlib.suppress(Exception):  # sending weights asks for an accelerator
-        plugin = FullyShardedDataParallelPlugin(**getattr(given, "fsdp_plugin_args", {}))
+        plugin = FullyShardedDataParallelPlugin(**(getattr(given, "fsdp_plugin_args", None) or {}))
         found[-1]["strategy"] = str(plugin.sharding_strategy or plugin.reshard_after_forward)
+    found[-1]["held"] = repr(given.fsdp)
     found[-1]["warned"] = any("`fsdp` as a string is deprecated" in text for text in told)
 print(json.dumps(found))
 """
@@ -100,6 +101,7 @@ print(json.dumps(sorted(names)))
 """
 WORDS = "full_shard auto_wrap"
 CASES: dict[str, dict[str, Any]] = {
+    "none": {},
     "plain": {"fsdp": WORDS},
     "two": {"fsdp": WORDS, "fsdp_config": {"version": 2}},
     "state": {"fsdp": WORDS, "fsdp_config": {"version": 2, "state_dict_type": "FULL_STATE_DICT"}},
@@ -149,6 +151,7 @@ def facts(did: dict[str, dict[str, Any]]) -> dict[str, bool]:
         "save_model_full_only": trainer["saves"] == {"FULL_STATE_DICT": True, "SHARDED_STATE_DICT": False},
         "saving_empties_state": trainer["empties"],
         "one_is_full_shard": did["one of two"]["strategy"].endswith("FULL_SHARD"),
+        "fsdp_is_bool": (did["plain"]["held"], did["none"]["held"]) == ("True", "None"),
         "no_fsdp_attribute": not trainer["sets_fsdp"],
         "no_prefetch": did["one"]["backward_prefetch"] == "NO_PREFETCH",
     }

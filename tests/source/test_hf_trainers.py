@@ -437,3 +437,37 @@ def test_a_decay_that_flat_parameters_had_whole_has_a_comment(orig: str, decay: 
     )
     assert ("norms and biases were decayed too" in comments(body, TAKEN)) is is_told
     assert last(body, TAKEN).endswith(f"weight_decay={decay})\n")
+
+
+LOOP = """import torch
+from transformers import Trainer, TrainingArguments
+
+
+class Mine(Trainer):
+    def _inner_training_loop(self, *args, **kwargs):
+        model = {}
+        for name, param in model.named_parameters():
+            param.data = param.data + torch.normal(mean=0, std=1, size=param.data.size())
+{}
+
+args = TrainingArguments("o", fsdp="full_shard auto_wrap")
+Mine(model, args).train()
+"""
+OWN_WRAP = "\n    def _wrap_model(self, model, training=True):\n        return Plain()\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "more", "is_said"),
+    [
+        ("self._wrap_model(self.model_wrapped)", "", True),
+        ("self.accelerator.prepare(self.model)", "", True),
+        ("self._make_model(self.model_wrapped)", "", False),
+        ("self._wrap_model(self.model_wrapped)", OWN_WRAP, False),
+    ],
+)
+def test_what_a_loop_of_its_own_has_wrapped_is_sharded(
+    tmp_path: Path, made: str, more: str, *, is_said: bool
+) -> None:
+    (tmp_path / "t.py").write_text(LOOP.format(made, more))
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM423"]
+    assert (9 in found) is is_said

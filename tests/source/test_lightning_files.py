@@ -142,3 +142,84 @@ def test_a_scan_says_so_in_both_files(tmp_path: Path) -> None:
         (8, "FM429", "rewritten"),
         (5, "FM429", "rewritten"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_said"),
+    [
+        ("_target_: {0}.Trainer\nstrategy:\n  _target_: {0}.strategies.FSDPStrategy\n", True),
+        ("trainer:\n  _target_: {0}.Trainer\n  strategy:\n    _target_: x.FSDPStrategy\n", True),
+        ("_target_: {0}.Trainer\nstrategy: ddp\n", False),
+        ("_target_: own.Trainer\nstrategy: auto\n", False),
+    ],
+)
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_a_trainer_that_a_config_alone_makes_shards(
+    tmp_path: Path, config: str, package: str, *, is_said: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(config.format(package))
+    (tmp_path / "task.py").write_text(
+        f"import {package} as pl\nfrom torch.nn.utils import clip_grad_norm_\n\n\n"
+        "class Task(pl.LightningModule):\n"
+        "    def on_before_optimizer_step(self, optimizer):\n"
+        "        self.norm = clip_grad_norm_(self.model.parameters(), max_norm=1.0)\n"
+    )
+    assert any(use.line == 7 for use in scan_paths([tmp_path]).uses) is is_said
+
+
+@pytest.mark.parametrize(
+    ("backward", "is_said"),
+    [("self.manual_backward(loss)", True), ("self.log('loss', loss)", False)],
+)
+def test_a_step_of_its_own_that_runs_the_backward_sees_shards(
+    tmp_path: Path, backward: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import lightning as L\nfrom task import Task\n\nL.Trainer(strategy='fsdp').fit(Task())\n"
+    )
+    (tmp_path / "task.py").write_text(
+        "import lightning as L\nfrom torch.nn.utils import clip_grad_norm_\n\n\n"
+        "class Task(L.LightningModule):\n    def __init__(self):\n"
+        "        self.automatic_optimization = False\n\n    def sam_step(self, loss):\n"
+        f"        {backward}\n        return clip_grad_norm_(self.model.parameters(), max_norm=1.0)\n"
+    )
+    assert any(use.code == "FM326" for use in scan_paths([tmp_path]).uses) is is_said
+
+
+EMA = """import itertools
+
+import lightning as L
+from ema import ExponentialMovingAverage
+
+
+class Task(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.ema = ExponentialMovingAverage(self._given(), decay=0.9)
+
+    def _given(self):
+        return {}
+
+    def on_before_zero_grad(self, optimizer):
+        self.ema.update(itertools.chain(self.backbone.parameters()))
+
+
+L.Trainer(strategy="fsdp").fit(Task())
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ("itertools.chain(self.backbone.parameters(), self.noise.parameters())", True),
+        ("self.backbone.parameters()", True),
+        ("[p.detach().clone() for p in self.backbone.parameters()]", False),
+        ("self.backbone.config", False),
+    ],
+)
+def test_an_average_of_what_a_method_gives_keeps_parameters(
+    tmp_path: Path, given: str, *, is_said: bool
+) -> None:
+    (tmp_path / "task.py").write_text(EMA.format(given))
+    found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM446"]
+    assert found == [10] * is_said

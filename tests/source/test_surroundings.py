@@ -332,3 +332,20 @@ def test_a_config_is_asked_about_where_there_is_something_to_do(
     (tmp_path / "train.py").write_text(source)
     steps = next_steps([str(tmp_path)], scan_paths([tmp_path]), find_configs([tmp_path]), [])
     assert any("See why these configs" in each.text for each in steps) is is_said
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("name: fsdp2", "fsdp2"),
+        ("strategy: 'fsdp2'  # of its own", "fsdp2"),
+        ("name: fsdp", "unclear"),
+        ("# name: fsdp2", "unclear"),
+        ("name: before_fsdp2", "unclear"),
+    ],
+)
+def test_a_choice_of_the_project_that_says_fsdp2_is_not_to_be_converted(
+    tmp_path: Path, said: str, state: str
+) -> None:
+    (tmp_path / "own.yaml").write_text(f"{said}\nauto_wrap_policy: size\nsharding_strategy: full_shard\n")
+    assert [each.state for each in find_configs([tmp_path])] == [state]

@@ -147,6 +147,7 @@ class Frameworks:
         is_used = self._accelerate or self._is_in_a_trainer(call)
         found = prepared(self.index, call) if is_used or self._asks_accelerate else set()
         found = found or (clipped(self.index, call) if is_used else set())
+        found = found or self.trainers.wrapped(call)
         return found or (set_up(self.index, call) if self._fabric else set())
 
     def of_name(self, node: cst.Name | cst.Attribute) -> set[str]:

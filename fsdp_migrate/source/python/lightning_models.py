@@ -125,7 +125,7 @@ def is_within_a_module(
     methods = _with(run_in(owner, _HOOKS), own_hooks.get(index.path_of(owner), ()))
     if is_part_within(index, node, MODULE, methods, mixins):
         return True
-    return is_part_within(index, node, MODULE, _TRAINING_STEP) and _optimizes_itself(owner)
+    return _optimizes_itself(owner) and is_part_within(index, node, MODULE, _optimizing(owner))
 
 
 def is_in_a_step(index: Index, node: cst.Name | cst.Attribute) -> bool:
@@ -187,6 +187,18 @@ def is_part_within(
     if owner.name.value in mixins:
         return True
     return any(above.match(name) for base in owner.bases for name in led_to(index, base.value))
+
+
+@functools.lru_cache(maxsize=64)
+def _optimizing(owner: cst.ClassDef) -> re.Pattern[str]:
+    """Return ``training_step``, and the methods that it may leave the backward to: ``sam_step``."""
+    methods = (each for each in owner.body.body if isinstance(each, cst.FunctionDef))
+    names = {
+        each.name.value
+        for each in methods
+        if any(dotted(call.func) == "self.manual_backward" for call in walk_for(each, cst.Call))
+    }
+    return _with(_TRAINING_STEP, names)
 
 
 @functools.lru_cache(maxsize=64)

@@ -92,6 +92,8 @@ OF_COMPOSERS_MODEL: Final = re.compile(
 """The methods of a ComposerModel that run outside of its parts, once these are sharded."""
 TRAINS: Final = ("train", "_inner_training_loop")
 """The methods of a Trainer that shard its model."""
+WRAPS: Final = "_wrap_model"
+"""The method by which a Trainer shards."""
 SELF_MODELS: Final = frozenset({"self.model", "self.model_wrapped"})
 HELD_TRAINER: Final = re.compile(r"^self\._?(?:\w+_)?trainer$")
 """What a callback calls the Trainer that it was made with."""
@@ -210,6 +212,17 @@ class HFTrainers:
                 for name in SELF_MODELS:
                     found.add(name, call)
         return found
+
+    def wrapped(self, call: cst.Call) -> set[str]:
+        """Return what ``self._wrap_model(..)`` of a Trainer gives: its model, which a loop has.
+
+        A class that has a ``_wrap_model`` of its own is followed into that.
+        """
+        owner = self.index.class_of(call)
+        if owner is None or dotted(call.func) != f"self.{WRAPS}" or not self._is_trainers(call):
+            return set()
+        own = (each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef))
+        return set() if WRAPS in own else set(SHARDED)
 
     def _is_trainers(self, node: cst.CSTNode) -> bool:
         return self.kind_around(node) == TRAINER

@@ -46,6 +46,17 @@ _NO_FSDP = (
     f"{TRANSFORMERS['no_fsdp_attribute'].says} in the transformers that run FSDP2, "
     f"{TRANSFORMERS['version_read'].since} and newer: this raises. Ask `{{}}.is_fsdp_enabled`."
 )
+_TEXT = (
+    f"{TRANSFORMERS['fsdp_is_bool'].says}, in transformers {TRANSFORMERS['fsdp_is_bool'].since} and newer: "
+    "{}. Ask `bool({})`; strategy, policy and offload stand in `fsdp_config`."
+)
+_RAISES = "this raises"
+_IS_OTHER = "this is another answer than before"
+_TAKES_WORDS = frozenset({"any", "all", "enumerate", "iter", "len", "list", "map", "set", "sorted", "tuple"})
+_ARGUMENTS = re.compile(r"(?:\w+\.)*_?(?:train\w*_)?arg(?:ument)?s")
+_OF_ARGUMENTS = re.compile(r"\b(?:HfArgumentParser|\w*TrainingArguments|\w*Trainer)\b")
+_PARSED = re.compile(r"['\"]--fsdp['\"]|\bArgumentParser\(")
+_TRAINERS = re.compile(r"^(?:transformers|trl)\b.*Trainer$")
 _TRAINER = re.compile(r"(?:self\._?)?(?:\w+_)?trainer")
 _PUTS = frozenset({"setdefault", "update"})
 # What is called so shows what it is given, or holds what is shown.
@@ -170,8 +181,57 @@ def _asking_for_fsdp(source: Source) -> Iterator[Found]:
         is_its = owner == "self" and trainers.kind_around(node) == TRAINER
         is_one = _TRAINER.fullmatch(owner) is not None and _imports(source, "transformers")
         is_one = is_one or (bool(owner) and trainers.made(node.value) is not None)
-        if (is_its or is_one) and not index.places_set(f"{owner}.fsdp"):
+        is_one = is_one or _is_annotated(source, node.value)
+        if index.places_set(f"{owner}.fsdp"):
+            continue
+        if is_its or is_one:
             yield Found("FM358", node, _NO_FSDP.format(owner), "commented")
+        elif _is_of_arguments(source, owner) and (what := _read_as_words(source, node)):
+            yield Found("FM358", node, _TEXT.format(what, f"{owner}.fsdp"), "commented")
+
+
+def _is_annotated(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is a parameter that is said to be a Trainer: ``run: transformers.Trainer``."""
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    params = [each.node for each in source.index.bindings_of(node) if isinstance(each.node, cst.Param)]
+    said = (each.annotation.annotation for each in params if each.annotation is not None)
+    return any(_TRAINERS.match(name) for each in said for name in source.index.qualified(each))
+
+
+def _is_of_arguments(source: Source, owner: str) -> bool:
+    """Tell whether a name is the Trainer's arguments', and not of an own parser with a flag ``--fsdp``."""
+    if _ARGUMENTS.fullmatch(owner) is None or not _OF_ARGUMENTS.search(source.code):
+        return False
+    return _PARSED.search(source.code) is None or "HfArgumentParser(" in source.code
+
+
+def _read_as_words(source: Source, node: cst.Attribute) -> str:
+    """Return what becomes of a place that reads ``args.fsdp`` as a text or a list; nothing of others."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Arg):
+        call = source.index.parents[above]
+        is_taken = isinstance(call, cst.Call) and dotted(call.func) in _TAKES_WORDS
+        return _RAISES if is_taken and not above.keyword else ""
+    if isinstance(above, (cst.For, cst.CompFor)):
+        return _RAISES if above.iter is node else ""
+    if isinstance(above, (cst.Attribute, cst.Subscript)):
+        return _RAISES if above.value is node else ""
+    if isinstance(above, cst.ComparisonTarget):
+        return _RAISES if isinstance(above.operator, (cst.In, cst.NotIn)) else _compared_to(above, source)
+    if isinstance(above, cst.Comparison):
+        target = above.comparisons[0]
+        is_text = isinstance(target.comparator, (cst.SimpleString, cst.List))
+        is_same = isinstance(target.operator, (cst.Equal, cst.NotEqual))
+        return _IS_OTHER if is_text and is_same and len(above.comparisons) == 1 else ""
+    return ""
+
+
+def _compared_to(target: cst.ComparisonTarget, source: Source) -> str:
+    above = source.index.parents[target]
+    left = above.left if isinstance(above, cst.Comparison) else None
+    is_same = isinstance(target.operator, (cst.Equal, cst.NotEqual))
+    return _IS_OTHER if is_same and isinstance(left, (cst.SimpleString, cst.List)) else ""
 
 
 def _is_nothing(node: cst.BaseExpression) -> bool:

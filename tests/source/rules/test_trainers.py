@@ -164,3 +164,61 @@ def test_todays_trainers_have_no_attribute_of_that_name(
     (tmp_path / "t.py").write_text(OF_TRAINERS.format(inside, outside))
     found = [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]
     assert any("is_fsdp_enabled`" in use.becomes and use.code == "FM358" for use in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [
+        ("def save(trainer: transformers.Trainer):\n    return trainer.fsdp is not None\n", True),
+        ("def save(run: transformers.Trainer):\n    return run.fsdp is not None\n", True),
+        ("def save(run: Settings):\n    return run.fsdp is not None\n", False),
+        ("def save(run: transformers.Trainer):\n    return run.args.fsdp is not None\n", False),
+    ],
+)
+def test_a_trainer_is_one_by_its_annotation_where_a_script_asks(
+    tmp_path: Path, code: str, *, is_said: bool
+) -> None:
+    (tmp_path / "run.sh").write_text("torchrun main.py --fsdp 'full_shard auto_wrap' --output_dir o\n")
+    (tmp_path / "main.py").write_text(MAIN.format("True"))
+    (tmp_path / "saving.py").write_text(f"import transformers\n\n\n{code}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers" and use.code == "FM358"]
+    assert ["is_fsdp_enabled`" in use.becomes for use in found] == [True] * is_said
+
+
+MAIN = (
+    "import transformers\nfrom transformers import Trainer\n\nparser = transformers.HfArgumentParser"
+    "((transformers.TrainingArguments,))\n(training_args,) = parser.parse_args_into_dataclasses()\n"
+    "print({})\nTrainer(model, training_args).train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        ("len(training_args.fsdp) > 0", "this raises"),
+        ("'full_shard' in training_args.fsdp", "this raises"),
+        ("[each for each in training_args.fsdp]", "this raises"),
+        ("training_args.fsdp.split()", "this raises"),
+        ("training_args.fsdp != ''", "this is another answer"),
+        ("[] == training_args.fsdp", "this is another answer"),
+        ("bool(training_args.fsdp)", ""),
+        ("1 if training_args.fsdp else 0", ""),
+        ("training_args.fsdp is None", ""),
+        ("training_args.fsdp == other", ""),
+        ("len(training_args.fsdp_config)", ""),
+    ],
+)
+def test_the_arguments_hold_no_words_of_fsdp_any_more(tmp_path: Path, read: str, says: str) -> None:
+    (tmp_path / "run.sh").write_text("torchrun main.py --fsdp 'full_shard auto_wrap' --output_dir o\n")
+    (tmp_path / "main.py").write_text(MAIN.format(read))
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]
+    assert [(use.code, says in use.becomes) for use in found] == ([("FM358", True)] if says else [])
+
+
+def test_a_flag_of_an_own_parser_stays_a_text(tmp_path: Path) -> None:
+    made = "import argparse\nparser = argparse.ArgumentParser()\nargs = parser.parse_args()\n"
+    own = f"from transformers import Trainer\n\n{made}print(len(args.fsdp))\nTrainer(m, given).train()\n"
+    for code, count in ((own, 0), (MAIN.format("len(training_args.fsdp)"), 1)):
+        (tmp_path / "run.sh").write_text("torchrun main.py --fsdp 'full_shard auto_wrap' --output_dir o\n")
+        (tmp_path / "main.py").write_text(code)
+        assert len([use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]) == count
