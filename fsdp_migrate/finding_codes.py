@@ -337,7 +337,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         # FM42x: sources, continued
         "FM420": FindingCode(
-            "changed", "A branch for FSDP1's models alone, in a source that has one for FSDP2's as well."
+            "changed",
+            "A branch for FSDP1's models alone beside one for FSDP2's, or one that FSDP2's model comes to first.",
         ),
         "FM421": FindingCode("changed", "`ShardedTensor`: FSDP2's states hold `DTensor`."),
         "FM422": FindingCode("refused", "A keyword that `FullyShardedDataParallel` never had."),

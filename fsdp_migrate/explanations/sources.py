@@ -214,8 +214,8 @@ EXPLANATIONS = {
         "Take `x.full_tensor()`, on every rank, for the whole, or `x.to_local()` for this rank's part, and put back what is a `DTensor`.",
     ),
     "FM420": (
-        "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches.",
-        "When you no longer need FSDP1, delete the branch.",
+        "The source supports both versions. Code for FSDP1 alone must not be rewritten, or FSDP2 would run both branches. Where a source asks for a method that FSDP2's models alone have, the answer is another one now, and its branch runs.",
+        "When you no longer need FSDP1, delete the branch. If a branch runs now that did not before, see what it does to memory and numbers.",
     ),
     "FM421": (
         "Sharded states of FSDP1 hold `ShardedTensor`, those of FSDP2 `DTensor`.",

@@ -322,10 +322,14 @@ def only_asks(node: ast.AST, around: dict[int, ast.AST]) -> bool:
 
 def _only_names(node: ast.Name, above: ast.AST | None, around: dict[int, ast.AST]) -> bool:
     """Tell whether a class is only named: in an annotation, an ``isinstance``, or to ask it for something."""
-    if isinstance(above, ast.arg) or (isinstance(above, ast.AnnAssign) and above.annotation is node):
+    top: ast.AST = node
+    whole = above
+    while isinstance(whole, (ast.BinOp, ast.Subscript, ast.Tuple)):  # `ret: tuple[int, Trainer]`
+        top, whole = whole, around.get(id(whole))
+    if isinstance(whole, ast.arg) or (isinstance(whole, ast.AnnAssign) and whole.annotation is top):
         return True
-    if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and above.returns is node:
+    if isinstance(whole, (ast.FunctionDef, ast.AsyncFunctionDef)) and whole.returns is top:
         return True
     if isinstance(above, ast.Attribute):
         return not isinstance(around.get(id(above)), ast.Attribute) and above.attr != "__init__"
-    return isinstance(above, ast.Call) and dotted(above.func) in {"isinstance", "issubclass"}
+    return isinstance(above, ast.Call) and dotted(above.func) in {"isinstance", "issubclass", "super"}

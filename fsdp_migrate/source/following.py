@@ -75,6 +75,7 @@ from fsdp_migrate.source.told import Told
 from fsdp_migrate.source.unseen_names import with_unseen_names
 from fsdp_migrate.source.variables_elsewhere import with_variables
 from fsdp_migrate.source.wrapped_classes import with_wrapped_classes
+from fsdp_migrate.source.wrapped_where import with_wrapping_places
 
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
+    links = with_wrapping_places(project, links)
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
     links = with_reach(project, links, frameworks.files, around)
     failures = following.failures if following is not None else {}

@@ -117,6 +117,11 @@ def chosen(value: ast.expr) -> tuple[Asked, ...]:
     return (Asked(value.test, isinstance(value.orelse, plain), value, is_in_loop=True),)
 
 
+def said_by(asked: Sequence[Asked], function: ast.AST) -> Iterator[tuple[str, str | None, bool]]:
+    """Yield what choices of a function say: what is asked, the constant that it equals, and the truth."""
+    yield from (each.said for each in _facts(asked, function))
+
+
 def _facts(asked: Sequence[Asked], function: ast.AST) -> Iterator[_Fact]:
     known = _FACTS.setdefault(function, {})
     for each in asked:

@@ -73,6 +73,8 @@ class Guards:
     """Wrappers' classes of other files, that are none of FSDP1's."""
     given: frozenset[str] = frozenset()
     """Functions that other files give sharded models."""
+    is_unsharded: Callable[[cst.CSTNode], bool] | None = None
+    """Tells whether a place runs only where the project makes no sharded model, if any does."""
     _without: dict[cst.FunctionDef, bool] = field(default_factory=dict, repr=False)
     _facts: dict[int, Facts] = field(default_factory=dict, repr=False)
     """By the nodes of this source what is known where they stand: many ask of the same."""
@@ -106,6 +108,8 @@ class Guards:
 
     def _is_below_off(self, node: cst.CSTNode) -> bool:
         """Tell whether a place stands in a branch without FSDP."""
+        if self.is_unsharded is not None and self.is_unsharded(node):
+            return True
         if self._has_switch and any(
             says_off(t, truth=v, says_all=self._says_all) or (not v and was_done(t))
             for t, v in self.facts(node)

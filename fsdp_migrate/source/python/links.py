@@ -124,6 +124,8 @@ class Links:
     """The frameworks that others make shard by FSDP1, and by which this file has models prepared."""
     shards_on_several: bool = False
     """Whether Lightning's FSDP1 strategy is made only where there are several ranks."""
+    unsharded: frozenset[tuple[int, int]] = frozenset()
+    """The first and the last line of what runs here only where the project makes no sharded model."""
     shuts_out_quantizers: bool = False
     """Whether it is made only where weights are not quantized."""
     for_quantizers: frozenset[str] = frozenset()

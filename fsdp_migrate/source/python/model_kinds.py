@@ -109,7 +109,7 @@ class ModelKinds:
     """The calls that show a name to be a model: FSDP1's functions, and the method that it alone has."""
     inner: dict[Key, list[cst.CSTNode]] = field(default_factory=dict)
     """The names of what calls shard in place, and where: ``net`` of ``model = FSDP(net)``."""
-    guards: Guards = field(init=False)
+    guards: Guards = field(kw_only=True)
     """What checks for the class make sure."""
     shown_here: ShownHere = field(init=False)
     switches: Switches = field(init=False)

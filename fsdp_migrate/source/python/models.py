@@ -22,7 +22,6 @@ from fsdp_migrate.source.python.containers import added_to, pairs, public_owner,
 from fsdp_migrate.source.python.evidence import clipped_as_models, given_as_models
 from fsdp_migrate.source.python.given_itself import gives_itself
 from fsdp_migrate.source.python.given_plain import gives_plain
-from fsdp_migrate.source.python.guards import Guards
 from fsdp_migrate.source.python.held import (
     BY_ANY,
     EACH,
@@ -74,7 +73,6 @@ class Models(ModelKinds):
     _running: dict[tuple[type[cst.CSTNode], ...], list[cst.CSTNode]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.guards = Guards(self.index, self.links.wrappers, self.links.given_sharded)
         self.shown_here = ShownHere(self.index, self.guards)
         self.switches = Switches(self.index, self.guards)
         self.never = NeverRun(self.index)

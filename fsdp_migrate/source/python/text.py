@@ -21,6 +21,8 @@ from fsdp_migrate.source.python.scopes import Index
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.uses import Need
 
@@ -53,13 +55,20 @@ class Source:
 
     @functools.cached_property
     def guards(self) -> Guards:
-        """What checks say of the places below them, in a source that has no models to follow."""
-        return Guards(self.index, self.links.wrappers, self.links.given_sharded)
+        """What checks say of the places below them."""
+        return Guards(self.index, self.links.wrappers, self.links.given_sharded, self._unsharded())
 
     @functools.cached_property
     def models(self) -> Models:
         """Which expressions are FSDP1 models."""
-        return Models(self.index, self.links, plain_above=self._above_sharding())
+        return Models(self.index, self.links, plain_above=self._above_sharding(), guards=self.guards)
+
+    def _unsharded(self) -> Callable[[cst.CSTNode], bool] | None:
+        """Return what tells whether the project makes no sharded model where a node runs."""
+        lines = self.links.unsharded
+        if not lines:
+            return None
+        return lambda node: any(first <= self.position(node)[0] <= last for first, last in lines)
 
     def _above_sharding(self) -> frozenset[cst.CSTNode]:
         """Return the expressions that the same function shards below, as the project's files show."""

@@ -217,7 +217,8 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     above = source.index.parents[node]
     if node.attr.value != "forward":
         return
-    is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del))
+    # An expression of its own, `model.forward`, names it and does nothing.
+    is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del, cst.Expr))
     if is_target or is_in_a_module(source, node.value):
         return
     if isinstance(above, cst.Call) and above.func is node:

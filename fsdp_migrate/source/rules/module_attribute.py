@@ -56,8 +56,8 @@ _LAYER = (
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _NOW_THERE = (
-    "stays: FSDP1's wrapper had no such attribute, and FSDP2's model has it: what is done where it is there "
-    "is done now"
+    "FSDP1's wrapper had no such attribute, and FSDP2's model has it: what is done where it is there is done "
+    "now. See that memory and numbers stay as you want them, or take the question out."
 )
 _SAMPLED = "stays: FSDP2 models have no such attribute, and nothing is synchronised without gradients"
 _PUTS_IN = frozenset({"add_module", "register_module", "set_submodule", "__setattr__"})
@@ -65,8 +65,8 @@ _NAMED = frozenset({"named_buffers", "named_modules", "named_parameters"})
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name")
 _NAMES = frozenset({"module", "no_sync", "clip_grad_norm_", "_fsdp_wrapped_module", "_handle", "_handles"})
 _CAUGHT_BEFORE = (
-    "stays: FSDP1's wrapper had no such attribute, so that what catches this ran; FSDP2's model has it, and "
-    "this runs now"
+    "FSDP1's wrapper had no such attribute, so that what catches this ran; FSDP2's model has it, and this "
+    "runs now. See that memory and numbers stay as you want them, or take the attempt out."
 )
 _CATCH = frozenset({"AttributeError", "BaseException", "Exception"})
 
@@ -314,7 +314,7 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
     if source.models.certainty(asked) is None or is_in_a_module(source, asked):
         return
     if is_new:
-        yield Found("FM420", call, _NOW_THERE, "kept")
+        yield Found("FM420", call, _NOW_THERE, "commented")
     elif word in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:
         yield Found("FM315", call, _NOT_ASKED, "kept")
     elif word == "no_sync" and len(call.args) == 3 and _is_sampling(source, call):
@@ -341,7 +341,7 @@ def _of_attempts(source: Source) -> Iterator[Found]:
 
 def _of_new(source: Source, node: cst.CSTNode, model: cst.BaseExpression, said: str) -> Iterator[Found]:
     if source.models.certainty(model) is not None and not is_in_a_module(source, model):
-        yield Found("FM420", node, said, "kept")
+        yield Found("FM420", node, said, "commented")
 
 
 def _is_caught(source: Source, node: cst.CSTNode) -> bool:

@@ -71,6 +71,7 @@ def test_forward_under_another_name_is_the_model() -> None:
 LEFT_ALONE = [
     "signature(model.forward)\n",
     "print(model.forward.__name__)\n",
+    "model.forward\n",
     "old = model.forward\nmodel.forward = lambda x: old(x.half())\n",
     "net.forward(x)\n",
     "class Net(torch.nn.Module):\n    def f(self, x):\n        return self.forward(x), super().forward(x)\n",

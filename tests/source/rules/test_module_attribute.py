@@ -406,7 +406,8 @@ def test_what_fsdp2s_models_alone_have(ask: str, name: str) -> None:
     assert name not in dir(FullyShardedDataParallel)
     body = f"if {ask.format(repr(name))}:\n    model.{name}(True)\n"
     [use] = [use for use in uses(MODEL + body) if use.code == "FM420"]
-    assert (use.action, "is done now" in use.becomes) == ("kept", True)
+    assert (use.action, "is done now" in use.becomes) == ("commented", True)
+    assert f"if {ask.format(repr(name))}:" in turned(MODEL + body)  # it stays, and stops no run
     assert not [use for use in uses(MODEL + body.replace("model", "net")) if use.code == "FM420"]
 
 
@@ -436,4 +437,4 @@ def test_every_method_that_fsdp2s_models_alone_have_is_known() -> None:
 )
 def test_where_their_absence_was_taken_up(body: str, *, is_said: bool) -> None:
     said = [use for use in uses(f"{MODEL}{body}") if use.code == "FM420"]
-    assert [use.action for use in said] == (["kept"] if is_said else [])
+    assert [use.action for use in said] == (["commented"] if is_said else [])
