@@ -19,7 +19,8 @@ from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.trainer_models import SETTINGS
+from fsdp_migrate.source.python.trainer_models import CHOOSES_OPTIMIZER, SETTINGS
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import every_value, statements_in
 
 
@@ -54,6 +55,9 @@ def with_given_optimizers(
     for module in filter(None, map(project.module, frameworks.files)):
         for value, place in _prepared(module, frameworks):
             found.follow(value, place)
+    asks_trainer = frameworks.hf is not None and bool(frameworks.hf.files)
+    for value, module in _chosen_by_trainers(project) if asks_trainer else ():
+        found.note(value, module)
     return _told(found, links)
 
 
@@ -101,6 +105,16 @@ def _prepared(module: Module, frameworks: FrameworkModels) -> Iterator[tuple[ast
                     yield each, place
 
 
+def _chosen_by_trainers(project: Project) -> Iterator[tuple[ast.expr, Module]]:
+    """Yield the classes of optimizers that the Trainers of a project's own give Hugging Face's."""
+    for module in filter(None, map(project.module, project.holding([CHOOSES_OPTIMIZER]))):
+        for method in walked(module.tree):
+            if isinstance(method, ast.FunctionDef) and method.name == CHOOSES_OPTIMIZER:
+                given = (each.value for each in walked(method) if isinstance(each, ast.Return))
+                pairs = (each for each in given if isinstance(each, ast.Tuple) and len(each.elts) == 2)
+                yield from ((each.elts[0], module) for each in pairs)
+
+
 class _Given:
     """What was found by following what the Trainers are given."""
 
@@ -133,13 +147,16 @@ class _Given:
             self._follow_call(value, place, depth, part)
 
     def _follow_call(self, call: ast.Call, place: Place, depth: int, part: int | None) -> None:
-        for definition in picked(call.func, place.module, self._called):
-            if note(definition, self._called, self.made.classes):
-                names = names_of(call.func, place.module)
-                self.made.names.setdefault(place.module.path, set()).update(names)
+        self.note(call.func, place.module)
         for definition in self._called(call.func, place):
             if not isinstance(definition.node, ast.ClassDef):
                 self._follow_function(definition, depth, part)
+
+    def note(self, named: ast.expr, module: Module) -> None:
+        """Note the classes of optimizers that an expression of a file may stand for."""
+        for definition in picked(named, module, self._called):
+            if note(definition, self._called, self.made.classes):
+                self.made.names.setdefault(module.path, set()).update(names_of(named, module))
 
     def _follow_function(self, definition: Definition, depth: int, part: int | None) -> None:
         self.makers.setdefault(definition.module.path, set()).add(definition.name)

@@ -15,6 +15,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers
 from fsdp_migrate.source.project import Asked, Place, dotted, is_a_test, last_name
+from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import said_by
@@ -206,7 +207,7 @@ class _Wrapping:
         if made is None or not calls:
             return
         assigns = [each for each in walked(made.node) if isinstance(each, ast.Assign)]
-        for target, value in (p for a in assigns for t in a.targets for p in _pairs(t, a.value)):
+        for target, value in (p for a in assigns for t in a.targets for p in pairs(t, a.value)):
             text = dotted(target) or ""
             if not text.startswith("self.") or not isinstance(value, ast.Name):
                 continue
@@ -271,7 +272,7 @@ class _Ranks:
                 for each in walked(function)
                 if isinstance(each, ast.Assign)
                 for target in each.targets
-                for name, value in _pairs(target, each.value)
+                for name, value in pairs(target, each.value)
                 if dotted(name) == node.id
             ]
             if values:
@@ -307,16 +308,6 @@ def _chosen_by(statement: ast.stmt, call: ast.Call) -> Iterator[Asked]:
         for side, truth in ((choice.body, True), (choice.orelse, False)):
             if any(each is call for each in ast.walk(side)):
                 yield Asked(choice.test, truth, choice, is_in_loop=False)
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target of an assignment with its value."""
-    several = (ast.List, ast.Tuple)
-    if isinstance(target, several) and isinstance(value, several) and len(target.elts) == len(value.elts):
-        for one, its in zip(target.elts, value.elts, strict=True):
-            yield from _pairs(one, its)
-    else:
-        yield target, value
 
 
 def _sets(node: ast.AST, name: str) -> bool:

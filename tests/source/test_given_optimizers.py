@@ -196,3 +196,27 @@ def test_a_function_that_makes_what_is_prepared(tmp_path: Path, text: str, given
 def test_a_function_that_makes_what_is_not_prepared(tmp_path: Path) -> None:
     prepared = "model, loader = accelerator.prepare(model, create(model))".replace("create", "make_loader")
     assert said(tmp_path, train=PREPARES.format(RETURNS, prepared)) == set()
+
+
+CHOSEN = (
+    "from transformers import Trainer, TrainingArguments\nimport own\nfrom own import Own\n\n\n"
+    "class OwnTrainer(Trainer):\n    @staticmethod\n    def get_optimizer_cls_and_kwargs(args, model=None):\n"
+    "        {}\n\n\n"
+    "def main(model):\n    args = TrainingArguments('o'{})\n    OwnTrainer(model=model, args=args).train()\n"
+)
+SHARDS = ", fsdp='full_shard auto_wrap'"
+
+
+@pytest.mark.parametrize(
+    ("body", "fsdp", "found"),
+    [
+        ("return Own, {}", SHARDS, CLASS),
+        ("kind = own.Own if args.own else AdamW\n        return kind, {'lr': 1}", SHARDS, CLASS),
+        ("return Own, {}", "", set()),
+        ("print(Own)\n        return AdamW, {}", SHARDS, set()),
+    ],
+)
+def test_a_class_that_a_trainer_of_hugging_faces_is_told(
+    tmp_path: Path, body: str, fsdp: str, found: set[tuple[str, str]]
+) -> None:
+    assert said(tmp_path, own=OWN, train=CHOSEN.format(body, fsdp)) == found

@@ -77,11 +77,10 @@ _RUN_BEFORE: Final = re.compile(
 )
 MAKES_OPTIMIZER: Final = "create_optimizer"
 """It is run before FSDP2 shards, and was run after FSDP1 had."""
+CHOOSES_OPTIMIZER: Final = "get_optimizer_cls_and_kwargs"
+"""It gives the class that the optimizer is made of."""
 OF_OPTIMIZERS: Final = frozenset(
-    {
-        *(MAKES_OPTIMIZER, "create_optimizer_and_scheduler", "get_decay_parameter_names"),
-        "get_optimizer_cls_and_kwargs",
-    }
+    {MAKES_OPTIMIZER, CHOOSES_OPTIMIZER, "create_optimizer_and_scheduler", "get_decay_parameter_names"}
 )
 """It, what it runs, and what runs it: with FSDP1 that was once the model was sharded."""
 ON_INIT: Final = "on_init_end"
