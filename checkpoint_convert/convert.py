@@ -11,6 +11,7 @@ from fsdp_migrate.arguments import (
     FUNCTION,
     NOTHING,
     PATH,
+    TEXT,
     check_arguments,
     instance_of,
     whole_number_from,
@@ -115,6 +116,7 @@ def convert_checkpoint(
     check_arguments(PATH | NOTHING, dst=dst)
     check_arguments(FLAG, overwrite=overwrite, resume=resume, checksums=checksums, strict=strict)
     check_arguments(whole_number_from(0), buffer_bytes=buffer_bytes)
+    check_arguments(TEXT, to=to)
     check_arguments(FUNCTION | NOTHING, progress=progress)
     check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
     manifest = inspect_checkpoint(src, options=with_side_parts(options, to))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, FSDP1Config, SizeWrap
+from fsdp_migrate.errors import ConfigError
 
 
 if TYPE_CHECKING:
@@ -129,8 +131,10 @@ def _parts(
 
 
 def _offloads(arguments: dict[str, Any]) -> bool:
-    offload = FSDP1Config(cpu_offload=arguments.get("cpu_offload")).cpu_offload
-    return offload is not None and offload.offload_params
+    with contextlib.suppress(ConfigError):  # prepare_fully_shard says what is wrong with the value
+        offload = FSDP1Config(cpu_offload=arguments.get("cpu_offload")).cpu_offload
+        return offload is not None and offload.offload_params
+    return False
 
 
 def _policy(value: Any) -> Any:

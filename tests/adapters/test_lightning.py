@@ -180,6 +180,7 @@ def test_fsdp2_is_left_alone() -> None:
         ("cpu_offload: true\nprocess_group_backend: ${backend}", "${backend}"),
         ("cpu_offload: false\nprocess_group_backend: nccl", "nccl"),
         ("cpu_offload: false", None),
+        ("cpu_offload: SOON", None),  # no value of it: prepare_fully_shard says so
         ("sharding_strategy: FULL_SHARD", None),
     ],
 )
