@@ -116,7 +116,6 @@ def convert_checkpoint(
     check_arguments(PATH | NOTHING, dst=dst)
     check_arguments(FLAG, overwrite=overwrite, resume=resume, checksums=checksums, strict=strict)
     check_arguments(whole_number_from(0), buffer_bytes=buffer_bytes)
-    check_arguments(TEXT, to=to)
     check_arguments(FUNCTION | NOTHING, progress=progress)
     check_arguments(instance_of(OutputOptions) | NOTHING, output_options=output_options)
     manifest = inspect_checkpoint(src, options=with_side_parts(options, to))
@@ -161,10 +160,14 @@ def with_side_parts(options: SourceOptions | None, to: str) -> SourceOptions | N
         options: What the user says about the source.
         to: The framework that is to load the result.
 
+    Raises:
+        ConfigError: ``to`` is no text.
+
     Example:
         >>> with_side_parts(None, "accelerate").side_parts, with_side_parts(None, "torch")
         (True, None)
     """
+    check_arguments(TEXT, to=to)
     return replace(options or SourceOptions(), side_parts=True) if to in _WITHOUT_SIDE_FILE else options
 
 

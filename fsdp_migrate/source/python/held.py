@@ -147,8 +147,8 @@ def parameters_in(kinds: Collection[str]) -> set[str]:
     """Return the lists of parameters, and these by themselves, but those that an optimizer holds.
 
     Example:
-        >>> parameters_in({"fsdp", "params", "each>tensor", ".param_groups>each>['params']>params"})
-        {'params', 'each>tensor'}
+        >>> sorted(parameters_in({"fsdp", "params", "each>tensor", ".param_groups>each>['params']>params"}))
+        ['each>tensor', 'params']
     """
     last = (kind for kind in kinds if kind.rpartition(">")[2] in {"params", TENSOR})
     return {kind for kind in last if not kind.startswith(attribute("param_groups"))}
