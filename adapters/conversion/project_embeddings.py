@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 from fsdp_migrate.adapters.conversion.project_imports import texts_around
 from fsdp_migrate.adapters.engine.shared_embeddings import is_inner_model
+from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _classes_around(folder: Path) -> dict[str, ast.ClassDef]:
         if "class " not in text:
             continue
         try:
-            tree = ast.parse(text)
+            tree = parse_any(text)
         except (SyntaxError, ValueError, RecursionError):
             continue
         classes.update({each.name: each for each in tree.body if isinstance(each, ast.ClassDef)})

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 from fsdp_migrate.adapters.engine.settings import OwnHook
 from fsdp_migrate.adapters.engine.shared_embeddings import classifies
+from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def find_own_hook(folder: Path) -> OwnHook | None:
         if not _HOOK.search(text) or not _LIGHTNING.search(text):
             continue
         try:
-            classes = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ClassDef)]
+            classes = [each for each in ast.walk(parse_any(text)) if isinstance(each, ast.ClassDef)]
         except (SyntaxError, ValueError, RecursionError):
             continue
         for owner in classes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 from fsdp_migrate.adapters.conversion.project_imports import texts_around
+from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _classes_around(folder: Path) -> tuple[dict[str, ast.ClassDef], dict[str, st
 
 def _classes_of(text: str) -> dict[str, ast.ClassDef]:
     try:
-        tree = ast.parse(text)
+        tree = parse_any(text)
     except (SyntaxError, ValueError, RecursionError):
         return {}
     return {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}

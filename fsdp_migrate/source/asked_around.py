@@ -200,6 +200,7 @@ def _shows_fsdp(paths: list[str | os.PathLike[str]]) -> bool:
 
 
 def _source_of(path: Path) -> str:
+    """Return a source's text; nothing of one that cannot be read, which is said where it is scanned."""
     try:
         return read_source(path)
     except SourceError:
@@ -237,10 +238,7 @@ def settings_around(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[P
 
 def _are_sources_turned(paths: Iterable[str | os.PathLike[str]]) -> bool:
     """Tell whether ``rewrite --write`` was here: a copy lies beside a source, or its words stand in one."""
-    try:
-        return any(newest_backup(each) or _TURNED.search(read_source(each)) for each in find_sources(paths))
-    except (SourceError, OSError):
-        return True  # nothing is known, and nothing is said
+    return any(newest_backup(each) or _TURNED.search(_source_of(each)) for each in find_sources(paths))
 
 
 def _text_of(path: Path, read: Path) -> str | None:

@@ -44,6 +44,11 @@ _FROM_ENVIRONMENT: Final = re.compile(r"^int\(os\.(?:environ(?:\.get)?[\[(]|gete
 _SETTINGS: Final = re.compile(
     r"^(?:self\.)?(?:(?:args|hparams|opts?)\.|(?:cfg|conf|config|options)\.\w+\.)[\w.]+$"
 )
+# Not `tp.world_size`: a group of some ranks has a number of its own.
+_NUMBER: Final = re.compile(
+    r"(?:self\.)?_?(?:(?:args|cfg|conf|config|env|hparams|options|opts?|dist\w*)\.)?_?world_size\Z",
+    re.IGNORECASE,
+)
 _FARTHEST: Final = 3
 _ASSIGNS: Final = (ast.AnnAssign, ast.Assign)
 Lines = frozenset[tuple[int, int]]
@@ -277,7 +282,7 @@ class _Ranks:
             ]
             if values:
                 return all(isinstance(each, ast.Call) and self._is_number(each, function) for each in values)
-        return last_name(node).lower() == "world_size"
+        return _NUMBER.match(dotted(node) or "") is not None
 
 
 def _counts(function: ast.AST) -> bool:

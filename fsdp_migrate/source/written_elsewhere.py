@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.between_passes import elsewhere, given_to_deed
 from fsdp_migrate.source.model_runs import Written
 from fsdp_migrate.source.passes_elsewhere import Deed
@@ -49,9 +49,9 @@ def _held(source: Source) -> Iterator[Deed]:
     yield from (Deed(*each) for each in source.links.deeds if each[1] == HELD)
     if "class " in source.code and may_write(source.code):
         try:
-            tree = ast.parse(source.code)
+            tree = parse_any(source.code)
         except (SyntaxError, ValueError):
-            return  # a newer Python's
+            return  # of a Python that is not known here
         yield from (each for each in writes([tree]) if each.what == HELD)
 
 

@@ -145,6 +145,19 @@ def test_what_sources_need_is_the_same_once_the_config_is_turned(name: str, tmp_
     assert not rewrite_paths([tmp_path]).changed
 
 
+def test_a_source_that_cannot_be_read_hides_nothing_of_a_turned_config(tmp_path: Path) -> None:
+    config = tmp_path / "acc.yaml"
+    config.write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n")
+    (tmp_path / "old.py").write_bytes(b"# \xff\n")
+    convert_config_file(config, in_place=True)
+    prepares = (
+        "from accelerate import Accelerator\n\naccelerator = Accelerator()\n"
+        "model, optimizer = accelerator.prepare(model, optimizer)\n"
+        "torch.save(model.state_dict(), 'model.pt')\n"
+    )
+    assert codes(tmp_path, "x = 1\n", prepares) == {"FM333"}
+
+
 @pytest.mark.parametrize(("config", "is_asked"), [("fsdp.yaml", False), ("other.yaml", True)])
 def test_a_config_that_is_here_says_itself_what_it_asks_for(
     tmp_path: Path, config: str, *, is_asked: bool

@@ -50,6 +50,7 @@ def said(folder: Path, **files: str) -> list[str]:
         (TEST, "if dist.get_world_size() >= 2:"),
         (TEST, "n = get_world_size()\n        if n > 1:"),
         (TEST, "if self.world_size > 1:"),
+        (TEST, "if self.args.world_size > 1:"),
         (f"{TEST}\n            return None\n        else:", "if get_world_size() == 1:"),
     ],
 )
@@ -67,6 +68,8 @@ def test_what_one_rank_has_is_plain(tmp_path: Path, change: tuple[str, str]) -> 
         ("saver", (TEST, "if get_world_size() > 8:")),
         ("saver", (TEST, "if dist.get_world_size(self.group) > 1:")),
         ("saver", (TEST, "if self.tp_world_size > 1:")),
+        ("saver", (TEST, "if self.tp.world_size > 1:")),
+        ("saver", (TEST, "if mesh.world_size > 1:")),
         # One rank has a sharded model as well, or the number is another one.
         ("wrap", ("    if get_world_size() == 1:\n        return net.cuda()\n", "")),
         ("wrap", ("    model = FSDP(net)", "    model = partial(FSDP, use_orig_params=True)(net)")),

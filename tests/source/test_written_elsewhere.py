@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.samples import IMPORTS
 
 
@@ -66,7 +66,7 @@ ENTERS = "with kept:\n    print(student(x))\n"
 def test_an_object_that_writes_to_the_model_it_was_made_with(
     writes: str, given: str, body: str, line: str, tmp_path: Path, *, is_apart: bool
 ) -> None:
-    """p12 of the written projects: weights are swapped by ``__enter__``, in the file beside the loop."""
+    """Such as weights that ``__enter__`` swaps, in the file beside the loop."""
     helper, code = AVERAGE.format(writes), f"{TRAINS.format(given)}{body}"
     (tmp_path / "average.py").write_text(f"import torch\n\n\n{helper if is_apart else ''}")
     own = "from average import Average\n" if is_apart else f"\n\n{helper}\n\n"
@@ -94,3 +94,9 @@ def test_a_function_of_another_file_that_writes(body: str, code: str, tmp_path: 
     (tmp_path / "train.py").write_text(train)
     found = [use.code for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
     assert found == ([code] if code else [])
+
+
+def test_an_object_in_a_source_for_a_newer_python() -> None:
+    code = f"{AVERAGE.format('p.copy_(a)')}\n\n{TRAINS.format('student')}{EVALUATE}kept.swap()\n"
+    uses = scan_source(f"{IMPORTS}import torch\n\ntype Size = int\n\n\n{code}")
+    assert [use.code for use in uses if use.rule == "written-weights"] == ["FM451"]

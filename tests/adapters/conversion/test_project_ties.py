@@ -150,3 +150,9 @@ def test_the_method_may_stand_in_another_file(tmp_path: Path) -> None:
         "class Net:\n    def __init__(self):\n        self.a.weight = self.b.weight"
     )
     assert not find_tie(tmp_path)
+
+
+def test_a_source_for_a_newer_python_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(f"type Size = int\n{NET}")
+    (tmp_path / "setup.py").touch()
+    assert find_tie(tmp_path)
