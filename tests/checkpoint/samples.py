@@ -47,7 +47,8 @@ def _remove(copy: str, owner: int) -> None:
 
 ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}
 """What DCP's functions are given where there is no group; torch 2.6 sees it by itself."""
-_COPY = "FSDP_MIGRATE_TEST_DATA"
+# pytest itself may have read this file before it starts its workers: each of these has a copy of its own.
+_COPY = f"FSDP_MIGRATE_TEST_DATA_{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 DATA = _own_copy(Path(__file__).parent / "data")
 GOLDEN = sorted(path.relative_to(DATA).as_posix() for path in DATA.glob("torch-*/*.dcp"))
 PLAIN = DATA / "torch-2.13.0" / "plain.dcp"
