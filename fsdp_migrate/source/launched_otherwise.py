@@ -11,6 +11,7 @@ from fsdp_migrate.source.asked_around import ASKS_HF, COMMENT, asks, settings_ar
 from fsdp_migrate.source.files import is_shell
 from fsdp_migrate.source.launchers import commands_of
 from fsdp_migrate.source.plain_commands import asks_nothing, folders_of
+from fsdp_migrate.source.shown_commands import PAGES, SCRIPT, scripts_below
 
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_SCRIPT: Final = re.compile(r"(?<![\w/.-])(?P<path>[\w./-]+\.py)\b|[ ]-m[ ]+(?P<module>[\w.]+)")
-_PAGES: Final = frozenset({".md", ".rst"})
 
 
 @dataclass(eq=False)
@@ -48,7 +47,7 @@ class Starts:
 
     def note(self, path: Path, text: str) -> None:
         """Note what a script or a page starts, or that a config asks for FSDP."""
-        commands = [each for _, each in commands_of(text)] if is_shell(path) or path.suffix in _PAGES else []
+        commands = [each for _, each in commands_of(text)] if is_shell(path) or path.suffix in PAGES else []
         self.texts.append(text)
         is_commands = any(asks(each, ASKS_HF) for each in commands)
         self.is_unclear = self.is_unclear or (asks(text, ASKS_HF) and not is_commands)
@@ -97,14 +96,21 @@ def launched_otherwise(
 
 def _started(place: Path, command: str) -> Iterator[Path]:
     """Yield the script of a command, not of a variable: the first file of Python's that is there."""
-    for each in _SCRIPT.finditer(command):
+    for each in SCRIPT.finditer(command):
         if command[: each.start()].endswith(("=", "='", '="')):
             return
         name = each["path"] or f"{each['module'].replace('.', '/')}.py"
-        for folder in folders_of(place):
-            if (folder / name).is_file():
-                yield (folder / name).resolve()
-                return
+        found = [folder / name for folder in folders_of(place) if (folder / name).is_file()]
+        found = found or _only_one_below(place.parent, name)
+        if found:
+            yield found[0].resolve()
+            return
+
+
+def _only_one_below(folder: Path, name: str) -> list[Path]:
+    """Return the script of that name in the folders below one, as after a ``cd``; of several none."""
+    found = [folder / each for each in scripts_below(folder) if each.endswith(f"/{name}")]
+    return found if len(found) == 1 else []
 
 
 def _count(name: str, text: str) -> int:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.source.files import NEVER
+from fsdp_migrate.source.tracked import is_environment
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Collection, Iterator
 
 
 _COMMAND: Final = re.compile(
     r"^[\s$>`]*(?:[A-Z_]\w*=\S+[ ]+)*(?:\w+[ ]+run[ ]+|srun[ ]+)?"
     r"(?:accelerate[ ]+launch|composer|fabric[ ]+run|lightning[ ]+run|python[\d.]*|torchrun)\b.*$"
 )
-_SCRIPT: Final = re.compile(r"(?<![\w/.-])(?:\./)?(?P<path>[\w./-]+\.py)\b|[ ]-m[ ]+(?P<module>[\w.]+)")
+SCRIPT: Final = re.compile(r"(?<![\w/.-])(?:\./)?(?P<path>[\w./-]+\.py)\b|[ ]-m[ ]+(?P<module>[\w.]+)")
+"""A script that a command names, or a module."""
 _FENCED: Final = re.compile(r"^[ \t]*```[ \t]*ya?ml[ \t]*\n(?P<text>.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _FENCE: Final = re.compile(r"^[ \t>]*(?:```|~~~)")
 _SET_AS_CODE: Final = re.compile(r"^(?:[ ]{2}|\t|[$>]|`[^`]*`\s*$)")
+_ENTERS: Final = re.compile(r"(?:^[\s$>`]*|(?:&&|;)[ ]*)cd[ ]+['\"]?(?P<folder>[\w./-]+)")
 _MOST_ABOVE: Final = 3
 _GOES_ON: Final = re.compile(r"[ \t]*\\[ \t]*\n[ \t]*")
 _BREAK: Final = "\x1a"
@@ -43,16 +49,21 @@ def numbered_commands(page: Path, text: str) -> Iterator[tuple[int, str]]:
     """
     breaks = 0
     joined = _GOES_ON.sub(f" {_BREAK}", text)
-    code = {number: line for number, line in _code(joined) if _COMMAND.match(line)}
+    code = dict(_code(joined))
+    entered = {each["folder"] for line in code.values() for each in _ENTERS.finditer(line)}
+    code = {number: line for number, line in code.items() if _COMMAND.match(line)}
+    below = scripts_below(page.parent) if code else ()
     for number, line in enumerate(joined.splitlines(), 1):
         command = code.get(number, "").replace(_BREAK, "")
-        if command and _starts_one_beside(page, command):
+        if command and _starts_one_here(page, command, entered, below):
             yield number + breaks, command.strip(" \t$>`")
         breaks += line.count(_BREAK)
 
 
 def shown_commands(page: Path, text: str) -> str:
-    r"""Return the commands of a page that start a script beside it, or above, and the configs for them.
+    r"""Return the commands of a page that start a script of its project, and the configs for them.
+
+    Such a script lies beside the page, above, below, or in a folder that a command of the page enters.
 
     What a page says in words is left out, and so is how a script of others is started.
 
@@ -76,7 +87,27 @@ def _code(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _starts_one_beside(page: Path, command: str) -> bool:
-    names = [each["path"] or f"{each['module'].replace('.', '/')}.py" for each in _SCRIPT.finditer(command)]
-    folders = [page.parent, *page.absolute().parents[1:_MOST_ABOVE]]
-    return any((folder / name).is_file() for name in names for folder in folders)
+def scripts_below(folder: Path) -> set[str]:
+    """Return the Python files in the folders below one, by their paths within it.
+
+    Example:
+        >>> scripts_below(Path("tests/source/scripts")) <= scripts_below(Path("tests/source/scripts").parent)
+        True
+    """
+    found: set[str] = set()
+    for place, folders, files in os.walk(folder):
+        here = Path(place)
+        folders[:] = [name for name in folders if name not in NEVER and not is_environment(here / name)]
+        within = here.relative_to(folder)
+        found.update((within / name).as_posix() for name in files if name.endswith(".py"))
+    return found
+
+
+def _starts_one_here(page: Path, command: str, entered: Collection[str], below: Collection[str]) -> bool:
+    above = [page.parent, *page.absolute().parents[1:_MOST_ABOVE]]
+    folders = [*above, *(folder / name for folder in above for name in entered)]
+    found = SCRIPT.finditer(command)
+    names = [each["path"] or f"{each['module'].replace('.', '/')}.py" for each in found]
+    return any(
+        (folder / name).is_file() for name in names for folder in folders
+    ) or any(each.endswith(f"/{name}") for name in names for each in below)

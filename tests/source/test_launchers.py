@@ -155,6 +155,39 @@ def test_a_command_that_a_page_shows_is_named_with_its_line(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("page", "script", "before"),
+    [
+        ("README.md", "llama/train.py", ""),
+        ("README.md", "a/b/train.py", ""),
+        ("docs/run.md", "data/train.py", "cd data\n"),
+        ("docs/run.md", "data/train.py", "$ pip install -e . && cd data\n"),
+    ],
+)
+def test_the_script_of_a_page_may_lie_in_another_folder(
+    tmp_path: Path, page: str, script: str, before: str
+) -> None:
+    for name in (page, script):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / script).write_text(TRAINER)
+    text = PAGE.format("torchrun", "full_shard auto_wrap").replace("torchrun", f"{before}torchrun")
+    (tmp_path / page).write_text(text)
+    (found,) = find_launches([tmp_path])
+    assert found.framework == "hf"
+    assert {use.code for use in scan_paths([tmp_path]).uses} == {"FM333"}
+
+
+@pytest.mark.parametrize("script", ["node_modules/a/train.py", "env/train.py", "docs/train.py", "a/retrain.py"])
+def test_a_script_of_others_is_not_what_a_page_starts(tmp_path: Path, script: str) -> None:
+    for name in ("docs/page.md", script, "guides/run.md", "env/pyvenv.cfg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / script).write_text(TRAINER)
+    (tmp_path / "env/pyvenv.cfg").write_text("")
+    page = "guides/run.md" if script.startswith("docs") else "README.md"
+    (tmp_path / page).write_text(PAGE.format("torchrun", "full_shard auto_wrap"))
+    assert find_launches([tmp_path]) == []
+
+
+@pytest.mark.parametrize(
     ("name", "start", "words"),
     [
         ("README.md", "torchrun", "no"),
