@@ -10,7 +10,7 @@ from fsdp_migrate.adapters.conversion.flags import Flag, is_on
 from fsdp_migrate.adapters.conversion.shell import launch_of, words_of
 from fsdp_migrate.adapters.conversion.text import convert_text
 from fsdp_migrate.adapters.engine.low_rank import trains_low_rank_alone
-from fsdp_migrate.adapters.engine.optimizer_names import SMOOTHING
+from fsdp_migrate.adapters.engine.optimizer_names import OF_BITSANDBYTES, SMOOTHING
 from fsdp_migrate.adapters.hf_trainer import STRONG
 
 
@@ -70,7 +70,9 @@ def told_of_arguments(of_script: Mapping[str, Flag], flags: Mapping[str, Flag]) 
 
 def _told_of_the_trainers(of_script: Mapping[str, Flag]) -> list[Finding]:
     given = {name: of_script[name].value for name in ("optim", SMOOTHING) if name in of_script}
-    if not any(given.values()) or not STRONG & set(of_script):
+    # A script may hand the name of an optimizer to the Trainer by an argument of its own.
+    is_trainers = bool(STRONG & set(of_script)) or given.get("optim") in OF_BITSANDBYTES
+    if not any(given.values()) or not is_trainers:
         return []
     document = json.dumps({"output_dir": "", "fsdp": "full_shard", **given})
     done = convert_text(document, framework="hf", is_json=True)

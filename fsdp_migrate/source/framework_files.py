@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH
+from fsdp_migrate.adapters.engine.optimizer_names import OF_BITSANDBYTES
 from fsdp_migrate.source.asked_around import (
     ASKS_ACCELERATE,
     ASKS_BY_WORD,
@@ -85,7 +86,10 @@ _USES_TRAINER = re.compile(
     r"\bclass \w+\([^)]{0,2000}?(?:Trainer|Callback)\b|Trainer\("
     r"|\btype\([^()]{0,200}\([^()]{0,2000}?Trainer\b|\bTrainer\.\w+[ \t]*=(?!=)"
 )
-_ARGUMENTS = re.compile(r"TrainingArguments\b[\s\S]*?\b(?:optim|label_smoothing_factor)\b")
+_ARGUMENTS = re.compile(
+    r"TrainingArguments\b[\s\S]*?\b(?:optim|label_smoothing_factor)\b"
+    rf"|['\"](?:{'|'.join(sorted(OF_BITSANDBYTES))})['\"]"
+)
 # What reads the Trainer's `fsdp`, or that of its arguments, may stand in another file too.
 _READS_FSDP = re.compile(
     r"(?:args|arguments|trainer)\.fsdp\b(?!_)|\bTrainer\b[\s\S]*\w\.fsdp\b(?!_)", re.IGNORECASE

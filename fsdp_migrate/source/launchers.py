@@ -11,8 +11,8 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Literal
 
 from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConvertError
+from fsdp_migrate.source.beside_configs import adds_to_its_config
 from fsdp_migrate.source.files import SHELL, find_sources, is_shell, read_source
-from fsdp_migrate.source.launch_precision import gives_precision
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, settings_in_notebook
 from fsdp_migrate.source.shown_commands import PAGES, is_page, numbered_commands
 
@@ -31,7 +31,8 @@ _STATES: dict[str, State] = {"converted": "changes", "fsdp2": "fsdp2", "unused":
 _IN_SCRIPT = "(a here-document with FSDP1's settings, which `fsdp-migrate config` converts in the script)"
 _SPEAKS_OF_FSDP = re.compile(r"--(?:use_)?fsdp\b|--fsdp_|--use-fsdp\b|--fsdp-")
 
-_CASTS = "FM354"
+_OTHERWISE = frozenset({"FM343", "FM354"})
+"""What is said of the optimizer of a command, and of its precision, which FSDP2 casts otherwise."""
 _BY_HAND = (
     "by hand: its flags stand within quotes, or in a variable that others use, where they cannot be changed; "
     "`fsdp-migrate config` shows what each command becomes"
@@ -141,11 +142,10 @@ def _of_script(path: Path) -> Iterator[LaunchFound]:
     found_here: list[LaunchFound] = []
     for line, command in commands_of(text):
         speaks = _SPEAKS_OF_FSDP.search(command) is not None
-        if not (speaks or gives_precision(path, command)):
+        if not (speaks or adds_to_its_config(path, command)):
             continue
         found = _look_at(path, line, command, text)
-        # What such a command says beside its config is that its precision is FSDP2's to cast.
-        if found is None or not (speaks or _CASTS in found.codes):
+        if found is None or (not speaks and _OTHERWISE.isdisjoint(found.codes)):
             continue
         # `--fsdp_activation_checkpointing` may be an option of the script's own.
         if "accelerate" not in found.framework or "accelerate" in text or "--use_fsdp" in command:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.adapters.engine.optimizer_names import (
+    OF_BITSANDBYTES,
     SHIFT_LABELS,
     SMOOTHED,
     SMOOTHING,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 NAME = "trainer-optimizers"
 CODES = ("FM343",)
 
+_OPTION = "optim"
 _MEANT = "where Hugging Face's Trainer runs FSDP2 with this {}, {}: {} {}"
 
 
@@ -41,6 +43,9 @@ def find(source: Source) -> Iterator[Found]:
             found = said(value)
             if found is not None:
                 yield Found("FM343", node, _MEANT.format(*found), "commented")
+    for node, value in _handed_on(source):
+        if (found := _said_of_optimizers(value)) is not None:
+            yield Found("FM343", node, _MEANT.format(*found), "commented")
 
 
 def _said_of_optimizers(value: cst.BaseExpression) -> tuple[str, ...] | None:
@@ -71,16 +76,47 @@ def _given(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.BaseExp
 
 def _defaults(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
     """Yield the defaults of classes that extend the Trainer's arguments."""
-    for node in source.index.by_kind.get(cst.ClassDef, ()):
-        owner = cst.ensure_type(node, cst.ClassDef)
-        names = [last_name(base.value) for base in owner.bases]
-        for assign in walk_for(owner.body, cst.AnnAssign) if _are_arguments(names) else ():
+    for owner in _classes(source):
+        for assign in walk_for(owner.body, cst.AnnAssign) if _extends_arguments(owner) else ():
             if text_of(assign.target) == name and assign.value is not None:
                 yield assign, assign.value
 
 
-def _are_arguments(names: list[str]) -> bool:
+def _classes(source: Source) -> Iterator[cst.ClassDef]:
+    for node in source.index.by_kind.get(cst.ClassDef, ()):
+        yield cst.ensure_type(node, cst.ClassDef)
+
+
+def _extends_arguments(owner: cst.ClassDef) -> bool:
+    names = [last_name(base.value) for base in owner.bases]
     return any(name.endswith(("TrainingArguments", "SFTConfig", "DPOConfig", "GRPOConfig")) for name in names)
+
+
+def _handed_on(source: Source) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
+    """Yield the defaults of a script's own options that can be meant for the Trainer alone, by their names.
+
+    ``parser.add_argument("--optim", default="paged_adamw_32bit")``, a field of a dataclass, ``{"optim": ...}``.
+    """
+    for call in source.calls:
+        default = args_by_name(call).get("default")
+        if default is not None and last_name(call.func) != "field" and _is_of_bitsandbytes(default.value):
+            yield default, default.value
+    for owner in _classes(source):
+        for assign in walk_for(owner.body, cst.AnnAssign) if not _extends_arguments(owner) else ():
+            if assign.value is not None and _OPTION in text_of(assign.target) and _holds_one(assign.value):
+                yield assign, assign.value
+    for node in source.index.by_kind.get(cst.DictElement, ()):
+        element = cst.ensure_type(node, cst.DictElement)
+        if text_of(element.key).strip("'\"") == _OPTION and _holds_one(element.value):
+            yield element, element.value
+
+
+def _holds_one(value: cst.BaseExpression) -> bool:
+    return any(map(_is_of_bitsandbytes, [value, *walk_for(value, cst.SimpleString)]))
+
+
+def _is_of_bitsandbytes(value: cst.BaseExpression) -> bool:
+    return isinstance(value, cst.SimpleString) and value.evaluated_value in OF_BITSANDBYTES
 
 
 def _set(source: Source, name: str) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:

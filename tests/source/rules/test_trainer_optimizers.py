@@ -25,6 +25,12 @@ CLASS = (
 
 
 SMOOTHED = "label_smoothing_factor: float"
+PARSED = "p.add_argument('--optim', default='paged_adamw_32bit')\nargs = given(optim=p.parse_args().optim)\n"
+OWN = (
+    "@dataclass\nclass ScriptArguments:\n    optim: str = field(default='paged_adamw_32bit')\n\n\n"
+    "args = given(ScriptArguments)\n"
+)
+GIVEN = "more = {'optim': 'adamw_bnb_8bit'}\nargs = TrainingArguments(**more)\n"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,16 @@ SMOOTHED = "label_smoothing_factor: float"
         ("args = TrainingArguments(optim='adamw_torch' if x else 'paged_adamw_8bit')\n", "adamw_torch_8bit"),
         (CLASS, "bitsandbytes"),
         ("args = parse()\nargs.optim = 'lion_8bit'\n", "bitsandbytes"),
+        (PARSED, "bitsandbytes"),
+        (OWN, "bitsandbytes"),
+        (OWN.replace("field(default='paged_adamw_32bit')", "'adamw_8bit'"), "bitsandbytes"),
+        (GIVEN, "bitsandbytes"),
+        # A script's own option may mean another thing by such a name.
+        (PARSED.replace("paged_adamw_32bit", "adafactor"), ""),
+        (OWN.replace("paged_adamw_32bit", "adafactor"), ""),
+        (OWN.replace("optim:", "renamed:"), ""),
+        (GIVEN.replace("adamw_bnb_8bit", "adamw_torch"), ""),
+        ("NAMES = ['paged_adamw_32bit']\nargs = parse()\n", ""),
         (
             "args = TrainingArguments(output_dir='o', label_smoothing_factor=0.1)\n",
             "shift_labels=True, num_items_in_batch=num_items_in_batch)",

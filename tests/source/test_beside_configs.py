@@ -1,4 +1,4 @@
-"""Scripts that give ``accelerate launch`` a precision beside a config of FSDP1's."""
+"""Scripts that give ``accelerate launch`` a precision, or an optimizer, beside a config of FSDP1's."""
 
 from __future__ import annotations
 
@@ -36,12 +36,20 @@ FILE = '"${HERE}/configs/fsdp.yaml"'
         ("--mixed_precision=fp16", "absent.yaml", FSDP, False),
         ("", f"{FILE} main.py --mixed_precision fp16", FSDP, False),
         ("", FILE, FSDP, False),
+        ("", f"{FILE} main.py --optim adamw_bnb_8bit", FSDP, True),
+        ("", f"{FILE} main.py --optim=paged_adamw_32bit", f"{FSDP}mixed_precision: bf16\n", True),
+        ("", f"{FILE} main.py --output_dir out --optim adafactor", FSDP, True),
+        # Any script may have an argument of that name.
+        ("", f"{FILE} main.py --optim adafactor", FSDP, False),
+        ("", f"{FILE} main.py --optim adamw_torch", FSDP, False),
+        ("", f"{FILE} main.py --optim adamw_bnb_8bit", FSDP.replace("FSDP", "DEEPSPEED"), False),
+        ("", f"{FILE} main.py --optim adamw_bnb_8bit", f"{FSDP}  fsdp_version: 2\n", False),
     ],
 )
 def test_what_the_config_alone_does_not_say(
     tmp_path: Path, flag: str, name: str, config: str, *, is_named: bool
 ) -> None:
-    """``config`` of the YAML says no FM354 then; that of the script does."""
+    """``config`` of the YAML says no FM354, or no FM343 of the optimizer, then; that of the script does."""
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "fsdp.yaml").write_text(config)
     script = tmp_path / "run.sh"
