@@ -1,4 +1,4 @@
-"""Launch lines that give, beside a config of Accelerate's, what that does not say: precision, an optimizer."""
+"""Launch lines that give beside a config of Accelerate's what that does not say: precision, an optimizer."""
 
 from __future__ import annotations
 

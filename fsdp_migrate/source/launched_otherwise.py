@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_around import ASKS_HF, COMMENT, asks, settings_around
 from fsdp_migrate.source.files import is_shell
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
-
-
 
 
 @dataclass(eq=False)

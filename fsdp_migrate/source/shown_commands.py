@@ -108,6 +108,6 @@ def _starts_one_here(page: Path, command: str, entered: Collection[str], below: 
     folders = [*above, *(folder / name for folder in above for name in entered)]
     found = SCRIPT.finditer(command)
     names = [each["path"] or f"{each['module'].replace('.', '/')}.py" for each in found]
-    return any(
-        (folder / name).is_file() for name in names for folder in folders
-    ) or any(each.endswith(f"/{name}") for name in names for each in below)
+    return any((folder / name).is_file() for name in names for folder in folders) or any(
+        each.endswith(f"/{name}") for name in names for each in below
+    )

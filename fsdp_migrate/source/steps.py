@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
+from fsdp_migrate.source.argument_files import steps_for_arguments
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
@@ -219,6 +220,7 @@ def next_steps(
     own = (each for each in converted if not (each.is_switch and (is_prepared or _sharded_by_hand(rewrites))))
     steps += _steps_for_configs([*own], launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
+    steps += steps_for_arguments(paths, configs, launches)
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += _steps_for_apart(apart)

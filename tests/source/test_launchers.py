@@ -176,7 +176,9 @@ def test_the_script_of_a_page_may_lie_in_another_folder(
     assert {use.code for use in scan_paths([tmp_path]).uses} == {"FM333"}
 
 
-@pytest.mark.parametrize("script", ["node_modules/a/train.py", "env/train.py", "docs/train.py", "a/retrain.py"])
+@pytest.mark.parametrize(
+    "script", ["node_modules/a/train.py", "env/train.py", "docs/train.py", "a/retrain.py"]
+)
 def test_a_script_of_others_is_not_what_a_page_starts(tmp_path: Path, script: str) -> None:
     for name in ("docs/page.md", script, "guides/run.md", "env/pyvenv.cfg"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)

@@ -95,7 +95,7 @@ def _extends_arguments(owner: cst.ClassDef) -> bool:
 def _handed_on(source: Source) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
     """Yield the defaults of a script's own options that can be meant for the Trainer alone, by their names.
 
-    ``parser.add_argument("--optim", default="paged_adamw_32bit")``, a field of a dataclass, ``{"optim": ...}``.
+    ``parser.add_argument("--optim", default="adamw_bnb_8bit")``, a field of a dataclass, ``{"optim": ...}``.
     """
     for call in source.calls:
         default = args_by_name(call).get("default")

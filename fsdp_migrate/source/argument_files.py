@@ -1,0 +1,97 @@
+"""Files of arguments for Hugging Face's Trainer, such as ``sft.yaml``, beside a config that asks for FSDP1.
+
+They say nothing of FSDP, so that no conversion meets them; but with some arguments FSDP2 trains otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from fsdp_migrate.adapters.engine.optimizer_names import SHIFT_LABELS, SMOOTHED, SMOOTHING, said_of_optimizer
+from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.findings import listed
+from fsdp_migrate.source.files import CONFIGS, find_sources, read_source
+from fsdp_migrate.source.next_step import Step
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from fsdp_migrate.source.launchers import LaunchFound
+    from fsdp_migrate.source.surroundings import ConfigFound
+
+
+_MOST: Final = 1_000_000
+_PLACES: Final = 3
+_BY_ACCELERATE: Final = frozenset({"accelerate", "hf"})
+_TOLD: Final = re.compile(
+    rf"^[ \t{{,]*['\"]?(?P<key>optim|{SMOOTHING})['\"]?[ \t]*:[ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
+)
+# What a run's arguments have, and a model's settings or a sweep's choices do not.
+_OF_TRAINER: Final = re.compile(
+    r"^[ \t{,]*['\"]?(?:per_device_train_batch_size|gradient_accumulation_steps|output_dir"
+    r"|num_train_epochs)['\"]?[ \t]*:",
+    re.MULTILINE,
+)
+_CHANGE: Final = (
+    "Change what files give Hugging Face's Trainer, if a run with FSDP reads them: `{}` ({}). With it, {} {}"
+)
+
+
+def steps_for_arguments(
+    paths: Iterable[str | os.PathLike[str]],
+    configs: Sequence[ConfigFound],
+    launches: Sequence[LaunchFound],
+) -> list[Step]:
+    """Return what to change in files of arguments, where something asks Accelerate or the Trainer for FSDP1.
+
+    Args:
+        paths: The files and folders of the project.
+        configs: Its configs that speak of FSDP; of these ``fsdp-migrate config`` says it.
+        launches: Its launch lines.
+
+    Example:
+        >>> steps_for_arguments(["fsdp_migrate/source"], [], [])
+        []
+    """
+    asked: Sequence[ConfigFound | LaunchFound] = [*configs, *launches]
+    if not any(_asks(each) for each in asked):
+        return []
+    others = {each.path for each in configs}
+    places: dict[tuple[str, ...], list[str]] = {}
+    for path in find_sources(paths, CONFIGS):
+        for line, said in _told(path) if str(path) not in others else ():
+            places.setdefault(said, []).append(f"{path}:{line}")
+    return [
+        Step(_CHANGE.format(argument, listed(where, _PLACES), *said), ())
+        for (argument, *said), where in places.items()
+    ]
+
+
+def _asks(found: ConfigFound | LaunchFound) -> bool:
+    """Tell whether it asks for FSDP1, or did so until it was converted."""
+    is_one = not _BY_ACCELERATE.isdisjoint(found.framework.split(", "))
+    return is_one and (found.state == "changes" or bool(getattr(found, "fsdp1_copy", "")))
+
+
+def _told(path: Path) -> Iterator[tuple[int, tuple[str, str, str]]]:
+    """Yield the arguments with which FSDP2 trains otherwise: the line, the argument, what it does, a way."""
+    try:
+        text = read_source(path) if path.is_file() and path.stat().st_size <= _MOST else ""
+    except (FSDPMigrateError, OSError):
+        return
+    for each in _TOLD.finditer(text) if _OF_TRAINER.search(text) else ():
+        key, value = each["key"], each["value"]
+        said = said_of_optimizer(value) if key == "optim" else _said_of_smoothing(value)
+        if said is not None:
+            yield text.count("\n", 0, each.start("key")) + 1, (f"{key}: {value}", *said)
+
+
+def _said_of_smoothing(value: str) -> tuple[str, str] | None:
+    try:
+        return (SMOOTHED, SHIFT_LABELS) if float(value) > 0 else None
+    except ValueError:
+        return None
