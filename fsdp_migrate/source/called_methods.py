@@ -90,10 +90,18 @@ def _entered(source: Source, name: cst.CSTNode) -> cst.BaseExpression | None:
 
 
 def _is_the_model(node: cst.BaseExpression, model: str) -> bool:
-    """Tell whether an expression is the model, or what a function unwraps: ``unwrap_model(model)``."""
+    """Tell whether an expression is the model, or what a function unwraps: ``unwrap_model(model)``.
+
+    Or if it may be: ``model.module if hasattr(model, "module") else model``, ``getattr(model, "module", model)``.
+    """
     while isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED:
         node = node.value
+    if isinstance(node, cst.IfExp):
+        return _is_the_model(node.body, model) or _is_the_model(node.orelse, model)
     if isinstance(node, cst.Call):
+        if text_of(node.func) == "getattr" and len(node.args) > 1:
+            is_wrapped = text_of(node.args[1].value).strip("'\"") in catalog.WRAPPED
+            return is_wrapped and _is_the_model(node.args[0].value, model)
         return bool(node.args) and _UNWRAPS.search(text_of(node.func)) is not None
     return bool(model) and text_of(node) == model
 

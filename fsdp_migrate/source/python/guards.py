@@ -34,6 +34,7 @@ from fsdp_migrate.source.python.asked_words import (
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, functions_called, last_value
 from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
+from fsdp_migrate.source.python.match_patterns import asked_by_case
 from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameters, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
 
@@ -58,7 +59,7 @@ _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)
 _TELL = frozenset(
     {
         *(cst.If, cst.IfExp, cst.While, cst.BooleanOperation, *_COMPREHENSIONS),
-        *(cst.IndentedBlock, cst.Module, cst.FunctionDef, cst.ClassDef),
+        *(cst.IndentedBlock, cst.MatchCase, cst.Module, cst.FunctionDef, cst.ClassDef),
     }
 )
 """What a node can stand in that tells something of it."""
@@ -250,6 +251,8 @@ class Guards:
             elif isinstance(above, cst.BooleanOperation) and below is above.right:
                 # The right of `and` is evaluated where the left is true, that of `or` where it is not.
                 found.append((above.left, isinstance(above.operator, cst.And)))
+            elif isinstance(above, cst.MatchCase) and below is above.body:
+                found += asked_by_case(cst.ensure_type(self.index.parents[above], cst.Match), above)
             elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
                 found += ((each.test, True) for each in above.for_in.ifs)
             elif isinstance(above, (cst.FunctionDef, cst.ClassDef)):

@@ -107,6 +107,8 @@ def find(source: Source) -> Iterator[Found]:
             yield stays("FM305", node, (node,))
         elif said is not None:
             yield Found(*said, covers=(node,))
+        elif _is_case(source, node) and knows_fsdp2:
+            yield Found("FM420", node, _OF_FSDP1, "commented", covers=(node,))
         elif check is None or not knows_fsdp2:
             new = source.local_name(MODULE)
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
@@ -379,6 +381,11 @@ def _is_check(call: cst.Call) -> bool:
     return dotted(call.func) == "isinstance" and len(call.args) == 2
 
 
+def _is_case(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a pattern asks for a class: ``case FSDP():``."""
+    return isinstance(source.index.parents[node], cst.MatchClass)
+
+
 def _check_of(source: Source, node: cst.CSTNode) -> cst.Call | None:
     """Return the ``isinstance(...)`` that asks for a class."""
     for above in source.index.ancestors(node):
@@ -420,7 +427,7 @@ def _of_type(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
 def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:
     below = node
     for above in source.index.ancestors(node):
-        if isinstance(above, cst.Annotation) or _is_type(source, above):
+        if isinstance(above, (cst.Annotation, cst.MatchClass)) or _is_type(source, above):
             return True
         if isinstance(above, cst.Call):
             name, args = dotted(above.func), above.args

@@ -328,7 +328,7 @@ def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None
     found = None
     for inner in walk_for(body, cst.Call):
         name = dotted(inner.func) or ""
-        part = name.removeprefix(f"{model}.") if name.startswith(f"{model}.") else ""
+        part = _part_of(source, inner.func, name, model)
         last = name.split(".")[-1]
         if name in {model, f"{model}.module", f"{model}.forward"}:
             found = found or "forward"
@@ -345,6 +345,16 @@ def _runs_the_model(source: Source, body: cst.CSTNode, model: str) -> str | None
                 return part
             found = ""
     return found
+
+
+def _part_of(source: Source, func: cst.BaseExpression, name: str, model: str) -> str:
+    """Return which part of the model is called, by the model's name or by another one that it has here."""
+    if name.startswith(f"{model}."):
+        return name.removeprefix(f"{model}.")
+    while isinstance(func, cst.Attribute):
+        func = func.value
+    is_one = isinstance(func, cst.Name) and func.value != model and is_the_model(source, func, model)
+    return name.partition(".")[2] if is_one else ""
 
 
 def _runs_nothing(source: Source, call: cst.Call, method: str) -> bool:

@@ -45,6 +45,8 @@ CHECK = "def is_fsdp(x):\n    return isinstance(x, FSDP)\n\n\n"
         "for m in x:\n    if not isinstance(m, FSDP):\n        continue\n    m._handle\n",
         f"{CHECK}def f(x):\n    if is_fsdp(x):\n        return x._handle\n",
         f"{CHECK}def f(x):\n    return is_fsdp(x) and x.sharding_strategy\n",
+        "def f(x):\n    match x:\n        case FSDP():\n            return x._handle\n",
+        "def f(x):\n    match x:\n        case FSDP() as y:\n            return x._handle\n",
         METHOD,
     ],
 )
@@ -58,6 +60,8 @@ def test_what_a_check_guards_is_looked_at(body: str) -> None:
         "def f(x):\n    if isinstance(x, FSDP):\n        return 1\n    else:\n        return x._handle\n",
         "def f(x):\n    if isinstance(x, FSDP):\n        return 1\n    return x._handle\n",
         "def f(x):\n    if isinstance(x, FSDP) or done:\n        return x._handle\n",
+        "def f(x):\n    match x:\n        case FSDP():\n            return 1\n        case _:\n            return x._handle\n",
+        "def f(x):\n    match x:\n        case FSDP() | Other():\n            return x._handle\n",
     ],
 )
 def test_what_it_does_not_guard_is_left_alone(body: str) -> None:
@@ -213,6 +217,10 @@ TURNED = [
         "if isinstance(model, (FSDPModule, int)):\n    pass\n",
     ),
     ("def f(m: FSDP) -> FSDP:\n    return m\n", "def f(m: FSDPModule) -> FSDPModule:\n    return m\n"),
+    (
+        "match m:\n    case FSDP():\n        pass\n    case FSDP(training=True) | None:\n        pass\n",
+        "match m:\n    case FSDPModule():\n        pass\n    case FSDPModule(training=True) | None:\n        pass\n",
+    ),
 ]
 
 
@@ -306,6 +314,27 @@ def test_a_type_that_is_given_a_name(line: str, expected: str) -> None:
 @pytest.mark.parametrize("line", ["WRAPPERS = {'fsdp': FSDP} | others", "WRAPPERS = by_name[FSDP]"])
 def test_a_class_in_what_is_no_type_is_a_value(line: str) -> None:
     assert "fsdp-migrate: FM303" in turned(f"{line}\n")
+
+
+@pytest.mark.parametrize("case", ["DDP()", "DDP() as n", "DDP() | DP()", "FSDPModule()"])
+def test_where_a_case_is_of_another_class_a_model_is_not_fsdp1s(case: str) -> None:
+    made = (
+        "from torch.nn.parallel import DataParallel as DP\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    )
+    body = (
+        f"{made}def f(m: FSDP):\n    match m:\n        case {case}:\n            m = m.module\n    return m\n"
+    )
+    assert ("            m = m.module\n" in turned(body)) is ("DDP" in case)
+
+
+def test_a_case_beside_one_of_fsdp2s_class_is_left_and_said() -> None:
+    body = (
+        "from torch.distributed.fsdp import FSDPModule\nmatch m:\n    case FSDPModule():\n        a()\n"
+        "    case FSDP():\n        b()\n"
+    )
+    assert "# fsdp-migrate: FM420" in turned(body)
+    assert "    case FSDP():" in turned(body)
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,31 @@ def test_a_new_model_is_not_the_one_that_is_gathered(body: str, is_said: bool) -
 
 
 @pytest.mark.parametrize(
+    "made",
+    [
+        "model.module if hasattr(model, 'module') else model",
+        "getattr(model, 'module', model)",
+        "model if plain else model.module",
+        "unwrap(model)",
+    ],
+)
+@pytest.mark.parametrize(
+    ("runs", "is_said"),
+    [
+        ("base.embed_tokens(x)", True),
+        ("base.model.embed_tokens(x)", True),
+        ("base(x)", True),
+        ("base.model.embed_tokens.weight.norm()", False),
+        ("[p for p in base.decoder.parameters()]", False),
+        ("other.model.embed_tokens(x)", False),
+    ],
+)
+def test_the_model_runs_by_another_name(made: str, runs: str, *, is_said: bool) -> None:
+    body = f"base = {made}\nwith FSDP.summon_full_params(model):\n    y = {runs}\n"
+    assert (("FM332", "commented") in codes(body)) is is_said
+
+
+@pytest.mark.parametrize(
     ("body", "is_said"),
     [
         ("def run_in(model: FSDP, fn):\n    {}\n        return fn()\n", True),
