@@ -8,7 +8,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.adapters.engine.optimizer_names import SHIFT_LABELS, SMOOTHED, SMOOTHING, said_of_optimizer
+from fsdp_migrate.adapters.engine.optimizer_names import (
+    OF_BITSANDBYTES,
+    SHIFT_LABELS,
+    SMOOTHED,
+    SMOOTHING,
+    said_of_optimizer,
+)
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.files import CONFIGS, find_sources, read_source
@@ -30,7 +36,7 @@ _BY_ACCELERATE: Final = frozenset({"accelerate", "hf"})
 _TOLD: Final = re.compile(
     rf"^[ \t{{,]*['\"]?(?P<key>optim|{SMOOTHING})['\"]?[ \t]*:[ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
 )
-# What a run's arguments have, and a model's settings or a sweep's choices do not.
+# What a run's arguments have, and other files that have such a key do not.
 _OF_TRAINER: Final = re.compile(
     r"^[ \t{,]*['\"]?(?:per_device_train_batch_size|gradient_accumulation_steps|output_dir"
     r"|num_train_epochs)['\"]?[ \t]*:",
@@ -83,8 +89,11 @@ def _told(path: Path) -> Iterator[tuple[int, tuple[str, str, str]]]:
         text = read_source(path) if path.is_file() and path.stat().st_size <= _MOST else ""
     except (FSDPMigrateError, OSError):
         return
-    for each in _TOLD.finditer(text) if _OF_TRAINER.search(text) else ():
+    is_trainers = _OF_TRAINER.search(text) is not None
+    for each in _TOLD.finditer(text):
         key, value = each["key"], each["value"]
+        if not is_trainers and value not in OF_BITSANDBYTES:
+            continue
         said = said_of_optimizer(value) if key == "optim" else _said_of_smoothing(value)
         if said is not None:
             yield text.count("\n", 0, each.start("key")) + 1, (f"{key}: {value}", *said)

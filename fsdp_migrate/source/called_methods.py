@@ -92,7 +92,7 @@ def _entered(source: Source, name: cst.CSTNode) -> cst.BaseExpression | None:
 def _is_the_model(node: cst.BaseExpression, model: str) -> bool:
     """Tell whether an expression is the model, or what a function unwraps: ``unwrap_model(model)``.
 
-    Or if it may be: ``model.module if hasattr(model, "module") else model``, ``getattr(model, "module", model)``.
+    Or what may be it: ``model.module if wrapped else model``, ``getattr(model, "module", model)``.
     """
     while isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED:
         node = node.value

@@ -42,6 +42,7 @@ def said_of(folder: Path) -> list[str]:
         ("sft.yaml", ARGUMENTS.format("optim: adamw_torch_fused"), ""),
         ("sft.yaml", ARGUMENTS.format("# optim: paged_adamw_32bit"), ""),
         ("model.yaml", "optim: adafactor\nlayers: 4\n", ""),
+        ("recipe.yaml", "model: x\noptim: paged_adamw_8bit\n", "the kernels"),
     ],
 )
 def test_what_fsdp2_trains_otherwise_with_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:

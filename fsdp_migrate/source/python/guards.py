@@ -242,23 +242,28 @@ class Guards:
             # Blocks first, most of what is met: to ask what is no instance of an abstract class is slow.
             if isinstance(above, (cst.IndentedBlock, cst.Module)):
                 found += self._before(above, below)
-            elif isinstance(above, (cst.If, cst.IfExp)):
-                if below is not above.test:
-                    part = ruled_out(above, found) if above.orelse is below else above.test
-                    found.append((part, below is above.body))
-            elif isinstance(above, cst.While) and below is above.body:
-                found.append((above.test, True))
-            elif isinstance(above, cst.BooleanOperation) and below is above.right:
-                # The right of `and` is evaluated where the left is true, that of `or` where it is not.
-                found.append((above.left, isinstance(above.operator, cst.And)))
-            elif isinstance(above, cst.MatchCase) and below is above.body:
-                found += asked_by_case(cst.ensure_type(self.index.parents[above], cst.Match), above)
-            elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
-                found += ((each.test, True) for each in above.for_in.ifs)
             elif isinstance(above, (cst.FunctionDef, cst.ClassDef)):
                 return tuple(found), above if isinstance(above, cst.FunctionDef) else None
+            else:
+                found += self._told_by(above, below, found)
             below = above
         return tuple(found), None
+
+    def _told_by(self, above: cst.CSTNode, below: cst.CSTNode, found: list[Fact]) -> Iterator[Fact]:
+        """Yield what is known in a part of something that asks; ``found``: what is known nearer by."""
+        if isinstance(above, (cst.If, cst.IfExp)):
+            if below is not above.test:
+                part = ruled_out(above, found) if above.orelse is below else above.test
+                yield part, below is above.body
+        elif isinstance(above, cst.While) and below is above.body:
+            yield above.test, True
+        elif isinstance(above, cst.BooleanOperation) and below is above.right:
+            # The right of `and` is evaluated where the left is true, that of `or` where it is not.
+            yield above.left, isinstance(above.operator, cst.And)
+        elif isinstance(above, cst.MatchCase) and below is above.body:
+            yield from asked_by_case(cst.ensure_type(self.index.parents[above], cst.Match), above)
+        elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
+            yield from ((each.test, True) for each in above.for_in.ifs)
 
     def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 NAME = "model-methods"
 CODES = ("FM303", "FM317", "FM321", "FM322", "FM323", "FM324", "FM448")
 
+_RESIZES = (
+    "FM322",
+    (
+        "this makes new embeddings of the old ones' values, which are DTensors in a sharded model, and raises, "
+        "also on one rank: do it before the model is sharded. Behind the training, load what "
+        "fsdp_migrate.runtime.full_state_dict(model) gathers into a model of its own, and do it there."
+    ),
+)
 _METHODS = {
+    "resize_position_embeddings": _RESIZES,
+    "resize_token_embeddings": _RESIZES,
     "register_comm_hook": (
         "FM321",
         "FSDP2's hooks take other arguments: set_all_reduce_hook, set_custom_reduce_scatter of each unit.",

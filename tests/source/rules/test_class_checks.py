@@ -60,7 +60,7 @@ def test_what_a_check_guards_is_looked_at(body: str) -> None:
         "def f(x):\n    if isinstance(x, FSDP):\n        return 1\n    else:\n        return x._handle\n",
         "def f(x):\n    if isinstance(x, FSDP):\n        return 1\n    return x._handle\n",
         "def f(x):\n    if isinstance(x, FSDP) or done:\n        return x._handle\n",
-        "def f(x):\n    match x:\n        case FSDP():\n            return 1\n        case _:\n            return x._handle\n",
+        "match x:\n    case FSDP():\n        pass\n    case _:\n        x._handle\n",
         "def f(x):\n    match x:\n        case FSDP() | Other():\n            return x._handle\n",
     ],
 )
@@ -218,8 +218,8 @@ TURNED = [
     ),
     ("def f(m: FSDP) -> FSDP:\n    return m\n", "def f(m: FSDPModule) -> FSDPModule:\n    return m\n"),
     (
-        "match m:\n    case FSDP():\n        pass\n    case FSDP(training=True) | None:\n        pass\n",
-        "match m:\n    case FSDPModule():\n        pass\n    case FSDPModule(training=True) | None:\n        pass\n",
+        "match m:\n    case FSDP():\n        x\n    case FSDP(training=1) | None:\n        x\n",
+        "match m:\n    case FSDPModule():\n        x\n    case FSDPModule(training=1) | None:\n        x\n",
     ),
 ]
 

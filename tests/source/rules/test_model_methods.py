@@ -12,6 +12,8 @@ pytestmark = pytest.mark.any_torch
 
 COMMENTED = [
     ("model.register_comm_hook(state, hook)\n", "FM321"),
+    ("model.resize_token_embeddings(n)\n", "FM322"),
+    ("model.module.resize_position_embeddings(n)\n", "FM322"),
     ("model.apply(initialise)\n", "FM322"),
     ("model.blocks.apply(initialise)\n", "FM322"),
     ("model.init_weights()\n", "FM322"),
@@ -76,6 +78,7 @@ LEFT_ALONE = [
     "net.forward(x)\n",
     "class Net(torch.nn.Module):\n    def f(self, x):\n        return self.forward(x), super().forward(x)\n",
     "net.apply(initialise)\n",
+    "net.resize_token_embeddings(n)\n",
     "net.blocks.apply(initialise)\nnet.init_weights()\n",
     "model.rope.apply(q, k)\nmodel.restart()\n",
     "class Net(nn.Module):\n    def init_weights(self):\n        self.step = 0\n\nmodel.init_weights()\n",
