@@ -134,7 +134,9 @@ def _is_in(source: Source, window: Window, node: cst.CSTNode) -> bool | None:
     if window.node in set(index.ancestors(node)):
         backwards = [each for each in walk_for(window.node.body, cst.Call) if is_backward(each)]
         is_below = not backwards or order[backwards[0]] < order[node]
-        return window.is_always if is_below else None
+        # `with nullcontext() if is_last else no_sync(): ...; if is_last: clip()`
+        is_left = not window.is_always and _is_guarded(source, window.node, node, window.node)
+        return window.is_always if is_below and not is_left else None
     if order[node] < order[window.node]:
         return None
     common = next((each for each in index.ancestors(node) if each in above), None)

@@ -55,6 +55,8 @@ def _said(body: str) -> list[tuple[str, bool]]:
         (f"{ALONE}torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)", "always"),
         (f"{ALONE}scaler.unscale_(optimizer)", "always"),
         (f"{CHOSEN}{NANS}", "at times"),
+        (f"{CHOSEN}    {NANS}", "at times"),
+        (f"{ALONE}    if last:\n        {NANS}", "always"),
         (f"{BRANCHES}{NANS}", "at times"),
         (f"{BY_NAME}{NANS}", "at times"),
         (f"{CHOSEN}if not {NANS.partition('= ')[2]}:\n    continue", "at times"),
@@ -69,6 +71,7 @@ def test_what_asks_for_gradients_while_they_wait(body: str, said: str) -> None:
     [
         f"{CHOSEN}if last:\n    {NANS}\n    optimizer.step()",
         f"{CHOSEN}if not last:\n    continue\n{NANS}",
+        f"{CHOSEN}    if last:\n        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)",
         f"{ALONE}model(x).sum().backward()\n{NANS}",
         (
             f"if last:\n    model(x).sum().backward()\n    {NANS}\nelse:\n    with model.no_sync():\n"

@@ -32,8 +32,8 @@ CODES = ("FM303", "FM317", "FM321", "FM322", "FM323", "FM324", "FM448")
 _RESIZES = (
     "FM322",
     (
-        "this makes new embeddings of the old ones' values, which are DTensors in a sharded model, and raises, "
-        "also on one rank: do it before the model is sharded. Behind the training, load what "
+        "this makes new embeddings of the old ones' values, which are DTensors in a sharded model, and "
+        "raises, also on one rank: do it before the model is sharded. Behind the training, load what "
         "fsdp_migrate.runtime.full_state_dict(model) gathers into a model of its own, and do it there."
     ),
 )

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.any_torch
 COMMENTED = [
     ("model.register_comm_hook(state, hook)\n", "FM321"),
     ("model.resize_token_embeddings(n)\n", "FM322"),
-    ("model.module.resize_position_embeddings(n)\n", "FM322"),
+    ("model.resize_position_embeddings(n)\n", "FM322"),
     ("model.apply(initialise)\n", "FM322"),
     ("model.blocks.apply(initialise)\n", "FM322"),
     ("model.init_weights()\n", "FM322"),
