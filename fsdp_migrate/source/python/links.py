@@ -234,6 +234,13 @@ class Links:
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
+    prepared: Links | None = None
+    """What is told where ``prepare_fully_shard`` is taken for FSDP1's class; None if nothing calls it."""
+    is_far: bool = False
+    """Whether no import leads from what shards to this file, which clips by a method of something."""
+    has_own: frozenset[str] = frozenset()
+    """The methods of FSDP1's class that classes of the project have of their own."""
+
     constants_given: Mapping[tuple[str, str], tuple[Constants, ...]] = field(default_factory=dict)
     """The constants of the calls that give models to parameters of this file's functions, if all are seen."""
     plain_calls: frozenset[Signature] = frozenset()
@@ -277,8 +284,9 @@ class Links:
             self.run_by_trainer,
             self.wrapped_classes,
             self.failure,
+            self.prepared,
         )
-        is_told = self.is_trained or self.beside_lightning
+        is_told = self.is_trained or self.beside_lightning or self.is_far
         return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
