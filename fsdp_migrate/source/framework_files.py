@@ -22,10 +22,11 @@ from fsdp_migrate.source.asked_around import (
 )
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
-from fsdp_migrate.source.heirs import heirs, of_others, with_makers
+from fsdp_migrate.source.heirs import heirs, of_others, strategies_of_others, with_makers
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.launched_otherwise import launched_otherwise
 from fsdp_migrate.source.lightning_files import homes_of_modules
+from fsdp_migrate.source.lightning_prefix import prefixed_by_lightning
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.own_trainers import own_trainers
@@ -150,6 +151,9 @@ def with_frameworks(
         for path in paths:
             told.setdefault(path, set()).add(name)
     links = links | (_of_lightning(models.lightning, links) if models.lightning is not None else {})
+    trained = models.lightning.files if models.lightning is not None else ()
+    prefixed = {*prefixed_by_lightning(texts, trained), *strategies_of_others(models.heirs)}
+    links |= {path: replace(links.get(path, NOTHING), by_lightning=True) for path in prefixed}
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}

@@ -132,6 +132,8 @@ class Links:
     """Functions of this file that are called only where weights are quantized."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    by_lightning: bool = False
+    """Whether this file has what Lightning's FSDP1 strategy put into names, or a class derived from that."""
     mixins: frozenset[str] = frozenset()
     """Classes of this file that LightningModules derive from, beside Lightning's own."""
     has_units: bool = False
@@ -286,7 +288,7 @@ class Links:
             self.failure,
             self.prepared,
         )
-        is_told = self.is_trained or self.beside_lightning or self.is_far
+        is_told = self.is_trained or self.beside_lightning or self.by_lightning or self.is_far
         return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 
