@@ -20,7 +20,7 @@ from fsdp_migrate.source.optimizer_classes import (
 from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_owed
-from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about
 from fsdp_migrate.source.project_names import node_of
 from fsdp_migrate.source.python.accelerate_models import NORM
@@ -29,11 +29,14 @@ from fsdp_migrate.source.python.held import (
     BY_ANY,
     COMPILED,
     FLAT,
+    HANDS_ON,
     TENSOR,
     WRAPS,
     attribute,
     has_model,
     put,
+    stood_for,
+    taken,
     whole,
 )
 from fsdp_migrate.source.python.optimizers import STATE
@@ -222,7 +225,7 @@ class Told:
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
-            if last in _TOLD or kind.startswith(ARGUMENT) or kind.endswith(COMPILED):
+            if last in _TOLD or kind.startswith((ARGUMENT, HANDS_ON)) or kind.endswith(COMPILED):
                 found.add(kind)
             elif last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)
@@ -232,7 +235,16 @@ class Told:
                     found |= {f"{before}>{each}" for each in inside}
                 elif _WRAPPED in inside or (has_model(inside) and self._is_a_module(last)):
                     found.add(WRAPS)
+                found |= set() if mark else self._stood_for(last, inside)
         return frozenset(found)
+
+    def _stood_for(self, kind: str, inside: Collection[str]) -> set[str]:
+        """Return what an object stands for that hands on what it is asked to a model that is set later."""
+        for owner, _ in self.known.objects_in({kind}):
+            name = stands_for_attribute(owner)
+            if name is not None:
+                return stood_for(name, taken(attribute(name), inside))
+        return set()
 
     def _is_a_module(self, kind: str) -> bool:
         """Tell whether an object is of a module's class: the parameters of its parts are its own."""
