@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.asking_functions import asking_functions
 from fsdp_migrate.source.class_checks import class_checks
 from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
@@ -91,6 +92,7 @@ class Told:
         wrappers = {each.path: wrapper_classes(project, each) for each in self.known.looked_at}
         subclasses_of = subclasses(project, self.known.looked_at)
         checks = class_checks(project, self.known.looked_at)
+        asking = asking_functions(project, self.known.looked_at)
         return {
             p: replace(
                 whole_project,
@@ -114,6 +116,7 @@ class Told:
                 state_methods=states.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 checks=checks.get(p, frozenset()),
+                asking=asking.get(p, {}),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
