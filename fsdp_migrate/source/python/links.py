@@ -160,6 +160,8 @@ class Links:
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    hybrid: bool = False
+    """Whether a file of the project, no test, may choose ``HYBRID_SHARD`` for the plugin of this one."""
     ignores: bool = False
     """Whether a file of the project tells FSDP to ignore modules or parameters."""
     ignored: frozenset[str] = frozenset()
