@@ -189,6 +189,9 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
             since="2.3",
         ),
         "one_name_is_a_policy": Claim("`auto_wrap_policy` that is no set of classes goes to torch as it is"),
+        "wrapper_in_names": Claim(
+            "`FSDPStrategy` puts `_forward_module.` before the names of its state", before="2.1"
+        ),
         "precision_casts": Claim(
             "`FSDPStrategy` takes parameters', gradients' and buffers' dtype from the Trainer's `precision`",
             since="2.6",

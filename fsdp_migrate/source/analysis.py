@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.handing_on import with_inner
 from fsdp_migrate.source.left_whole import is_left_whole, left_as_it_is
 from fsdp_migrate.source.python import mentions
 from fsdp_migrate.source.python.branches import fsdp1_branch, is_fsdp1s_function
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 HINTS = (
     *("fsdp", "FSDP", "FullyShardedDataParallel", "ShardedGradScaler", "_fpw_module", "TrainingArguments"),
-    *("parallelism_config", ".summon_full_params("),
+    *("parallelism_config", ".summon_full_params(", "state_dict_type(", "optim_state_dict"),
 )
 PRIVATES = re.compile(
     r"\b_(?:is_)?flat_param\b|\b_handle\.flat_param\b|\b_fully_sharded_module_to_handle\b"
@@ -133,7 +134,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             if is_of_model and (is_off or guards.is_of_others(each.node)):
                 continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
-            found = _put_in_its_place(source, found)
+            found = with_inner(source, _put_in_its_place(source, found))
             checks.update([found.node] if found.code in {"FM335", "FM420"} and rule is class_checks else [])
             edited.update([found.node] if found.edits else [])
             covered.update(found.covers)

@@ -33,24 +33,13 @@ from fsdp_migrate.source.made_elsewhere import with_texts
 from fsdp_migrate.source.nested_elsewhere import with_nesting
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, sources_in
 from fsdp_migrate.source.patched_names import with_patched_names
-from fsdp_migrate.source.project import (
-    Definition,
-    Module,
-    Place,
-    Project,
-    dotted,
-    is_seen_alone,
-)
+from fsdp_migrate.source.prepared_elsewhere import with_prepared
+from fsdp_migrate.source.project import Definition, Module, Place, Project, dotted, is_seen_alone
 from fsdp_migrate.source.project_arguments import bound, given_to, is_by_class, rest_of, returned_to
 from fsdp_migrate.source.project_callees import DERIVED
 from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_fields import fields_of
-from fsdp_migrate.source.project_kinds import (
-    ANY,
-    BARE,
-    Fact,
-    is_about,
-)
+from fsdp_migrate.source.project_kinds import ANY, BARE, Fact, is_about
 from fsdp_migrate.source.project_names import given_by, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen, is_without_fsdp
@@ -83,6 +72,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
+    from fsdp_migrate.source.framework_models import FrameworkModels
     from fsdp_migrate.source.project import Function
     from fsdp_migrate.source.project_scopes import Scope, Statement
     from fsdp_migrate.source.python.links import Fields, Links
@@ -118,11 +108,10 @@ def _texts_in(notebooks: Iterable[Path]) -> dict[Path, str]:
 
 def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dict[Path, Links]:
     links: dict[Path, Links] = {}
-    following: _Following | None = None
     frameworks = framework_models(project, around)
-    if frameworks.files or any(catalog.FSDP in text for text in project.texts.values()):
-        following = _Following(project, frameworks=frameworks, handed_on=HandedOn(project), around=around)
-        following.run()
+    is_any = frameworks.files or any(catalog.FSDP in text for text in project.texts.values())
+    following = _followed(project, frameworks, around) if is_any else None
+    if following is not None:
         links = with_fsdp2_givers(project, Told(following).links())
     links = with_kept_in_families(project, links, following)
     links = with_chosen_optimizers(project, with_given_optimizers(project, links, frameworks))
@@ -133,9 +122,19 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_wrapping_places(project, links)
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
     links = with_reach(project, links, frameworks.files, around)
+    links = with_prepared(project, links, lambda them: Told(_followed(them, frameworks, around)).links())
     failures = following.failures if following is not None else {}
     failing = {path: replace(links.get(path, NOTHING), failure=how) for path, how in failures.items()}
     return links | failing
+
+
+def _followed(
+    project: Project, frameworks: FrameworkModels, around: Iterable[str | os.PathLike[str]]
+) -> _Following:
+    """Return what is known once all models are followed."""
+    following = _Following(project, frameworks=frameworks, handed_on=HandedOn(project), around=around)
+    following.run()
+    return following
 
 
 @dataclass(eq=False)

@@ -23,10 +23,11 @@ from fsdp_migrate.source.asked_around import (
 )
 from fsdp_migrate.source.composer_project import ComposerProject, run_by_composer
 from fsdp_migrate.source.framework_models import FrameworkModels
-from fsdp_migrate.source.heirs import heirs, of_others, with_makers
+from fsdp_migrate.source.heirs import heirs, of_others, strategies_of_others, with_makers
 from fsdp_migrate.source.hf_trainers import with_heirs
 from fsdp_migrate.source.launched_otherwise import launched_otherwise
 from fsdp_migrate.source.lightning_files import homes_of_modules
+from fsdp_migrate.source.lightning_prefix import prefixed_by_lightning
 from fsdp_migrate.source.lightning_project import LightningProject, run_by_lightning, wraps
 from fsdp_migrate.source.made_objects import KINDS, made_objects
 from fsdp_migrate.source.own_trainers import own_trainers
@@ -36,6 +37,7 @@ from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import has_option, trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.meta_models import are_made_on_meta
+from fsdp_migrate.source.python.no_shard import may_choose_hybrid
 from fsdp_migrate.source.reach import imports_in
 from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 
@@ -110,6 +112,7 @@ _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
 _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
+_PLUGIN = "FullyShardedDataParallelPlugin"
 _SPECTRAL = "spectral_norm("
 _CASTS = re.compile(
     r"\bmixed[_-]precision\b[^\n#]{0,60}?\b(?:bf16|fp16|bfloat16|float16|half)"
@@ -154,6 +157,12 @@ def with_frameworks(
         for path in paths:
             told.setdefault(path, set()).add(name)
     links = links | (_of_lightning(models.lightning, links) if models.lightning is not None else {})
+    trained = models.lightning.files if models.lightning is not None else ()
+    prefixed = {*prefixed_by_lightning(texts, trained), *strategies_of_others(models.heirs)}
+    links |= {path: replace(links.get(path, NOTHING), by_lightning=True) for path in prefixed}
+    if any(may_choose_hybrid(text) for path, text in texts.items() if not is_a_test(path)):
+        plugins = (path for path, text in texts.items() if _PLUGIN in text)
+        links |= {path: replace(links.get(path, NOTHING), hybrid=True) for path in plugins}
     options = _with_options(texts)
     links |= {path: replace(links.get(path, NOTHING), beside_lightning=True) for path in options}
     links |= {path: replace(links.get(path, NOTHING), objects=each) for path, each in models.objects.items()}

@@ -13,6 +13,7 @@ from fsdp_migrate.source.python.accelerators import is_accelerator, is_one, meth
 from fsdp_migrate.source.python.asked_classes import is_fsdp1_class
 from fsdp_migrate.source.python.fabric_models import FABRICS, is_fabrics_own
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
+from fsdp_migrate.source.python.held import HANDS_ON, taken
 from fsdp_migrate.source.python.nodes import dotted, named_arguments, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
 
@@ -138,9 +139,16 @@ def state(source: Source, model: cst.BaseExpression, *, is_load: bool) -> str:
     if by == "fabric" and source.models.is_inner(model):
         return _WHOLE.format(short(model, 30))
     # Without these options rank 0 would save its own shards, without an error.
-    return _STATES.get(
+    found = _STATES.get(
         by, _WHOLE.format(_itself(source, model)) + ", where the state is to be whole (rank 0 has it)"
     )
+    inner = handed_to(source, model)
+    return found if inner is None else found.replace("(model)", f"({short(model, 30)}.{inner})")
+
+
+def handed_to(source: Source, node: cst.BaseExpression) -> str | None:
+    """Return the attribute to which an object, that is no module, hands on what it is asked: its model."""
+    return next(iter(sorted(taken(HANDS_ON, source.models.kinds(node)))), None)
 
 
 def given(source: Source, model: cst.BaseExpression) -> str:

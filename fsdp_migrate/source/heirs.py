@@ -7,7 +7,14 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Place, dotted
-from fsdp_migrate.source.python.heirs import ACCELERATES, COMPOSERS, FABRICS, HUGGING_FACES, LIGHTNINGS
+from fsdp_migrate.source.python.heirs import (
+    ACCELERATES,
+    COMPOSERS,
+    FABRICS,
+    HUGGING_FACES,
+    LIGHTNINGS,
+    STRATEGIES,
+)
 
 
 if TYPE_CHECKING:
@@ -19,15 +26,15 @@ if TYPE_CHECKING:
 
 Heirs = dict[str, frozenset[str]]
 """By the names that imports write the classes of frameworks that those lead to; of own Trainers none."""
-_OF_FRAMEWORKS: Final = (ACCELERATES, COMPOSERS, FABRICS, HUGGING_FACES, LIGHTNINGS)
+_OF_FRAMEWORKS: Final = (ACCELERATES, COMPOSERS, FABRICS, HUGGING_FACES, LIGHTNINGS, STRATEGIES)
 _PACKAGES: Final = ("transformers", "trl", "sentence_transformers", "lightning", "composer", "accelerate")
 _TRAINERS: Final = (HUGGING_FACES, LIGHTNINGS)
 _MADE_OF: Final = ("lightning", "transformers", "trl")
 # Text by text, as far as the class names lead: few files have a class of them, and only these are parsed.
 # No bases are longer: without an end each `class A(` would be looked at to the end of the text.
 _CLASS: Final = re.compile(r"class (\w+)\(([^)]{0,2000})\)")
-_WORDS: Final = ("Trainer", "Fabric", "Accelerator", "LightningLite")
-_BASE: Final = re.compile(r"(?:Trainer|Fabric|Accelerator|LightningLite)\b")
+_WORDS: Final = ("Trainer", "Fabric", "Accelerator", "LightningLite", "FSDPStrategy", "NativeStrategy")
+_BASE: Final = re.compile(r"(?:Trainer|Fabric|Accelerator|LightningLite|FSDPStrategy|NativeStrategy)\b")
 _DEEPEST: Final = 5
 
 
@@ -49,6 +56,11 @@ def of_others(found: Mapping[Path, Heirs]) -> set[Path]:
         for path, told in found.items()
         if any(LIGHTNINGS.match(name) for names in told.values() for name in names)
     }
+
+
+def strategies_of_others(found: Mapping[Path, Heirs]) -> set[Path]:
+    """Return the files that have a class of another one which derives from Lightning's FSDP1 strategy."""
+    return {path for path, told in found.items() if any(map(STRATEGIES.match, set().union(*told.values())))}
 
 
 def with_makers(project: Project, found: dict[Path, Heirs]) -> dict[Path, Heirs]:

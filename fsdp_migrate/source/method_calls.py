@@ -11,7 +11,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s
 from fsdp_migrate.source.python.last_values import assigned_at
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, placed_arguments, text_of, walk_for
 from fsdp_migrate.source.uses import Replace
 
 
@@ -29,6 +29,13 @@ MIXED = (
     "sharded, "
 )
 PLAIN = "this may be a plain model as well: where it, or a part of it, is sharded, "
+# What others clip: `accelerator.clip_grad_norm_(params, 1.0)`.
+_PARAMETERS = re.compile(
+    r"(?<![a-z])param[a-z]*(?:\(.*)?$|(?:^|[._])(?:groups?|models?|modules?|nets?|optim\w*|weights?)(?:$|[.\[(])"
+    r"|grads$",
+    re.DOTALL,
+)
+_NO_WRAPPER = re.compile(r"param|tensor|grads?$|groups?$|list$|weights?$")
 _CHOICES = (cst.For, cst.If, cst.Try, cst.While)
 _CAUGHT = frozenset({"AttributeError", "Exception"})
 _DDP = re.compile(r"(?<!FullySharded)DataParallel|(?<![a-z])ddp|DDP|[Dd]eep[Ss]peed")
@@ -76,7 +83,43 @@ def sureness_of_lost(source: Source, receiver: cst.BaseExpression) -> Sureness:
     Whoever puts that in by hand, as a comment says, lets ``rewrite`` turn the rest.
     """
     is_ours = "prepare_fully_shard" in source.code and source.models.kinds(receiver) == {"fsdp2"}
-    return "sure" if is_ours and is_fsdp2s(source, receiver) else sureness(source, receiver)
+    if is_ours and is_fsdp2s(source, receiver):
+        return "sure"
+    found = sureness(source, receiver)
+    if found in {"no", "unknown"} and source.prepared is not None:
+        certainty = source.prepared.certainty(receiver)
+        found = found if certainty is None else ("sure" if certainty == "certain" else "mixed")
+    return found
+
+
+def was_fsdp1s(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether a model may be one that ``prepare_fully_shard`` of another file shards, or FSDP1's."""
+    every = (source.models, source.prepared)
+    return any(each.certainty(model) is not None for each in every if each is not None)
+
+
+def is_fsdp1s_alone(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call runs a method that wrappers alone have, as they take it, whatever it is called on.
+
+    FSDP1's ``clip_grad_norm_`` takes the norm, what others call so takes parameters first; ``no_sync``,
+    which DistributedDataParallel's have, too, takes nothing.
+    """
+    func = call.func
+    name = func.attr.value if isinstance(func, cst.Attribute) else ""
+    if not isinstance(func, cst.Attribute) or name in source.links.has_own or source.index.qualified(func):
+        return False
+    last = last_name(func.value).lower().lstrip("_")
+    if last in {"self", "cls", "super"} or _NO_WRAPPER.search(last):
+        return False
+    if name == "no_sync":
+        return not call.args and not any(last.endswith(each) for each in _OTHERS)
+    named = {arg.keyword.value for arg in call.args if arg.keyword is not None}
+    placed = placed_arguments(call)
+    if name != "clip_grad_norm_" or not call.args or "parameters" in named:
+        return False
+    if not placed:
+        return "max_norm" in named
+    return "max_norm" not in named and _PARAMETERS.search(text_of(placed[0])) is None
 
 
 def is_seen_plain(source: Source, model: cst.BaseExpression) -> bool:

@@ -40,6 +40,7 @@ from fsdp_migrate.source.python.held import (
     of_compiled,
     parameters_in,
     put,
+    stood_for,
     taken,
     tensors,
     whole,
@@ -226,7 +227,7 @@ class ProjectKinds:
         """Return what an object of a class stands for, which hands on what it is asked: a model's wrapper."""
         inner = stands_for_attribute(owner)
         within = self.attribute_kinds(kinds, inner) if inner is not None else set()
-        return {*whole(within), "other"} if "fsdp" in within else set()
+        return stood_for(inner, within)
 
     def objects_in(self, kinds: Collection[str]) -> Iterator[tuple[Definition, str]]:
         """Yield the classes that something is an object of, and how it is made."""

@@ -35,6 +35,8 @@ _IMPORT: Final = re.compile(
 )
 _MEGATRON: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+megatron\b", re.MULTILINE)
 _BY_NAME: Final = re.compile(r"\bimport_module\(\s*f?['\"]([\w.]+?)(\.\{|['\"])")
+# A method of torch's name, which modules of functions have, too: `nn.utils.clip_grad_norm_(...)`.
+_CLIPS: Final = re.compile(r"(?<!utils)\.clip_grad_norm_\(")
 _FARTHEST: Final = 4
 
 
@@ -62,7 +64,9 @@ def with_reach(
     every = _reached(project, sharding, by_frameworks, around)
     reached = (path for path in every if may_find(project.texts[path]))
     near = [path for path in reached if not _is_megatrons(project.texts[path])]
-    if near and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
+    others = (path for path in project.texts if path not in every and not is_a_test(path)) if every else ()
+    far = [path for path in others if _CLIPS.search(project.texts[path])]
+    if (near or far) and not by_frameworks and not LiveSharding(plain.callers, sharding, around).is_any():
         return dict(links)
     told = {
         path: replace(
@@ -73,7 +77,7 @@ def with_reach(
         )
         for path in near
     }
-    return {**links, **told}
+    return {**links, **told, **{each: replace(links.get(each, NOTHING), is_far=True) for each in far}}
 
 
 def _is_megatrons(text: str) -> bool:

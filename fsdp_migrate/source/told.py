@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
+from fsdp_migrate.source.asking_functions import asking_functions
 from fsdp_migrate.source.class_checks import class_checks
 from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
@@ -20,7 +21,7 @@ from fsdp_migrate.source.optimizer_classes import (
 from fsdp_migrate.source.own_wrapping import sharding_parts
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_owed
-from fsdp_migrate.source.project_fields import fields_of
+from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_kinds import ANY, BARE, IS, MODELS, Fact, is_about
 from fsdp_migrate.source.project_names import node_of
 from fsdp_migrate.source.python.accelerate_models import NORM
@@ -29,11 +30,14 @@ from fsdp_migrate.source.python.held import (
     BY_ANY,
     COMPILED,
     FLAT,
+    HANDS_ON,
     TENSOR,
     WRAPS,
     attribute,
     has_model,
     put,
+    stood_for,
+    taken,
     whole,
 )
 from fsdp_migrate.source.python.optimizers import STATE
@@ -88,6 +92,7 @@ class Told:
         wrappers = {each.path: wrapper_classes(project, each) for each in self.known.looked_at}
         subclasses_of = subclasses(project, self.known.looked_at)
         checks = class_checks(project, self.known.looked_at)
+        asking = asking_functions(project, self.known.looked_at)
         return {
             p: replace(
                 whole_project,
@@ -111,6 +116,7 @@ class Told:
                 state_methods=states.get(p, frozenset()),
                 wrappers=wrappers.get(p, frozenset()),
                 checks=checks.get(p, frozenset()),
+                asking=asking.get(p, {}),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),
@@ -222,7 +228,7 @@ class Told:
         found: set[str] = set()
         for kind in kinds:
             before, mark, last = kind.rpartition(">")
-            if last in _TOLD or kind.startswith(ARGUMENT) or kind.endswith(COMPILED):
+            if last in _TOLD or kind.startswith((ARGUMENT, HANDS_ON)) or kind.endswith(COMPILED):
                 found.add(kind)
             elif last.startswith((IS, ANY, BARE)):
                 inside = self._inside.get(last)
@@ -232,7 +238,16 @@ class Told:
                     found |= {f"{before}>{each}" for each in inside}
                 elif _WRAPPED in inside or (has_model(inside) and self._is_a_module(last)):
                     found.add(WRAPS)
+                found |= set() if mark else self._stood_for(last, inside)
         return frozenset(found)
+
+    def _stood_for(self, kind: str, inside: Collection[str]) -> set[str]:
+        """Return what an object stands for that hands on what it is asked to a model that is set later."""
+        for owner, _ in self.known.objects_in({kind}):
+            name = stands_for_attribute(owner)
+            if name is not None:
+                return stood_for(name, taken(attribute(name), inside))
+        return set()
 
     def _is_a_module(self, kind: str) -> bool:
         """Tell whether an object is of a module's class: the parameters of its parts are its own."""

@@ -41,6 +41,11 @@ heeds = [
     "_layer_sync.apply" in inspect.getsource(inspect.getmodule(strategy))
     for strategy in (FSDPStrategy, ModelParallelStrategy if found["model_parallel"] else FSDPStrategy)
 ]
+wraps = [
+    "_LightningModuleWrapperBase" in inspect.getsource(inspect.getmodule(strategy))
+    for strategy in (FSDPStrategy, ModelParallelStrategy if found["model_parallel"] else FSDPStrategy)
+]
+found["wrapper_in_names"] = any(wraps)
 found["no_sync_batchnorm"] = heeds == [True, False]
 given = FSDPStrategy(auto_wrap_policy=print, activation_checkpointing_policy=print)
 found["one_name_is_a_policy"] = (

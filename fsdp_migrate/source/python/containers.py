@@ -14,7 +14,6 @@ from fsdp_migrate.source.python.held import (
     EACH,
     ITEM,
     LONGEST,
-    MODEL,
     VALUE,
     alike,
     attribute,
@@ -22,8 +21,8 @@ from fsdp_migrate.source.python.held import (
     item,
     of_dict,
     put,
+    stood_for,
     taken,
-    whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import (
@@ -183,8 +182,7 @@ def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
         for name, given_here in own.items():
             found |= put(attribute(name), models.kinds(given_here) if given_here is not None else ())
         inner = stands_for_attribute(node)
-        if inner is not None and MODEL in (within := taken(attribute(inner), found)):
-            found |= {*whole(within), "other"}
+        found |= stood_for(inner, taken(attribute(inner), found) if inner is not None else ())
     return found
 
 

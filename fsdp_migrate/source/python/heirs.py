@@ -22,6 +22,11 @@ FABRICS: Final = re.compile(
 )
 COMPOSERS: Final = re.compile(r"^composer(?:\.trainer){0,2}\.Trainer$")
 HUGGING_FACES: Final = re.compile(r"^(?:transformers|trl|sentence_transformers)\b.*Trainer$")
+STRATEGIES: Final = re.compile(
+    r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
+    r"\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
+)
+"""Lightning's and Fabric's strategies of FSDP1."""
 ACCELERATES: Final = re.compile(r"^accelerate\b.*\bAccelerator$")
 OF_KINDS: Final = {"Accelerator": ACCELERATES, "Fabric": FABRICS}
 """By the names of :class:`~fsdp_migrate.source.python.named_objects.NamedObjects`."""

@@ -37,6 +37,8 @@ COMPILED = "._compiled>sharded"
 """Beside a sharded model that ``torch.compile`` was given, or gave: its names had ``_orig_mod.``."""
 UNSHARDED = "._compiled>plain"
 """The same of a model that is not sharded yet."""
+HANDS_ON = "._hands_on"
+"""The step to the name of the attribute to which an object, that is no module, hands on what it is asked."""
 _SHARDING = frozenset({"", "prepare", "prepare_model", "setup", "setup_module"})
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
@@ -99,6 +101,18 @@ def _may_be(first: str, step: str) -> bool:
 def whole(kinds: Collection[str]) -> set[str]:
     """Return what something is itself, what it holds left out."""
     return {kind for kind in kinds if ">" not in kind}
+
+
+def stood_for(name: str | None, within: Collection[str]) -> set[str]:
+    """Return what an object stands for that hands on what it is asked to an attribute, which is a model.
+
+    Example:
+        >>> sorted(stood_for("net", {"fsdp"})), stood_for("net", set()), stood_for(None, {"fsdp"})
+        (['._hands_on>net', 'fsdp', 'other'], set(), set())
+    """
+    if name is None or MODEL not in within:
+        return set()
+    return {*whole(within), "other", *put(HANDS_ON, {name})}
 
 
 def held(kinds: Collection[str]) -> set[str]:

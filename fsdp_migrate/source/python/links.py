@@ -88,6 +88,8 @@ class Links:
     """Imported classes that are called as wrappers are, and derive from none of FSDP1's."""
     checks: frozenset[str] = frozenset()
     """Imported functions that ask for FSDP1's class and nothing else, as imports write them."""
+    asking: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
+    """Imported functions that ask whether something is of a class, and which arguments, by place and name."""
     wrapped_classes: frozenset[str] = frozenset()
     """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
     classes_kept_whole: frozenset[str] = frozenset()
@@ -132,6 +134,8 @@ class Links:
     """Functions of this file that are called only where weights are quantized."""
     is_trained: bool = False
     """Whether others train by Lightning's FSDP1 strategy, and this file asks the Trainer for it."""
+    by_lightning: bool = False
+    """Whether this file has what Lightning's FSDP1 strategy put into names, or a class derived from that."""
     mixins: frozenset[str] = frozenset()
     """Classes of this file that LightningModules derive from, beside Lightning's own."""
     has_units: bool = False
@@ -156,6 +160,8 @@ class Links:
     """Whether a file of the project shards a model over another group than that of all ranks."""
     no_shard: bool = False
     """Whether a file of the project that uses FSDP1 chooses ``NO_SHARD``."""
+    hybrid: bool = False
+    """Whether a file of the project, no test, may choose ``HYBRID_SHARD`` for the plugin of this one."""
     ignores: bool = False
     """Whether a file of the project tells FSDP to ignore modules or parameters."""
     ignored: frozenset[str] = frozenset()
@@ -234,6 +240,13 @@ class Links:
     is_near: bool = False
     """Whether a sharded model may come to this file, which does something with models."""
 
+    prepared: Links | None = None
+    """What is told where ``prepare_fully_shard`` is taken for FSDP1's class; None if nothing calls it."""
+    is_far: bool = False
+    """Whether no import leads from what shards to this file, which clips by a method of something."""
+    has_own: frozenset[str] = frozenset()
+    """The methods of FSDP1's class that classes of the project have of their own."""
+
     constants_given: Mapping[tuple[str, str], tuple[Constants, ...]] = field(default_factory=dict)
     """The constants of the calls that give models to parameters of this file's functions, if all are seen."""
     plain_calls: frozenset[Signature] = frozenset()
@@ -277,8 +290,9 @@ class Links:
             self.run_by_trainer,
             self.wrapped_classes,
             self.failure,
+            self.prepared,
         )
-        is_told = self.is_trained or self.beside_lightning
+        is_told = self.is_trained or self.beside_lightning or self.by_lightning or self.is_far
         return is_told or any(map(bool, (*known, self.optimizer_methods, self.shards_parts)))
 
 

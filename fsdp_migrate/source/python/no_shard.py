@@ -1,14 +1,33 @@
-"""Whether a source chooses ``NO_SHARD``, under which FSDP1's models have whole parameters at any time."""
+"""Whether a source chooses ``NO_SHARD``, whose models have whole parameters at any time, or a hybrid one."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 
 from fsdp_migrate.newer_syntax import parse_any
 
 
 _NAME = "NO_SHARD"
+# A default, a value or what is compared; not the line of an enum, `HYBRID_SHARD = "HYBRID_SHARD"`.
+_HYBRID = re.compile(
+    r"(?<!HYBRID_SHARD)(?<!HYBRID_SHARD )(?<!HYBRID_SHARD_ZERO2)(?<!HYBRID_SHARD_ZERO2 )"
+    r"=\s*(?:['\"]|\w[\w.]*\.)_?hybrid_shard",
+    re.IGNORECASE,
+)
+
+
+def may_choose_hybrid(code: str) -> bool:
+    """Tell whether a hybrid strategy is a default, a value or compared with one, so that it may be chosen.
+
+    Example:
+        >>> may_choose_hybrid('add("--strategy", default="HYBRID_SHARD")')
+        True
+        >>> may_choose_hybrid('HYBRID_SHARD = "HYBRID_SHARD"')
+        False
+    """
+    return _HYBRID.search(code) is not None
 
 
 @functools.lru_cache(maxsize=64)

@@ -63,6 +63,15 @@ class Source:
         """Which expressions are FSDP1 models."""
         return Models(self.index, self.links, plain_above=self._above_sharding(), guards=self.guards)
 
+    @functools.cached_property
+    def prepared(self) -> Models | None:
+        """The same, with other files' ``prepare_fully_shard`` taken for FSDP1's class, if any calls it.
+
+        For what that class alone has.
+        """
+        links = self.links.prepared
+        return Models(self.index, links, guards=self.guards) if links else None
+
     def _unsharded(self) -> Callable[[cst.CSTNode], bool] | None:
         """Return what tells whether the project makes no sharded model where a node runs."""
         lines = self.links.unsharded
@@ -157,9 +166,7 @@ class Source:
         owner = _asked_for_class(func.value)
         is_given = any(text_of(arg.value) == text_of(owner) for arg in call.args)
         # `model.summon_full_params(model)` is nobody else's, whatever is known of the model.
-        is_model = self.models.certainty(owner) is not None or self.models.is_guarded(owner)
-        is_certain = is_model or self.uses_fsdp1 or func.attr.value == "summon_full_params"
-        return func.attr.value if is_given and is_certain else ""
+        return func.attr.value if is_given else ""
 
     @functools.cached_property
     def uses_fsdp1(self) -> bool:

@@ -114,7 +114,9 @@ def _is_known(source: Source, node: cst.BaseExpression) -> bool:
     # still to be looked at.
     known = source.models.kinds(node)
     kinds = {each for each in known if each != WRAPS and not each.startswith((".param_groups>", ".state>"))}
-    return bool(kinds - {"ddp"}) or source.models.is_other_branch(node)
+    # Of what our function shards in another file, that and no more is known.
+    ours = {"fsdp2", "other"} if source.links.prepared is not None else set()
+    return bool(kinds - {"ddp"} - ours) or source.models.is_other_branch(node)
 
 
 def _is_of_fsdp2(source: Source, node: cst.BaseExpression) -> bool:

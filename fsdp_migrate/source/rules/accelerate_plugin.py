@@ -21,6 +21,7 @@ from fsdp_migrate.source.python.accelerate_precision import precision_of_acceler
 from fsdp_migrate.source.python.environment import environment_of_run, fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
 from fsdp_migrate.source.python.keywords import values_by_stars
+from fsdp_migrate.source.python.no_shard import may_choose_hybrid
 from fsdp_migrate.source.python.nodes import (
     args_by_name,
     arguments,
@@ -208,10 +209,19 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
             text = f"{text} {' '.join(_EACH_CLASS)}"
         casts = given.get("mixed_precision_policy")
         text += _ITS_CASTS if casts is not None and is_of_fsdp1(source, casts) else ""
-        text += more
+        text += more + _of_hybrid(source, held)
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings, *lost), given, after)
+
+
+def _of_hybrid(source: Source, held: dict[str, Any]) -> str:
+    """Say what a hybrid strategy becomes, where the strategy is not seen and the project may choose that."""
+    strategy = str(held.get("sharding_strategy", held.get("reshard_after_forward")))
+    is_one = source.links.hybrid or may_choose_hybrid(source.code)
+    return (
+        f" Where the strategy is {_HYBRID[0]} {_HYBRID[1]}" if is_one and REFERENCE.search(strategy) else ""
+    )
 
 
 def _behind_stars(source: Source, call: cst.Call, values: Values) -> Iterator[str]:

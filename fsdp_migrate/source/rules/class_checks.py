@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.asking_functions import is_asked_by_default, is_asked_by_function
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.branches import leaves
@@ -429,6 +430,8 @@ def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:
     for above in source.index.ancestors(node):
         if isinstance(above, (cst.Annotation, cst.MatchClass)) or _is_type(source, above):
             return True
+        if isinstance(above, cst.Param):
+            return above.default is below and is_asked_by_default(source, above)
         if isinstance(above, cst.Call):
             name, args = dotted(above.func), above.args
             is_test = (name or "").endswith((".assertIsInstance", ".assertNotIsInstance")) and len(args) > 1
@@ -436,6 +439,7 @@ def _asks_for_the_class(source: Source, node: cst.CSTNode) -> bool:
             casts = name in {"cast", "typing.cast"} and len(args) == 2 and below is args[0]
             around = (each for each in source.index.ancestors(above) if isinstance(each, cst.Subscript))
             is_told = checks or casts or (name or "").split(".")[-1] in _TYPES
+            is_told = is_told or is_asked_by_function(source, above, below)
             return is_told or any(_is_type(source, each) for each in around)  # Annotated[FSDP, Is(FSDP)]
         if not isinstance(above, _PARTS):
             return False

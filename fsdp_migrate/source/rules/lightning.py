@@ -15,6 +15,7 @@ import libcst as cst
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
+from fsdp_migrate.source.lightning_heirs import OF_ITS_CLASS, heirs_made, where_given
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.lightning_names import is_replaced, name_of, said_of_settings, settings_of
 from fsdp_migrate.source.lightning_numbers import value_there
@@ -22,7 +23,13 @@ from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apa
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
-from fsdp_migrate.source.python.heirs import FABRICS as THEIR_FABRICS, LIGHTNINGS, hands_on, led_to
+from fsdp_migrate.source.python.heirs import (
+    FABRICS as THEIR_FABRICS,
+    LIGHTNINGS,
+    STRATEGIES,
+    hands_on,
+    led_to,
+)
 from fsdp_migrate.source.python.items import changed_call
 from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, named_arguments, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, python_text, takers
@@ -46,21 +53,18 @@ if TYPE_CHECKING:
 NAME = "lightning"
 CODES = ("FM319", *SAID, "FM429")
 
+_HERE = "the arguments that stand here"
 _MEANT = (
     "Take ModelParallelStrategy, and call prepare_fully_shard(self, {...}) in the module's configure_model, "
-    "with the arguments that stand here."
+    f"with {_HERE}."
 )
 _FABRIC = (
     "take ModelParallelStrategy(parallelize_fn=...), and call prepare_fully_shard(model, {...}) in that "
-    "function, with the arguments that stand here."
+    f"function, with {_HERE}."
 )
 _CLASS = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\..*\b"
     r"(DDPFullyShardedNativeStrategy|FSDP(Strategy|Precision|MixedPrecisionPlugin|PrecisionPlugin))\b"
-)
-_STRATEGY = re.compile(
-    r"^(?P<package>lightning\.pytorch|pytorch_lightning|lightning\.fabric|lightning_fabric)\..*"
-    r"\b(DDPFullyShardedNativeStrategy|FSDPStrategy)$"
 )
 _FABRIC_HOME = "lightning.fabric"
 _RANKS = "<number of ranks>"
@@ -90,6 +94,7 @@ _EACH_MODEL = (
     "Fabric calls that function for each model that it sets up, here {}: a class in `auto_wrap_policy` that "
     "one of them has no module of is an error, so give each its own, and None where one unit is meant."
 )
+_NEW = "ModelParallelStrategy"
 _STATE_TYPE = "state_dict_type"
 _SETS_UP = frozenset({"setup", "setup_module"})
 _OWN = "what this is given to is a class of the project: see that it hands its arguments on as they are"
@@ -110,6 +115,8 @@ class _Asked:
     converted: Converted
     reasons: list[str]
     module: cst.ClassDef | None = None
+    heir: str = ""
+    """The class of the project that derives from the strategy, and is made here."""
     elsewhere: str | None = None
     """The class of another file that the Trainer trains, as imports write it."""
 
@@ -139,12 +146,14 @@ def find(source: Source) -> Iterator[Found]:
         above = source.index.parents[node]
         if not names or (isinstance(above, cst.Attribute) and above.value is node):
             continue
-        match = next((m for name in sorted(names) if (m := _STRATEGY.match(name))), None)
+        match = next((m for name in sorted(names) if (m := STRATEGIES.match(name))), None)
         if match and isinstance(above, cst.Call) and above.func is node:
             if not is_replaced(source, above):
                 asked.append(_of_call(source, above, match["package"]))
         else:
             yield from _named(source, node, names)
+    for heir, match, is_handed_on in heirs_made(source):
+        asked.append(_of_heir(source, heir, match["package"], is_handed_on=is_handed_on))
     for call in source.calls:
         name = _class_of(source, call)
         for arg in call.args if name in {"Fabric", "Trainer"} else ():
@@ -183,6 +192,7 @@ def _named(source: Source, node: cst.CSTNode, names: set[str]) -> Iterator[Found
     said = said_of_check(source, node)
     if said is None:
         said = _FABRIC if any("fabric" in name for name in names) else _MEANT
+        said = said.replace(_HERE, where_given(source, node) or _HERE)
     if said:
         yield Found("FM319", node, said, "commented")
 
@@ -199,6 +209,16 @@ def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     reasons += said_of_settings(settings_of(source, call))
     strategy = {"class_path": f"{package}.strategies.FSDPStrategy", "init_args": held}
     return _asked(source, _Asked(call, call, trainer, package, values, Converted({}, {}), reasons), strategy)
+
+
+def _of_heir(source: Source, call: cst.Call, package: str, *, is_handed_on: bool) -> _Asked:
+    """Read a call of a class that derives from the strategy, whose methods a person has to look at."""
+    asked = _Asked(call, call, None, package, Values(source), Converted({}, {}), [])
+    if is_handed_on:
+        asked = _of_call(source, call, package)
+    asked.heir = last_name(call.func)
+    asked.reasons.insert(0, OF_ITS_CLASS.format(asked.heir))
+    return asked
 
 
 def _of_word(source: Source, trainer: cst.Call, arg: cst.Arg, *, is_fabric: bool) -> _Asked:
@@ -329,17 +349,18 @@ def _left(source: Source, asked: _Asked) -> Found:
         meant = _FABRIC[0].upper() + _FABRIC[1:] if asked.is_fabric else _MEANT
         return Found("FM319", asked.node, f"{said} {meant}".strip(), "commented")
     shown = asked.values.shown(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
+    home = "" if asked.heir else f" of {asked.package}.strategies"
     if asked.is_fabric:
         text = (
-            f"{said} Take ModelParallelStrategy(parallelize_fn=parallelize, {shown}) of "
-            f"{asked.package}.strategies, put the function that `rewrite` shows below this above it, "
+            f"{said} Take {asked.heir or _NEW}(parallelize_fn=parallelize, {shown}){home}, put the function "
+            "that `rewrite` shows below this above it, "
             "make optimizers, and the lists of parameters that they are given, after "
             "`model = fabric.setup_module(model)`: FSDP2 replaces the parameters."
             f"{_of_each_model(source, asked) or of_classes(asked.converted.code)}"
         )
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
-        f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put the hook that "
+        f"{said} Take {asked.heir or _NEW}({shown}){home}, and put the hook that "
         f"`rewrite` shows below this into the LightningModule. Either without the other does "
         f"not shard.{_of_own_hook(source)}"
         f"{of_classes(asked.converted.code)}"
@@ -389,14 +410,14 @@ def _arguments(wanted: dict[str, Any]) -> str:
 
 
 def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Found]:
-    need = Need(f"{asked.package}.strategies", "ModelParallelStrategy")
+    need = Need(f"{asked.package}.strategies", _NEW)
     findings = [
         each
         for each in asked.converted.findings
         if not f"{each.message} {each.hint or ''}".strip().endswith(_OF_THE_HOOK)
     ]
     yield from said_of(findings, asked.values, lambda subject: asked.trainer or asked.node)
-    shown = f"ModelParallelStrategy({asked.values.shown(_arguments(asked.wanted))})"
+    shown = f"{_NEW}({asked.values.shown(_arguments(asked.wanted))})"
     module, code = asked.module, asked.converted.code
     hook = (_hook(source, module, code),) if module is not None and is_first else ()
     covers: tuple[cst.CSTNode, ...] = ()

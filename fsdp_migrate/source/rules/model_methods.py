@@ -11,7 +11,7 @@ from fsdp_migrate.source.check_functions import words_of_check
 from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
 from fsdp_migrate.source.initialising import initialises
-from fsdp_migrate.source.method_calls import sureness
+from fsdp_migrate.source.method_calls import sureness, was_fsdp1s
 from fsdp_migrate.source.model_runs import COMPUTES
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
@@ -190,7 +190,8 @@ def _of_copies(source: Source) -> Iterator[Found]:
 def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[Found]:
     """Find the methods of FSDP1's that FSDP2 does otherwise, and those of the model itself that compute."""
     name = func.attr.value
-    if name in _METHODS and _is_model(source, func.value):
+    is_lost = name == "register_comm_hook" and was_fsdp1s(source, func.value)
+    if name in _METHODS and (is_lost or _is_model(source, func.value)):
         if name == "apply" and is_without_parameters(source, func.value, call):
             return
         code, meant = _METHODS[name]

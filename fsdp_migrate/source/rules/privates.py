@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.method_calls import was_asked_for
+from fsdp_migrate.source.method_calls import was_asked_for, was_fsdp1s
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_texts import texts_of
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -289,7 +289,7 @@ def _is_asked_of_a_model(source: Source, node: cst.Attribute) -> bool:
 
 
 def _is_model(source: Source, node: cst.BaseExpression) -> bool:
-    return source.models.certainty(node) is not None or source.models.is_guarded(node)
+    return was_fsdp1s(source, node) or source.models.is_guarded(node)
 
 
 def _is_own(source: Source, node: cst.Attribute) -> bool:

@@ -14,6 +14,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.asked_states import certainty_of, of_asking, of_functions
 from fsdp_migrate.source.compiled_names import NOTE, had_prefix
 from fsdp_migrate.source.framework_words import mixed, state
+from fsdp_migrate.source.handing_on import given_to_accelerate
 from fsdp_migrate.source.python.asked_elsewhere import is_asked_elsewhere
 from fsdp_migrate.source.python.bound_anew import was_just_wrapped_by_ddp
 from fsdp_migrate.source.python.branches import fsdp1_branch
@@ -138,6 +139,7 @@ def find(source: Source) -> Iterator[Found]:
             yield from _of_plain_call(source, call)
             yield from of_asking(source, call)
             yield from of_functions(source, call)
+            yield from given_to_accelerate(source, call)
     yield from states_by_name(source)
 
 

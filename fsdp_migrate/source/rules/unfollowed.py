@@ -12,7 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_in_classes import kept_in_doubt
-from fsdp_migrate.source.method_calls import is_seen_plain
+from fsdp_migrate.source.method_calls import is_fsdp1s_alone, is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
 from fsdp_migrate.source.python.branches import is_fsdp2s
 from fsdp_migrate.source.python.checked_optimizers import is_made_for_fsdp1, is_of_a_plain_model
@@ -122,10 +122,10 @@ _OF_FUNCTIONS: Final = {
 }
 
 _MAY_FIND: Final = re.compile(
-    r"(?P<method>\.(?:clip_grad_norm_|load_state_dict|no_sync|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
-    r"|\butils\.clip_grad_norm_\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
+    r"(?P<method>\.(?:load_state_dict|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
+    r"|\.(?:clip_grad_norm_|no_sync)\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
-    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]*['\"]no_sync['\"]"
+    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]*['\"](?:clip_grad_norm_|no_sync)['\"]"
     r"|(?i:grad_?clip|clip_?(?:fn|grad|norm)|clipper)\w*\("
 )
 _SETTINGS: Final = re.compile(r"(?:^|_)(?:args|cfg|conf|config|hparams|opt|settings)$")
@@ -159,7 +159,8 @@ _KEPT = (
 
 def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     """Find what the other rules have said nothing of, in files that a sharded model may come to."""
-    if not source.links.is_near or (not source.uses_fsdp1 and imports_xlas(source.index)):
+    is_near = source.links.is_near
+    if not (is_near or source.links.is_far) or (not source.uses_fsdp1 and imports_xlas(source.index)):
         return
     found = [*found]
     said = {source.index.statement(each.node) for _, each in found}
@@ -169,6 +170,9 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
     is_foreach_said = any(each.code == "FM447" and each.action == "commented" for _, each in found)
     asked = ((call, _asked(source, call)) for call in source.calls)
     done = [(call, *what) for call, what in asked if what is not None]
+    if not is_near:
+        yield from _of_far(source, done, said)
+        return
     both = () if is_foreach_said else of_foreach(source)
     wrapped = ((node, model, _MODULE) for node, model in of_wrappers(source))
     lists: list[tuple[cst.CSTNode, None, str]] = [
@@ -191,6 +195,16 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         if source.position(statement)[0] not in commented:
             said.add(statement)
             yield Found("FM450", node, meant, "unclear")
+
+
+def _of_far(
+    source: Source, done: list[tuple[cst.Call, cst.BaseExpression, str]], said: set[cst.CSTNode]
+) -> Iterator[Found]:
+    """Find FSDP1's own way of clipping in a file that no import leads to: nothing else may lead there."""
+    for call, model, meant in done:
+        is_told = meant == _SAID["clip_grad_norm_"] and source.index.statement(call) not in said
+        if is_told and _is_unknown(source, model) and not source.models.guards.is_without_fsdp(call):
+            yield Found("FM450", call, meant, "unclear")
 
 
 def _removed(found: Iterable[tuple[str, Found]]) -> Iterator[Remove]:
@@ -270,7 +284,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
             return None if is_done else (func.value, said)
         is_whole = name == "save_pretrained" and "state_dict" in named_arguments(call)
         is_one = is_model(last) and not is_whole and not is_no_model(source.index, model)
-        return (model, _SAID[name]) if is_one else None
+        return (model, _SAID[name]) if is_one or is_fsdp1s_alone(source, call) else None
     if name in {"getattr", "hasattr"} and len(call.args) > 1:
         # FSDP2's has none of both: `getattr(trainer.model, "no_sync", None)` gives None from now on.
         model, asked = _wrapped(source, call.args[0].value), word_of(call.args[1].value)

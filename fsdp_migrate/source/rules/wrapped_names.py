@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source import lightning_prefix
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
@@ -80,6 +81,10 @@ def find(source: Source) -> Iterator[Found]:
 
     yield from (Found("FM316", each, _MEANT, "commented") for each in _short_names(source))
     yield from _class_names(source)
+    yield from (
+        Found("FM316", each, lightning_prefix.SAID, "commented")
+        for each in lightning_prefix.counted_on(source)
+    )
 
 
 def _short_names(source: Source) -> Iterator[cst.SimpleString]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.samples import assert_framework_commented, comments, last, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -432,3 +438,35 @@ def test_a_policy_that_casts_nothing(dtypes: str, *, is_said: bool) -> None:
     found = comments(f"p = Plugin(mixed_precision_policy=MixedPrecision({dtypes}))\n", header)
     assert ("FM354" in found) is is_said
     assert (".float()" in found) is ("param_dtype=torch.bfloat16" in dtypes)
+
+
+HYBRID = "dp_replicate_size=<nodes>"
+CHOSEN = "p = Plugin(sharding_strategy=args.strategy)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "is_said"),
+    [
+        ('parser.add_argument("--strategy", default="HYBRID_SHARD")\n', True),
+        ('if args.strategy == "hybrid_shard":\n    pass\n', True),
+        ("args.strategy = ShardingStrategy._HYBRID_SHARD_ZERO2\n", True),
+        ('class Kinds:\n    HYBRID_SHARD = "HYBRID_SHARD"\n', False),
+        ('parser.add_argument("--strategy", default="FULL_SHARD")\n', False),
+        ("# the default is HYBRID_SHARD\n", False),
+    ],
+)
+def test_a_strategy_that_is_not_seen_may_be_a_hybrid_one(
+    tmp_path: Path, before: str, *, is_said: bool
+) -> None:
+    assert (HYBRID in comments(before + CHOSEN, ACCELERATE)) is is_said
+    (tmp_path / "options.py").write_text(before)
+    (tmp_path / "test_options.py").write_text('default = "HYBRID_SHARD"\n')
+    (tmp_path / "train.py").write_text(f"{ACCELERATE}{CHOSEN}")
+    (use,) = (use for use in scan_paths([tmp_path]).uses if use.code == "FM320" and use.action == "commented")
+    assert (HYBRID in use.becomes) is is_said
+
+
+def test_one_that_is_seen_is_what_it_is() -> None:
+    body = 'default = "HYBRID_SHARD"\np = Plugin(sharding_strategy="FULL_SHARD", auto_wrap_policy=mine())\n'
+    assert "FM320" in comments(body, ACCELERATE)
+    assert HYBRID not in comments(body, ACCELERATE)
