@@ -87,7 +87,7 @@ _STEPPED: Final = (
     "parameters, FSDP2 has put new ones in their place, and the old ones have no gradient any more{}. {}"
 )
 _OF_OLD_ONES: Final = {
-    "accelerate": ": torch's clip_grad_norm_ of them clips nothing, accelerator.clip_grad_norm_ does or raises",
+    "accelerate": ": clip_grad_norm_ of them clips nothing, or raises where it is Accelerate's",
 }
 _GIVE_NEW: Final = {
     "": "Take the sharded model's, and give the optimizer to prepare_fully_shard as optimizers=.",
