@@ -268,6 +268,10 @@ class Guards:
 
     def _find_chosen(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         said: list[Fact] = []
+        # What a branch defines is there only where that was taken: the launch does not change.
+        own = next((fact for fact in self.facts(function) if self._said(fact) is not None), None)
+        if own is not None:
+            return (own,)
         for place in places_chosen(self.index, function):
             known = ((fact, self._said(fact)) for fact in self.facts(place))
             fact, is_fsdp = next(
