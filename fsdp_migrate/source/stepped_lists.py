@@ -73,9 +73,9 @@ def _made_above(source: Source, sharding: Sharding) -> Iterator[tuple[Made, cst.
         if is_its and isinstance(value, cst.Call) and _makes_one(source, value, made.name):
             yield made, value
     line = source.index.parents[call]
-    for arg in call.args if isinstance(line, (cst.Assign, cst.Expr)) else ():
-        if isinstance(arg.value, cst.Call) and _makes_one(source, arg.value, ""):
-            yield Made(line, "", arg.value), arg.value
+    if isinstance(line, (cst.Assign, cst.Expr)):
+        made_here = [each.value for each in call.args if isinstance(each.value, cst.Call)]
+        yield from ((Made(line, "", each), each) for each in made_here if _makes_one(source, each, ""))
 
 
 def _makes_one(source: Source, call: cst.Call, name: str) -> bool:

@@ -33,7 +33,7 @@ from fsdp_migrate.source.python.asked_words import (
 )
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, functions_called, last_value
-from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
+from fsdp_migrate.source.python.made_sure import asks_class, left_over, made_sure, ruled_out
 from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameters, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
 
@@ -253,9 +253,10 @@ class Guards:
             elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
                 found += ((each.test, True) for each in above.for_in.ifs)
             elif isinstance(above, (cst.FunctionDef, cst.ClassDef)):
-                return tuple(found), above if isinstance(above, cst.FunctionDef) else None
+                own = above if isinstance(above, cst.FunctionDef) else None
+                return (*found, *left_over(self.index, found)), own
             below = above
-        return tuple(found), None
+        return (*found, *left_over(self.index, found)), None
 
     def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""

@@ -175,3 +175,41 @@ def test_a_number_that_an_object_keeps(sets: str, *, is_said: bool) -> None:
         "            self.model.save_pretrained(path)\n"
     )
     assert ("FM333" in comments(body, FSDP1)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("both", "tests", "is_said"),
+    [
+        (
+            "lora and accelerator.distributed_type == DistributedType.FSDP",
+            ("not both and full", "lora"),
+            False,
+        ),
+        (
+            "lora and accelerator.distributed_type == DistributedType.FSDP",
+            ("not both", "lora and full"),
+            False,
+        ),
+        # FSDP may run below these.
+        ("lora and accelerator.distributed_type == DistributedType.FSDP", ("not both", "full"), True),
+        ("lora and accelerator.distributed_type == DistributedType.FSDP", ("both", "lora"), True),
+        ("lora or accelerator.distributed_type == DistributedType.FSDP", ("both", "lora"), True),
+        (
+            "lora and full and accelerator.distributed_type == DistributedType.FSDP",
+            ("not both", "lora"),
+            True,
+        ),
+    ],
+)
+def test_what_is_false_of_two_where_the_other_is_true(
+    both: str, tests: tuple[str, str], *, is_said: bool
+) -> None:
+    body = (
+        "from accelerate.utils import DistributedType\ndef save(model, lora, full):\n"
+        f"    both = {both}\n    if {tests[0]}:\n        if {tests[1]}:\n"
+        "            model.module.state_dict()\n"
+        "model, opt = accelerator.prepare(net, opt)\nsave(model, True, True)\n"
+    )
+    assert ("FM333" in comments(body, FSDP1)) is is_said
+    again = body.replace("    if", "    lora = True\n    if", 1)
+    assert "FM333" in comments(again, FSDP1) or not is_said
