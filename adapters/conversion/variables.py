@@ -7,7 +7,7 @@ so that a change of the command becomes a change of the line that sets the varia
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.adapters.conversion.branches import branches_of, is_sure
@@ -47,6 +47,10 @@ _TOKEN = re.compile(
 _CHOICE = r"[\"']?[\w.*?\[\]=-]+(?:[\"']\*?)?"
 _PATTERN = re.compile(rf"(?:case[ \t]+\S+[ \t]+in\s+)?\(?\s*(?:{_CHOICE}\s*\|\s*)*{_CHOICE}\s*\)\s*")
 _UNSAFE = re.compile(r"[\"'$`\\\n]")
+# What a shell takes a backslash from within double quotes, and what it expands there.
+_ESCAPED = re.compile(r"\\([\"\\$`])")
+_EXPANDED = re.compile(r"[$`\n]")
+_EVAL = re.compile(r"(?:^|[\s;&|(])eval\s+\Z")
 _DEEPEST = 5
 _MOST_VARIANTS = 4
 _MOST_PARTS = 1000
@@ -82,6 +86,11 @@ class _Part:
     end: int
     source: int
     quote: str
+    run: int
+    """The same for parts of one text in double quotes that another shell runs; else the part's own."""
+    is_run: bool = False
+    is_escaped: bool = False
+    """Whether a backslash stands before it in the script, which the shell takes away."""
 
 
 @dataclass(slots=True)
@@ -96,14 +105,33 @@ class Expanded:
     """What of it stands there only where a condition holds under which the command is not."""
     inner: tuple[int, int] | None = None
     """Where the text stands that another shell runs."""
+    is_run: bool = False
+    """Whether what is appended now is run by another shell."""
 
     def take(self, script: str, start: int, end: int, quote: str) -> None:
-        """Append a text of the script; its comments become spaces."""
+        """Append a text of the script; its comments become spaces.
+
+        Of a text in double quotes that another shell runs it is what that shell is given.
+        """
+        if start >= end:
+            return
+        text, at = script[start:end], len(self.text)
+        is_run = self.is_run and quote == '"'
+        # Comments become spaces, so that each character keeps its distance from the part's start.
+        self.text += without_comments(_ESCAPED.sub(r"\1", text) if is_run else text)
+        source = start
+        for found in _ESCAPED.finditer(text) if is_run else ():
+            at = self._part(at, source, start + found.start(), _Part(0, 0, 0, quote, start, is_run=True))
+            one = _Part(0, 0, 0, quote, start, is_run=True, is_escaped=True)
+            at = self._part(at, start + found.start(1), start + found.end(), one)
+            source = start + found.end()
+        self._part(at, source, end, _Part(0, 0, 0, quote, start, is_run=is_run))
+
+    def _part(self, at: int, start: int, end: int, like: _Part) -> int:
+        """Note where a part of the script stands in the command; return where that ends."""
         if start < end:
-            at = len(self.text)
-            # Comments become spaces, so that each character keeps its distance from the part's start.
-            self.text += without_comments(script[start:end])
-            self.parts.append(_Part(at, at + end - start, start, quote))
+            self.parts.append(replace(like, start=at, end=at + end - start, source=start))
+        return at + end - start
 
     def space(self) -> None:
         """Part two texts that stand beside each other in no script."""
@@ -126,16 +154,33 @@ class Expanded:
         """Return a change of this command as a change of the script; None where it cannot be made there."""
         # By the last character of what changes; what is only added belongs to what stands before it.
         at = max(piece.start, piece.end - 1, 0) if piece.end > piece.start else max(piece.start - 1, 0)
-        part = next((part for part in self.parts if part.start <= at < part.end), None)
-        if part is None or (part.quote and _UNSAFE.search(piece.new)):
+        part = self._at(at)
+        if part is None:
             return None
-        start = piece.start
+        new = _escaped(piece.new) if part.is_run else piece.new
+        if new is None or (part.quote and not part.is_run and _UNSAFE.search(new)):
+            return None
+        start, first = piece.start, part
         if start < part.start:
-            if self.text[start : part.start].strip():
+            before = self._at(start)
+            if before is not None and before.is_run and before.run == part.run:
+                first = before
+            elif self.text[start : part.start].strip():
                 return None
-            start = part.start
-        move = part.source - part.start
-        return Piece(start + move, piece.end + move, piece.new)
+            else:
+                start = part.start
+        begin = start - first.start + first.source
+        is_behind_backslash = first.is_escaped and piece.end > piece.start
+        return Piece(begin - is_behind_backslash, piece.end - part.start + part.source, new)
+
+    def _at(self, at: int) -> _Part | None:
+        """Return the part of the script that stands at a place of the command."""
+        return next((part for part in self.parts if part.start <= at < part.end), None)
+
+
+def _escaped(text: str) -> str | None:
+    """Return a text as it stands in double quotes; None where the shell around would expand it."""
+    return None if _EXPANDED.search(text) else re.sub(r'(["\\])', r"\\\1", text)
 
 
 class Script:
@@ -224,15 +269,17 @@ class Script:
                 to.take(self.text, at, inner, quote)
                 to.space()
                 # Quotes are closed within the text where a variable of the script itself stands in it.
-                begin = len(to.text)
+                begin, was_run, to.is_run = len(to.text), to.is_run, True
                 for part in _parts_of(match["inner"], inner):
                     most = max(most, self._expand(to, part, number, depth))
+                to.is_run = was_run
                 to.end_inner(begin, is_joined=_RUN_HERE.match(match[0]) is not None)
             elif name and name == adding:  # what it held before stands there already
                 to.take(self.text, at, match.start(), quote)
             elif name and (group := self._told(name, start, number)) and _may_go_on(to, depth):
                 to.take(self.text, at, match.start(), quote)
                 most = max(most, len(self._fresh(name, start)))
+                was_run, to.is_run = to.is_run, to.is_run or self._is_evaluated(start, match.start())
                 for index, given in enumerate(group):
                     if index:
                         to.space()
@@ -242,11 +289,16 @@ class Script:
                         most = max(most, self._expand(to, part, number, depth + 1, adding=adds))
                     if not self._is_sure(given, group[0], to.branch):
                         to.unsure.append((before, len(to.text)))
+                to.is_run = was_run
             else:
                 continue
             at = match.end()
         to.take(self.text, at, end, quote)
         return most
+
+    def _is_evaluated(self, start: int, at: int) -> bool:
+        """Tell whether a variable stands behind ``eval``."""
+        return _EVAL.search(self.text[start:at]) is not None
 
     def _told(self, name: str, at: int, number: int) -> list[Assignment]:
         groups = self._fresh(name, at)

@@ -36,7 +36,7 @@ from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.fabric_models import sets_up
 from fsdp_migrate.source.python.lightning_models import has_option, trained_elsewhere, using_lightning
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.meta_models import are_made_on_meta
+from fsdp_migrate.source.python.meta_models import made_on_meta
 from fsdp_migrate.source.python.no_shard import may_choose_hybrid
 from fsdp_migrate.source.reach import imports_in
 from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
@@ -180,8 +180,9 @@ def with_frameworks(
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
         spectral = _with_spectral_norms(texts, around)
         links |= {path: replace(links.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
-    if models.trainers and any(map(are_made_on_meta, texts.values())):
-        links |= {path: replace(links.get(path, NOTHING), beside_meta=True) for path in told}
+    if on_meta := {*map(made_on_meta, texts.values())} - {""} if models.trainers else set():
+        # "buffers" are more than "parameters"
+        links |= {path: replace(links.get(path, NOTHING), beside_meta=min(on_meta)) for path in told}
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
         path: replace(

@@ -83,6 +83,18 @@ _MADE_ANEW: Final = {
         "the new ones."
     ),
 }
+_STEPPED: Final = (
+    "`{}` is what the optimizer was made of above the call by which {} shards: where these are the model's "
+    "parameters, FSDP2 has put new ones in their place, and the old ones have no gradient any more{}. {}"
+)
+_OF_OLD_ONES: Final = {
+    "accelerate": ": clip_grad_norm_ of them clips nothing, or raises where it is Accelerate's",
+}
+_GIVE_NEW: Final = {
+    "": "Take the sharded model's, and give the optimizer to prepare_fully_shard as optimizers=.",
+    "accelerate": "Take accelerator.clip_grad_norm_(model.parameters(), max_norm), of the prepared model.",
+    "fabric": "Take the parameters of what fabric.setup_module(model) gives, and make the optimizer of them.",
+}
 
 
 # Within the Trainer's own class it is `self`; and a callback is given the model without its Trainer.
@@ -187,6 +199,11 @@ def unsynced(source: Source, model: cst.BaseExpression) -> str:
 def kept(by: str) -> str:
     """Return what is said of parameters that are kept from before a framework shards."""
     return _KEPT.format(_NAMES.get(by, by), _MADE_ANEW.get(by, ""))
+
+
+def stepped_before(name: str, by: str) -> str:
+    """Return what is said where a list is clipped of which an optimizer was made before the sharding."""
+    return _STEPPED.format(name, _NAMES.get(by, "FSDP"), _OF_OLD_ONES.get(by, ""), _GIVE_NEW[by])
 
 
 def clips(source: Source, call: cst.Call, model: cst.BaseExpression | None) -> str:

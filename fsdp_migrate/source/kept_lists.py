@@ -330,12 +330,23 @@ def is_about(source: Source, node: cst.BaseExpression, model: str) -> bool:
 
 def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
     """Tell whether a name is used after a call, for more than a count, and with the value from before it."""
+    is_named = made.is_one_of or not shares(source.index, made.value)
+    is_named = is_named and named_as_parameters(made.value, made.name) is not None
+    used = _used_after(source, made, call)
+    return any(not is_named or is_taken_for_parameters(source, node) for node in used)
+
+
+def taken_after(source: Source, made: Made, call: cst.Call) -> Iterator[cst.CSTNode]:
+    """Yield where a name is taken for parameters after a call, with the value from before it."""
+    used = _used_after(source, made, call)
+    yield from (node for node in used if is_taken_for_parameters(source, node))
+
+
+def _used_after(source: Source, made: Made, call: cst.Call) -> Iterator[cst.CSTNode]:
     index, name = source.index, made.name
     inside = set(map(id, walk(call)))
     if name in names_given(source, call):
-        return False
-    is_named = made.is_one_of or not shares(index, made.value)
-    is_named = is_named and named_as_parameters(made.value, name) is not None
+        return
     for node in readers(source, made.assign, name):
         if id(node) in inside or is_only_counted(index, node) or not _may_run_after(source, node, call):
             continue
@@ -343,11 +354,8 @@ def is_used_after(source: Source, made: Made, call: cst.Call) -> bool:
             continue
         if isinstance(made.assign, cst.Expr) and _is_filled_anew(source, made.value, node, call):
             continue
-        if index.function(node) is not index.function(call) and is_made_anew(source, name, call):
-            continue
-        if not is_named or is_taken_for_parameters(source, node):
-            return True
-    return False
+        if index.function(node) is index.function(call) or not is_made_anew(source, name, call):
+            yield node
 
 
 def _is_filled_anew(source: Source, fills: cst.BaseExpression, node: cst.CSTNode, call: cst.Call) -> bool:

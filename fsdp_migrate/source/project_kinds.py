@@ -25,7 +25,7 @@ from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
 from fsdp_migrate.source.project_globals import Globals
 from fsdp_migrate.source.project_names import Named, read_by_name
-from fsdp_migrate.source.project_switches import Mark, comes_to
+from fsdp_migrate.source.project_switches import Mark, comes_to, made_below
 from fsdp_migrate.source.project_tensors import ProjectTensors
 from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.argument_places import every_argument, parameters_of
@@ -173,6 +173,8 @@ class ProjectKinds:
     def text_kinds(self, text: str, node: ast.expr, place: Place) -> set[str]:
         """Return what a name, or an attribute of one, may be."""
         found = self.of_names(text, place)
+        if place.loops and any(self.objects_in(found)) and (later := made_below(place, text)):
+            found = {each for each in found if each.rpartition(".")[2].rpartition(":")[2] not in later}
         if "fsdp" in found and (is_of_other_engine(place) or self._is_before(text, node, place)):
             here = f"{place.module.path}:{place.scope}", text
             # By what shards it below alone, nothing is known of it above.

@@ -62,9 +62,58 @@ def comes_to(project: Project, mark: Mark, place: Place, text: str) -> bool:
         place: The place.
         text: The name. An attribute keeps its model until the function runs again.
     """
-    is_below = mark.start < place.start or not {*map(id, place.loops)}.isdisjoint(map(id, mark.loops))
+    shared = [each for each in place.loops if any(each is other for other in mark.loops)]
+    anew = [each for each in shared if _binds(each, text)]
+    # What a loop binds anew has nothing of the round before, unless a loop within goes round again.
+    within = [each for each in shared if each not in anew and _is_within(each, anew)]
+    is_below = mark.start < place.start or bool(within) or (bool(shared) and not anew)
     is_kept = "." in text and not place.scope.endswith("__init__")
+    if anew and not within and _chose_otherwise(mark.asked, place.asked, anew):
+        return False
     return is_below and not _is_excluded(project, mark.asked, place, is_kept=is_kept)
+
+
+def made_below(place: Place, text: str) -> set[str]:
+    """Return the classes of which a loop that binds a name makes it an object at a place, or below it alone.
+
+    In ``for m in net.children(): m = Own(m)`` what the class is given is no ``Own`` of the round before.
+    """
+    loop = next((each for each in reversed(place.loops) if _binds(each, text)), None)
+    made: dict[str, list[Start]] = {}
+    for node in ast.walk(loop) if isinstance(loop, (ast.For, ast.AsyncFor)) else ():
+        call = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(node, ast.Assign) and isinstance(call, ast.Call) and text in map(dotted, node.targets):
+            made.setdefault(last_name(call.func), []).append((node.lineno, node.col_offset))
+    over = ast.unparse(loop.iter) if made and isinstance(loop, (ast.For, ast.AsyncFor)) else ""
+    is_once = place.loops[-1:] == (loop,)
+    return {
+        name
+        for name, starts in made.items()
+        if is_once and name not in over and all(start >= place.start for start in starts)
+    }
+
+
+def _binds(loop: ast.AST, text: str) -> bool:
+    """Tell whether each round of a loop gives a name another value."""
+    target = loop.target if isinstance(loop, (ast.For, ast.AsyncFor)) else None
+    root = text.partition(".")[0]
+    return target is not None and any(
+        isinstance(each, ast.Name) and each.id == root and isinstance(each.ctx, ast.Store)
+        for each in ast.walk(target)
+    )
+
+
+def _is_within(loop: ast.AST, others: Sequence[ast.AST]) -> bool:
+    return any(part is loop for other in others for part in ast.walk(other))
+
+
+def _chose_otherwise(made: Sequence[Asked], asked: Sequence[Asked], loops: Sequence[ast.AST]) -> bool:
+    """Tell whether one choice of a round leads to one place or to the other."""
+    return any(
+        one.choice is other.choice and one.truth is not other.truth and _is_within(one.choice, loops)
+        for one in made
+        for other in asked
+    )
 
 
 def is_without_fsdp(project: Project, place: Place) -> bool:

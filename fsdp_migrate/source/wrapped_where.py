@@ -77,6 +77,8 @@ class _Wrapping:
     callers: Callers = field(init=False)
     _numbers: _Ranks = field(init=False)
     _kept: dict[str, frozenset[Said]] = field(default_factory=dict)
+    _off: dict[str, bool] = field(default_factory=dict)
+    """Whether nothing is sharded where a function is called, wherever that is."""
     _on_several: bool = False
     _switches: frozenset[Said] = frozenset()
 
@@ -184,10 +186,23 @@ class _Wrapping:
             (each.node.lineno, each.node.end_lineno or each.node.lineno)
             for scope in (scopes_of(module) if module is not None else ())
             for each in scope.statements
-            if each.place.asked and self._is_off(each.place)
+            if self._is_off(each.place)
         )
 
-    def _is_off(self, place: Place) -> bool:
+    def _is_off(self, place: Place, depth: int = 0) -> bool:
+        """Tell whether nothing is sharded at a place, by its own tests or by those of all that call it."""
+        if place.asked and self._is_asked_off(place):
+            return True
+        key = f"{place.module.path}:{place.scope}"
+        if depth >= _FARTHEST or not place.scope:
+            return False
+        if key not in self._off:
+            self._off[key] = False  # of what calls itself more may come to it
+            calls = self._around(place)
+            self._off[key] = bool(calls) and all(self._is_off(each.place, depth + 1) for each in calls or ())
+        return self._off[key]
+
+    def _is_asked_off(self, place: Place) -> bool:
         if self._on_several and any(self._numbers.says(each, place) is False for each in place.asked):
             return True
         if not self._switches:
@@ -196,7 +211,23 @@ class _Wrapping:
         owner = self.project.class_of(place)
         on = self._switches | (self._kept_in(owner) if owner is not None else frozenset())
         here = [_without_self(said) for said in said_by(place.asked, function)]
+        here += [each for said in here for each in (self._said_in(owner, said) if owner is not None else ())]
         return any(contradict(one, other) for one in on for other in here)
+
+    def _said_in(self, owner: Definition, said: Said) -> Iterator[Said]:
+        """Yield what an attribute says that is made of others: ``self.ema = ratio and not self.zero``."""
+        text, constant, truth = said
+        made = self.project.method(owner, "__init__") if text.startswith("self.") else None
+        name = text.removeprefix("self.")
+        if constant is not None or made is None or not self._is_set_once(owner, name):
+            return
+        assigns = [each for each in walked(made.node) if isinstance(each, ast.Assign)]
+        for target, value in (p for a in assigns for t in a.targets for p in pairs(t, a.value)):
+            if dotted(target) == text:
+                asked = Asked(value, truth, made.node, is_in_loop=False)
+                # What a parameter said then, the same name need not say in another method.
+                known = map(_without_self, said_by([asked], made.node))
+                yield from (each for each in known if each[0].startswith("self.") or _SETTINGS.match(each[0]))
 
     def _kept_in(self, owner: Definition) -> frozenset[Said]:
         """Return what the objects of a class keep of the switches: ``self.zero``, given ``args.zero``."""

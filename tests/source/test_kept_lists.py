@@ -255,3 +255,80 @@ def test_another_branch_says_nothing_of_the_one_that_shards() -> None:
         "    return active, optimizer\n"
     )
     assert lines(code) == [12]
+
+
+BASE = "from lib import Base\n"
+STEPS = (
+    "class Runner({base}):\n    def {make}(self):\n        optimizer = torch.optim.AdamW(self.ps, lr=1)\n"
+    "        self.net, self.o = self.accelerator.prepare(self.net, {prepared})\n"
+    "    def train(self):\n        {used}\n        self.o.step()\n"
+)
+OF_BASE = {"base": "Base", "make": "set_up", "prepared": "optimizer"}
+CLIPPED = "self.accelerator.clip_grad_norm_(self.ps, 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("parts", "used", "line"),
+    [
+        ({}, CLIPPED, 11),
+        ({"prepared": "torch.optim.SGD(self.ps)"}, CLIPPED, 11),
+        ({}, "torch.nn.utils.clip_grad_norm_(self.ps, 1.0)", 11),
+        ({}, "for p in self.ps: p.grad.mul_(2)", 11),
+        ({}, "x = [p.grad for p in self.ps]", 11),
+        # What is clipped is the prepared model's, another list, or only asked how large it is.
+        ({}, "self.accelerator.clip_grad_norm_(self.net.parameters(), 1.0)", None),
+        ({}, "self.accelerator.clip_grad_norm_(self.others, 1.0)", None),
+        ({}, "print(len(self.ps), sum(p.numel() for p in self.ps))", None),
+        ({}, "for p in self.ps: print(p.shape)", None),
+        ({"prepared": "self.loader"}, CLIPPED, None),
+    ],
+)
+def test_a_list_that_another_package_makes_and_an_optimizer_steps(
+    parts: dict[str, str], used: str, line: int | None
+) -> None:
+    code = ACCELERATE + BASE + STEPS.format(**{**OF_BASE, **parts}, used=used)
+    assert lines(code) == ([] if line is None else [line])
+    assert not lines(
+        code.replace("fsdp_plugin=FullyShardedDataParallelPlugin(activation_checkpointing=False)", "")
+    )
+
+
+def test_a_list_that_an_optimizer_steps_is_said_where_its_model_is_seen() -> None:
+    keeps = "    def __init__(self):\n        self.ps = list(self.{}.parameters())\n"
+    code = ACCELERATE + BASE + STEPS.format(**OF_BASE, used=CLIPPED)
+    above, _, below = code.partition("    def set_up")
+    # Of the model that is sharded, the line that makes it; of another one, nothing.
+    assert lines(f"{above}{keeps.format('net')}    def set_up{below}") == [8]
+    assert lines(f"{above}{keeps.format('other')}    def set_up{below}") == []
+
+
+PLAIN = "import torch\nimport lib\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments", "used", "is_said"),
+    [
+        ("params = lib.get(cfg)", "", "torch.nn.utils.clip_grad_norm_(params, 1.0)", True),
+        ("params = list(given)", "", "torch.nn.utils.clip_grad_norm_(params, 1.0)", True),
+        ("params = lib.get(cfg)", "", "for p in params: p.grad.mul_(2)", True),
+        ("params = lib.get(cfg)", "", "for p in params: print(p.shape)", False),
+        ("params = lib.get(cfg)", "", "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)", False),
+        ("params = lib.get(cfg)", ", ignored_states=params", "clip_grad_norm_(params, 1.0)", False),
+        ("params = list(other.parameters())", "", "torch.nn.utils.clip_grad_norm_(params, 1.0)", False),
+        ("params = params_of(other)", "", "torch.nn.utils.clip_grad_norm_(params, 1.0)", False),
+        # Of two optimizers one steps another model, and nothing tells which.
+        (
+            "params, others = lib.get(cfg)\n    o2 = torch.optim.SGD(others, lr=1)",
+            *("", "torch.nn.utils.clip_grad_norm_(params, 1.0)", False),
+        ),
+    ],
+)
+def test_a_list_that_an_optimizer_steps_above_fsdp(
+    made: str, arguments: str, used: str, *, is_said: bool
+) -> None:
+    steps = "    optimizer = torch.optim.AdamW([{'params': params}], lr=1)\n"
+    shards = f"    net = FSDP(net, use_orig_params=True{arguments})\n"
+    code = f"{PLAIN}def main(net, other, given, cfg):\n    {made}\n{{}}    {used}\n    optimizer.step()\n"
+    found = lines(code.format(steps + shards))
+    assert found == ([8] if is_said else [])
+    assert not lines(code.format(shards + steps))

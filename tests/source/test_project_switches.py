@@ -152,3 +152,53 @@ def test_parameters_of_another_callers_model(given: str, tmp_path: Path, *, is_s
     )
     uses = [use for each in scan_paths([tmp_path]).files for use in each.uses]
     assert any(use.code == "FM425" for use in uses) is is_said
+
+
+_WRAPPER = (
+    f"import copy\nimport torch.nn as nn\n{FSDP}\n\nclass Attn(nn.Module): pass\n\n\n"
+    "class Warper(nn.Module):\n"
+    "    def __init__(self, module):\n        super().__init__()\n        self.module = module\n"
+    "        self.spare = copy.deepcopy(self.module)\n"
+    "        self.module.q.weight = nn.Parameter(self.module.q.weight.chunk(2)[0])\n"
+    "        self.wrap('o', self.module.o)\n\n"
+    "    def wrap(self, name, module):\n        module = FSDP(module)\n"
+    "        setattr(self.module, name, module)\n\n\n"
+)
+_VISIT = (
+    "def visit(parent):\n    for name, module in parent.named_children():\n        {}:\n"
+    "            module = {}(module)\n        else:\n            module = {}(module)\n"
+    "        setattr(parent, name, module)\n"
+)
+_ASKS = "if isinstance(module, Attn)"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (_VISIT.format(_ASKS, "Warper", "FSDP"), False),
+        (_VISIT.format("if name == 'attn'", "FSDP", "Warper"), False),
+        (_VISIT.format(_ASKS, "Warper", "FSDP").replace("else", "if name == 'mlp'"), False),
+        # What is sharded in the same round comes to the class, and what a loop does not bind anew.
+        (_VISIT.format(_ASKS, "FSDP", "Warper").replace("        else:\n    ", ""), True),
+        (_VISIT.format(_ASKS, "Warper", "FSDP").replace("for name, module in", "for name, _ in"), True),
+        (
+            (
+                "def visit(parent):\n    for module in parent.children():\n        for i in range(2):\n"
+                "            if i:\n                Warper(module)\n            else:\n"
+                "                module = FSDP(module)\n"
+            ),
+            True,
+        ),
+        (
+            (
+                "def visit(parent):\n    while parent:\n        if parent.x:\n            Warper(parent)\n"
+                "        else:\n            parent = FSDP(parent)\n"
+            ),
+            True,
+        ),
+    ],
+)
+def test_a_name_that_each_round_of_a_loop_binds(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    (tmp_path / "a.py").write_text(_WRAPPER + body)
+    found = {use.code for use in scan_paths([tmp_path]).uses}
+    assert (not found.isdisjoint({"FM323", "FM423"})) is is_said

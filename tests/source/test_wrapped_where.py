@@ -154,3 +154,45 @@ def test_a_field_that_two_classes_have(tmp_path: Path) -> None:
     fields = "class Args:\n    zero: int = 0\n"
     assert said(tmp_path, keeps=KEEPS, makes=MAKES, fields=fields) == []
     assert len(said(tmp_path, keeps=KEEPS, makes=MAKES, fields=fields + fields.replace("Args", "Other"))) == 1
+
+
+AVERAGES = (
+    f"{FSDP}\n\nclass Trainer:\n    def __init__(self, gpt, net, zero=0, ratio=0):\n"
+    "        self.gpt, self.net, self.zero = gpt, net, zero\n"
+    "        self.using_ema = ratio != 0 and self.zero == 0\n\n"
+    "    def ema_load(self):\n        self.kept = self.net.state_dict()\n\n"
+    "    def step(self, x):\n        if self.using_ema:\n            self.ema_load()\n        self.gpt(x)\n"
+)
+STEPS = MAKES.replace(".state_dict()", ".step(1)")
+
+
+@pytest.mark.parametrize(
+    ("of_class", "is_said"),
+    [
+        (("", ""), False),
+        (("self.zero == 0", "not self.zero"), False),
+        (("ratio != 0 and self.zero == 0", "not (self.zero or ratio == 0)"), False),
+        (
+            (
+                "        if self.using_ema:\n            self",
+                "        if self.zero:\n            return\n        self",
+            ),
+            False,
+        ),
+        (("    def step", "    def both(self):\n        self.ema_load()\n\n    def step"), True),
+        (("    def step", "    def on(self):\n        self.using_ema = 1\n\n    def step"), True),
+        (("    def step", "    def on(self):\n        self.zero = 0\n\n    def step"), True),
+        (("and self.zero", "or self.zero"), True),
+        (("self.zero == 0", "self.zero"), True),
+        (("self.zero == 0", "self.x == 0"), True),
+        (("self.zero == 0", "zero == 0"), True),
+        (("if self.using_ema", "if not self.using_ema"), True),
+        (("            self.ema_load()\n", "            pass\n        self.ema_load()\n"), True),
+    ],
+)
+def test_methods_that_run_only_with_the_switch_off(
+    tmp_path: Path, of_class: tuple[str, str], *, is_said: bool
+) -> None:
+    assert of_class[0] in AVERAGES
+    found = said(tmp_path, keeps=AVERAGES.replace(*of_class), makes=STEPS)
+    assert len(found) == is_said

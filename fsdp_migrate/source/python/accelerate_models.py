@@ -14,6 +14,7 @@ from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
 from fsdp_migrate.source.python.heirs import ACCELERATES, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.launch_numbers import said_by_value
 from fsdp_migrate.source.python.loops import listed_as
 from fsdp_migrate.source.python.named_objects import last_part
 from fsdp_migrate.source.python.nodes import dotted, named_arguments, text_of
@@ -54,6 +55,7 @@ _INFERS = re.compile(
 )
 _SAYS_NOTHING = re.compile(r"^[ \t]*(?:#|import\b|from\b).*$", re.MULTILINE)
 _CLASSES = "transformer_cls_names_to_wrap"
+_DEEPEST = 2
 ACCELERATE = "by:accelerate"
 NORM: Final = "norm"
 """What the norm of ``accelerator.clip_grad_norm_`` is: a DTensor, where Accelerate shards by FSDP2."""
@@ -197,20 +199,38 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool, index: Index | None = No
         >>> fsdp_said(cst.parse_expression("self.is_deepspeed_enabled"), truth=True)
         False
     """
+    return _said(test, truth, index, 0)
+
+
+def _said(test: cst.BaseExpression, truth: bool, index: Index | None, depth: int) -> bool | None:
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
-        return fsdp_said(test.expression, truth=not truth, index=index)
+        return _said(test.expression, not truth, index, depth)
     if isinstance(test, cst.BooleanOperation):
         # Of `a and b` that is true both are; of `a or b` that is false neither is.
         if isinstance(test.operator, cst.And) is not truth:
             return None
-        parts = [fsdp_said(each, truth=truth, index=index) for each in (test.left, test.right)]
+        parts = (_said(each, truth, index, depth) for each in (test.left, test.right))
         return next((part for part in parts if part is not None), None)
-    if index is not None and isinstance(test, (cst.Name, cst.Attribute)) and test in index.scopes:
+    held = None if index is None or depth > _DEEPEST else _said_by_held(test, truth, index, depth)
+    return _said_by_words(test, truth, index) if held is None else held
+
+
+def _said_by_held(test: cst.BaseExpression, truth: bool, index: Index, depth: int) -> bool | None:
+    """Return the answer by what a name holds: another test, or a number that the launch decides on."""
+    if isinstance(test, (cst.Name, cst.Attribute)) and test in index.scopes:
         held = last_value(index, test)
-        said = fsdp_said(held, truth=truth) if held is not None else None
+        said = _said(held, truth, None, 0) if held is not None else None
         if said is not None:
             return said
-    text = text_of(test)
+
+    def ask(other: cst.BaseExpression, came_out: bool) -> bool | None:
+        return _said(other, came_out, index, depth + 1)
+
+    return said_by_value(index, test, truth=truth, said=ask)
+
+
+def _said_by_words(test: cst.BaseExpression, truth: bool, index: Index | None) -> bool | None:
+    text = _written_out(index, test)
     if isinstance(test, (cst.Name, cst.Attribute)) and FSDP_SWITCH.match(text.rpartition(".")[2].lower()):
         return truth
     if truth and _OTHER_TYPE.search(text):
@@ -220,6 +240,16 @@ def fsdp_said(test: cst.BaseExpression, *, truth: bool, index: Index | None = No
     if "fsdp_plugin" in text:
         return truth is not text.endswith(("isNone", "==None"))
     return truth is not ("!=" in text or "notin" in text)
+
+
+def _written_out(index: Index | None, test: cst.BaseExpression) -> str:
+    """Return the text of a test, with what a name holds that is compared: ``plugin is not None``."""
+    text = text_of(test)
+    left = test.left if isinstance(test, cst.Comparison) and _TYPE.search(text) is None else None
+    if index is None or not isinstance(left, (cst.Name, cst.Attribute)):
+        return text
+    held = last_value(index, left) if isinstance(left, cst.Attribute) or left in index.scopes else None
+    return text if held is None else f"{text_of(held)}{text[len(text_of(left)) :]}"
 
 
 def fsdp_may_run(test: cst.BaseExpression, *, truth: bool, index: Index) -> bool:

@@ -224,14 +224,19 @@ class Frameworks:
             return any(self._is_of_no_strategy(test, truth=truth) for test, truth in self.guards.facts(node))
         if ACCELERATE not in kinds:
             return False
-        known = list(self.guards.facts(node))
-        if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in known):
+        if self.is_launched_otherwise(kinds, node):
             return True
+        known = list(self.guards.facts(node))
         if self._accelerate or self._is_in_a_trainer(node):
             return False
         if self._told and not self._asks_accelerate:
             return False
         return not any(fsdp_may_run(test, truth=truth, index=self.index) for test, truth in known)
+
+    def is_launched_otherwise(self, kinds: set[str], node: cst.CSTNode) -> bool:
+        """Tell whether a model of Accelerate's stands where a test says that FSDP does not run."""
+        facts = self.guards.facts(node) if ACCELERATE in kinds else ()
+        return any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in facts)
 
     def _is_of_no_strategy(self, test: cst.BaseExpression, *, truth: bool) -> bool:
         """Tell whether Fabric or Lightning's Trainer has no FSDP1 strategy where a test came out so."""

@@ -33,7 +33,7 @@ from fsdp_migrate.source.python.asked_words import (
 )
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
 from fsdp_migrate.source.python.last_values import calls_by_function, functions_called, last_value
-from fsdp_migrate.source.python.made_sure import asks_class, made_sure, ruled_out
+from fsdp_migrate.source.python.made_sure import asks_class, left_over, made_sure, ruled_out
 from fsdp_migrate.source.python.match_patterns import asked_by_case
 from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameters, text_of, walk_for
 from fsdp_migrate.source.python.sole_holders import SoleHolder, absent_names, name_of_none, sole_holder
@@ -243,11 +243,12 @@ class Guards:
             if isinstance(above, (cst.IndentedBlock, cst.Module)):
                 found += self._before(above, below)
             elif isinstance(above, (cst.FunctionDef, cst.ClassDef)):
-                return tuple(found), above if isinstance(above, cst.FunctionDef) else None
+                own = above if isinstance(above, cst.FunctionDef) else None
+                return (*found, *left_over(self.index, found)), own
             else:
                 found += self._told_by(above, below, found)
             below = above
-        return tuple(found), None
+        return (*found, *left_over(self.index, found)), None
 
     def _told_by(self, above: cst.CSTNode, below: cst.CSTNode, found: list[Fact]) -> Iterator[Fact]:
         """Yield what is known in a part of something that asks; ``found``: what is known nearer by."""
@@ -276,6 +277,10 @@ class Guards:
 
     def _find_chosen(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         said: list[Fact] = []
+        # What a branch defines is there only where that was taken: the launch does not change.
+        own = next((fact for fact in self.facts(function) if self._said(fact) is not None), None)
+        if own is not None:
+            return (own,)
         for place in places_chosen(self.index, function):
             known = ((fact, self._said(fact)) for fact in self.facts(place))
             fact, is_fsdp = next(

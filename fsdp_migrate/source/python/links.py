@@ -118,8 +118,8 @@ class Links:
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
     has_spectral_norms: bool = False
     """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
-    beside_meta: bool = False
-    """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
+    beside_meta: str = ""
+    """What some ranks alone make on the meta device, in a project with HF Trainer's arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What other files set Accelerate's variables to, in a process that runs this one as well."""
     frameworks: frozenset[str] = frozenset()

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.branches import leaves
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from fsdp_migrate.source.python.scopes import Index
 
 
 def made_sure(
@@ -49,6 +52,45 @@ def ruled_out(
     true = {text_of(part) for test, truth in known if truth and test in later for part in _conjuncts(test)}
     left = [each for each in parts if text_of(each) not in true or any(walk_for(each, cst.Call))]
     return left[0] if len(left) == 1 else choice.test
+
+
+def left_over(
+    index: Index, known: Sequence[tuple[cst.BaseExpression, bool]]
+) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield what is false of ``a and b``, which is, where ``a`` is true: ``if not both: if a:``.
+
+    Args:
+        index: The source.
+        known: What is true, or not, at a place.
+    """
+    parts_known = [each for test, truth in known for each in _each_of(test, truth=truth)]
+    true = {text_of(test) for test, truth in parts_known if truth and _is_once(index, test)}
+    for test, truth in parts_known if true else ():
+        is_name = not truth and isinstance(test, cst.Name) and test in index.scopes and _is_once(index, test)
+        held = last_value(index, test) if is_name and isinstance(test, cst.Name) else None
+        parts = _conjuncts(held) if held is not None else []
+        left = [each for each in parts if text_of(each) not in true]
+        if len(left) == 1 and len(parts) > 1:
+            yield left[0], False
+
+
+def _each_of(test: cst.BaseExpression, *, truth: bool) -> Iterator[tuple[cst.BaseExpression, bool]]:
+    """Yield what a test says part by part: of ``a and not b`` that is true, ``a`` is and ``b`` is not."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        yield from _each_of(test.expression, truth=not truth)
+    elif isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And) is truth:
+        yield from _each_of(test.left, truth=truth)
+        yield from _each_of(test.right, truth=truth)
+    else:
+        yield test, truth
+
+
+def _is_once(index: Index, node: cst.BaseExpression) -> bool:
+    """Tell whether a name has one value in its function, from the first to the last line."""
+    bound = (
+        index.scopes[node].lookup(node.value) if isinstance(node, cst.Name) and node in index.scopes else []
+    )
+    return len(bound) == 1
 
 
 def _conjuncts(test: cst.BaseExpression) -> list[cst.BaseExpression]:

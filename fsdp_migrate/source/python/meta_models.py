@@ -10,25 +10,45 @@ from fsdp_migrate.newer_syntax import parse_any
 
 
 _META: Final = re.compile(r"\binit_empty_weights\(|\binit_on_device\(|['\"]meta['\"]")
+_OF_ACCELERATE: Final = re.compile(
+    r"\binit_empty_weights\([^()]*\)|\binit_on_device\([^()]*(?:\([^()]*\)[^()]*)?\)"
+)
+_BUFFERS_TOO: Final = re.compile(r"include_buffers\s*=\s*(?!False)")
 _BY_RANK: Final = re.compile(r"rank|master|is_main|main_process|\bis_(?:first|zero)|\bfirst\b", re.IGNORECASE)
 
 
-def are_made_on_meta(text: str) -> bool:
-    """Tell whether a source makes something on the meta device where a condition names a rank.
+def made_on_meta(text: str) -> str:
+    """Return what a source makes on the meta device where a condition names a rank, or nothing.
+
+    Accelerate's contexts leave buffers where they are, which no state dict may have to fill them.
 
     Example:
-        >>> are_made_on_meta("with nullcontext() if rank == 0 else init_empty_weights(): make()")
-        True
-        >>> are_made_on_meta("with init_empty_weights(): make()")
-        False
+        >>> made_on_meta("with nullcontext() if rank == 0 else init_empty_weights(): make()")
+        'parameters'
+        >>> made_on_meta("with nullcontext() if rank == 0 else torch.device('meta'): make()")
+        'buffers'
+        >>> made_on_meta("with init_empty_weights(): make()")
+        ''
     """
     if _META.search(text) is None:
-        return False
+        return ""
     try:
         nodes = list(ast.walk(parse_any(text)))
     except (SyntaxError, ValueError, RecursionError):
-        return False
-    return any(_is_by_rank(node) for node in nodes if isinstance(node, (ast.If, ast.IfExp)))
+        return ""
+    choices = [each for each in nodes if isinstance(each, (ast.If, ast.IfExp)) and _is_by_rank(each)]
+    if any(_has_buffers(part) for each in choices for part in (each.body, each.orelse)):
+        return "buffers"
+    return "parameters" if choices else ""
+
+
+def _has_buffers(branch: list[ast.stmt] | ast.expr) -> bool:
+    """Tell whether a branch puts buffers on the meta device too, as torch's own contexts do."""
+    for text in _texts(branch):
+        found = _OF_ACCELERATE.findall(text)
+        if any(map(_BUFFERS_TOO.search, found)) or _META.search(_OF_ACCELERATE.sub("", text)):
+            return True
+    return False
 
 
 def _is_by_rank(node: ast.If | ast.IfExp) -> bool:
@@ -39,5 +59,9 @@ def _is_by_rank(node: ast.If | ast.IfExp) -> bool:
 
 
 def _names_meta(branch: list[ast.stmt] | ast.expr) -> bool:
+    return any(map(_META.search, _texts(branch)))
+
+
+def _texts(branch: list[ast.stmt] | ast.expr) -> list[str]:
     parts: list[ast.stmt] | list[ast.expr] = branch if isinstance(branch, list) else [branch]
-    return any(_META.search(ast.unparse(each)) for each in parts)
+    return [ast.unparse(each) for each in parts]

@@ -428,7 +428,8 @@ class ModelKinds:
         function, order = self.index.function(node), self.index.order
         if same and all(self.index.function(e) is function and order[e] > order[node] for e in same):
             return set()
-        return taken(step_of(node), kinds)
+        found = taken(step_of(node), kinds)
+        return without_models(found) if self.frameworks.is_launched_otherwise(found, node) else found
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:
         if self.is_constructor(call.func):

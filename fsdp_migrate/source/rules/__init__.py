@@ -133,10 +133,12 @@ OF_MODELS: frozenset[ModuleType] = frozenset(
         parameter_names,
         parameter_shapes,
         part_states,
+        prepared_apart,
         privates,
         raw_optimizer_states,
         state_dicts,
         summon,
+        untrained_evaluation,
         written_weights,
     }
 )

@@ -15,6 +15,7 @@ from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_oth
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, targets_of, text_of, walk_for
+from fsdp_migrate.source.python.trainer_models import CALLBACK, ON_INIT
 from fsdp_migrate.source.uses import Found
 
 
@@ -52,11 +53,11 @@ _SHOWS = re.compile(r"print|log|debug|info|warn|error|critical|exception|write")
 _CLEANED = re.compile(r"['\"]\^?FSDP")
 # What a sharded model is under both, or under neither.
 _OF_BOTH = re.compile(
-    r"^[a-z_]|Parallel|DDP|FSDP|Engine|Compiled|Optimized|Script|Wrapper|Protocol|^(Module|Path|Tensor)$"
+    r"^[a-z_]|Parallel|DDP|FSDP|Engine|Compiled|Optimized|Script|Thunder|Wrapper|Protocol|^(Module|Path|Tensor)$"
 )
 _PLAIN = ("builtins.", "collections.", "numpy.", "pathlib.", "types.", "typing.")
 _OF_MODULES = frozenset({"children", "modules", "named_children", "named_modules"})
-_OTHER_WRAPPERS = re.compile(r"Parallel|Engine\b|OptimizedModule")
+_OTHER_WRAPPERS = re.compile(r"Parallel|Engine\b|(?:Optimized|Script|Thunder)Module")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -145,11 +146,24 @@ def _is_wrapped(source: Source, call: cst.Call) -> bool:
     model = call.args[0].value
     if not isinstance(model, (cst.Name, cst.Attribute)) or source.models.certainty(model) is None:
         return False
-    if source.models.sharded_by(model) not in {"", "accelerate"} or was_unwrapped(source, model):
+    by = source.models.sharded_by(model)
+    is_told = by in {"", "accelerate"} or _is_a_callbacks(source, model)
+    if not is_told or was_unwrapped(source, model):
         return False
     if source.models.is_inner(model) or source.models.is_wrapped_in_parts_alone(model):
         return False  # FSDP1's wrapper held it, or parts of it are wrapped: it was of its own class
     return not _is_required(source, call)
+
+
+def _is_a_callbacks(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether Hugging Face's Trainer hands a model to a callback, once it has sharded it.
+
+    What the Trainer holds itself is a plain model in some of its methods.
+    """
+    function = source.index.function(model)
+    name = function.name.value if function is not None else ""
+    is_its = source.models.frameworks.trainers.kind_around(model) == CALLBACK
+    return is_its and isinstance(model, cst.Name) and name.startswith("on_") and name != ON_INIT
 
 
 def _is_required(source: Source, call: cst.Call) -> bool:

@@ -17,7 +17,7 @@ from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
-from fsdp_migrate.source.python.meta_models import are_made_on_meta
+from fsdp_migrate.source.python.meta_models import made_on_meta
 from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, last_name, named_arguments
 from fsdp_migrate.source.python.set_items import gives_items, items_beside, items_of
 from fsdp_migrate.source.python.values import (
@@ -87,7 +87,11 @@ _SYNC = "sync_module_states"
 _ON_META = (
     "`sync_module_states`: FSDP1 sends rank 0's weights to all ranks without being told. FSDP2 does not, and "
     "some ranks of this project make models on the meta device: they stop, because nobody fills them. Write "
-    "'cpu_ram_efficient_loading': True into `fsdp_config`, or let every rank load the weights."
+    "'cpu_ram_efficient_loading': True into `fsdp_config`{}, or let every rank load the weights."
+)
+_NO_BUFFERS = (
+    ", and make them within accelerate.init_empty_weights() in place of torch's meta device (which has the "
+    "buffers too: what no state dict has of these is not sent, and the start fails)"
 )
 _FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
 _BESIDE = ("bf16", "fp16")
@@ -164,8 +168,10 @@ def _of_meta(source: Source, place: cst.CSTNode, converted: Converted) -> Iterat
     # Where it is said to be true, the adapter has FM343 for it itself.
     if lost is None or lost.code != "FM340":
         return
-    if source.links.beside_meta or are_made_on_meta(source.code):
-        yield Found("FM343", place, _ON_META, "commented", is_of_its_own=True)
+    on_meta = {source.links.beside_meta, made_on_meta(source.code)} - {""}
+    if on_meta:
+        said = _ON_META.format(_NO_BUFFERS if "buffers" in on_meta else "")
+        yield Found("FM343", place, said, "commented", is_of_its_own=True)
 
 
 def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:

@@ -10,21 +10,10 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
-from fsdp_migrate.source.given_with_model import optimizer_beside
-from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
-from fsdp_migrate.source.kept_lists import (
-    comes_with,
-    holds,
-    is_filled,
-    is_used_after,
-    kept_in_functions,
-    made_before,
-    names_given,
-)
-from fsdp_migrate.source.kept_parameters import assigned_before, given_before
+from fsdp_migrate.source.kept_lists import kept_in_functions, names_given
+from fsdp_migrate.source.kept_parameters import KEPT, held_before
 from fsdp_migrate.source.optimizer_bases import bases_of, classes_named, is_optimizer_class, steps_of
-from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
@@ -66,14 +55,6 @@ _TRANSFORMERS = (
     "torch.optim.AdamW takes its place"
 )
 _UNWRAPS = "stays: its step takes DTensors apart itself"
-_KEPT = (
-    "this holds the parameters from before sharding, in whose place FSDP2 puts new ones: make it of the "
-    "sharded model, or give the optimizers in it to prepare_fully_shard as optimizers=."
-)
-_GIVEN = (
-    "`{}` may hold the parameters from before sharding, in whose place FSDP2 puts new ones, so that its step "
-    "is an error: where it does, give it to prepare_fully_shard as optimizers=."
-)
 _REFUSE = (
     "of a sharded model this raises, or steps otherwise, where its parameters are DTensors: {}. Take another "
     "optimizer, such as AdamW, or give each its part: prepare_fully_shard(..., optimizers=) tells of it when "
@@ -130,14 +111,8 @@ def find(source: Source) -> Iterator[Found]:
         if said is not None and (call in by_methods or is_given_parameters(source, call)):
             yield said
     for held, by in dict.fromkeys([*kept_in_functions(source), *kept_in_classes(source)]):
-        yield Found("FM446", held, kept(by) if by else _KEPT, "commented")
-    for call in source.calls:
-        if source.index.fsdp1(call.func) == catalog.FSDP or _is_wrapping(source, call):
-            is_class = source.index.fsdp1(call.func) == catalog.FSDP
-            before = dict.fromkeys(_kept(source, call, told=None if is_class else ()))
-            yield from (Found("FM446", each, _KEPT, "commented") for each in before)
-            if (name := optimizer_beside(source, call)) is not None:
-                yield Found("FM446", source.index.statement(call), _GIVEN.format(name), "commented")
+        yield Found("FM446", held, kept(by) if by else KEPT, "commented")
+    yield from held_before(source)
 
 
 def _said_of(source: Source, call: cst.Call) -> Found | None:
@@ -461,34 +436,3 @@ def _makes_a_number(call: cst.Call) -> bool:
 
 def _last(func: cst.BaseExpression) -> str:
     return func.attr.value if isinstance(func, cst.Attribute) else "?"
-
-
-def _is_wrapping(source: Source, call: cst.Call) -> bool:
-    """Tell whether a call of a function, of this file or of another, gives back sharded what it is given."""
-    if prepared(source.index, call) or source.models.sharded_by(call):
-        return False  # a framework's, of which more is known
-    if isinstance(call.func, cst.Attribute) and source.models.certainty(call.func.value) is not None:
-        return False  # the model's own, which it gives back: `model.to(device)`
-    first = call.args[0].value if call.args and not call.args[0].star else None
-    if not isinstance(first, (cst.Name, cst.Attribute)) or "fsdp" not in source.models.kinds(call):
-        return False
-    is_torchs = any(each.startswith("torch.") for each in source.index.qualified(call.func))
-    # What gives a part of what it is given wraps nothing: `getattr(model, "module", model)`.
-    is_held = has_model(source.models.kinds(first))
-    return not is_torchs and not is_held and source.models.certainty(first) is None
-
-
-def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None) -> Iterator[cst.CSTNode]:
-    """Yield the assignments before a wrapping that keep parameters, and are used after it."""
-    first = wrapping.args[0].value if wrapping.args and not wrapping.args[0].star else None
-    if first is None:
-        return
-    given = given_before(source, wrapping, text_of(first))
-    told = {*(given if told is None else told), *ignored_names(source, wrapping)}
-    optimizers = set(assigned_before(source, wrapping, [name for name in given if name not in told]))
-    for made in made_before(source, wrapping):
-        is_its = made.assign in optimizers or holds(source, made, text_of(first), "")
-        is_its = is_its or comes_with(made, text_of(first))
-        is_its = is_its or is_filled(source, made, wrapping, [text_of(first)])
-        if is_its and made.name not in told and is_used_after(source, made, wrapping):
-            yield made.assign

@@ -162,9 +162,64 @@ def test_a_text_whose_quotes_are_closed_for_a_variable_is_one_command(ranks: str
 
 @pytest.mark.parametrize("run", ['sh -c "$C"', 'eval "$C"', 'srun bash -lc "$C"'])
 def test_a_command_that_is_shown_can_be_typed(run: str) -> None:
-    text = f"C=\"torchrun t.py \\\n  --output_dir o \\\n  --fsdp 'full_shard auto_wrap'\n\"; {run}\n"
+    text = f"C='torchrun t.py \\\n  --output_dir o \\\n  --fsdp \"full_shard auto_wrap\"\n'; {run}\n"
     with pytest.raises(
-        ConfigError, match=r"it becomes `(srun )?torchrun t\.py --output_dir o --fsdp 'full_shard"
+        ConfigError, match=r"it becomes `(srun )?torchrun t\.py --output_dir o --fsdp \"full_shard"
+    ):
+        convert_script(text)
+    # Within double quotes another shell's quotes can stand.
+    text = f"C=\"torchrun t.py \\\n  --output_dir o \\\n  --fsdp 'full_shard auto_wrap'\n\"; {run}\n"
+    assert convert_script(text).text.startswith(
+        text[: text.index("'\n\"; ") + 1] + " --fsdp_config '{\\\"version"
+    )
+
+
+BLOCK = '{"transformer_layer_cls_to_wrap": "Block"}'
+BLOCK_NEW = (
+    '{"transformer_layer_cls_to_wrap": "Block", "version": 2, "reshard_after_forward": true, '
+    '"state_dict_type": "FULL_STATE_DICT"}'
+)
+HF = "torchrun t.py --output_dir o --fsdp {q}full_shard auto_wrap{q} --fsdp_config '{block}' --seed \\$S"
+
+
+def quoted(text: str) -> str:
+    return text.replace('"', '\\"')
+
+
+@pytest.mark.parametrize("q", ["'", '\\"'])
+@pytest.mark.parametrize(
+    "script",
+    [
+        'bash -c "{}"\n',
+        'C="{}"\nstart=$(date +%s)\nsh -c "$C"\n',
+        'C="{}"\neval $C\n',
+        'C="{}"\neval "$C"\n',
+        'A="{}"\nC="cd w && $A"\nsrun bash -lc "$C"\n',
+        'ssh $host "cd w && {}"\n',
+    ],
+)
+def test_quotes_with_backslashes_are_the_other_shells(script: str, q: str) -> None:
+    """One level of the shell's escapes is undone, and written again around what changes."""
+    before = script.format(HF.format(q=q, block=quoted(BLOCK)))
+    assert convert_script(before).text == script.format(HF.format(q=q, block=quoted(BLOCK_NEW)))
+    typed = HF.format(q=q.strip("\\"), block=BLOCK_NEW).replace("\\$", "$")
+    inner = convert_script(before).text.partition('"')[2].partition('"\n')[0]
+    assert inner.replace('\\"', '"').replace("\\$", "$").removeprefix("cd w && ") == typed
+
+
+@pytest.mark.parametrize("run", ["$C", "srun $C"])
+def test_quotes_with_backslashes_stay_where_no_shell_takes_them_away(run: str) -> None:
+    command = HF.format(q="'", block=quoted(BLOCK))
+    text = f'C="{command}"\n{run}\n'
+    with pytest.raises(ConfigError, match="is no JSON"):
+        convert_script(text)
+
+
+def test_what_the_shell_around_would_expand_is_not_written_within_its_quotes() -> None:
+    command = HF.format(q="'", block=quoted(BLOCK.replace("Block", "$L")))
+    text = f'bash -c "{command}"\n'
+    with pytest.raises(
+        ConfigError, match=r'it becomes `torchrun .* \'\{"transformer_layer_cls_to_wrap": "\$L"'
     ):
         convert_script(text)
 

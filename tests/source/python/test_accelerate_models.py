@@ -107,3 +107,109 @@ def test_a_state_is_taken_by_every_rank_above_a_branch_of_one(test: str, *, is_s
     said = comments(f"{prepare}if {test}:\n    model.save_pretrained(path)\n", FSDP1)
     assert "accelerator.get_state_dict(model)" in said
     assert ("which every rank takes above this branch" in said) is is_said
+
+
+STAGES = (
+    "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+    "def main(model, cfg):\n"
+    "    plugin = accelerator.state.fsdp_plugin if hasattr(accelerator.state, 'fsdp_plugin') else None\n{}"
+    "    if {}:\n        def hook(models, weights, output_dir):\n            pass\n"
+    "    else:\n        def hook(models, weights, output_dir):\n            {}\n"
+    "    accelerator.register_save_state_pre_hook(hook)\n"
+    "    opt = torch.optim.AdamW(model.parameters())\n    model, opt = accelerator.prepare(model, opt)\n"
+)
+KNOWS = (
+    "import torch\nfrom torch.distributed.fsdp import ShardingStrategy\nprint(ShardingStrategy.FULL_SHARD)\n"
+)
+ITEM = "models[0].save_pretrained(output_dir)"
+EITHER = "    if plugin is not None:\n        stage = {}\n    else:\n        stage = {}\n"
+INNER = (
+    "    if plugin is not None:\n        if plugin.x:\n            stage = 3\n"
+    "        else:\n            stage = 2\n"
+    "    else:\n        stage = 0\n"
+)
+BEFORE = "    stage = 0\n    if plugin is not None:\n        stage = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("sets", "test", "use", "is_said"),
+    [
+        (INNER, "stage != 0", ITEM, False),
+        (INNER, "stage != 0 or zero_stage == 3", ITEM, False),
+        (INNER, "not stage == 0", ITEM, False),
+        (INNER, "stage", ITEM, False),
+        (INNER, "stage > 0", ITEM, False),
+        (INNER, "stage >= 2", ITEM, False),
+        (INNER, "stage != 0", "model = models.pop(); model.load_state_dict(weights.state_dict())", False),
+        (EITHER.format("'full'", "None"), "stage is not None", ITEM, False),
+        (BEFORE.format("3"), "stage != 0", ITEM, False),
+        ("    stage = 3 if plugin is not None else 0\n", "stage != 0", ITEM, False),
+        ("", "plugin is not None", ITEM, False),
+        # FSDP may be on below these.
+        (INNER, "stage == 0", ITEM, True),
+        (INNER, "stage > 2", ITEM, True),
+        (INNER, "stage != 0 and zero_stage == 3", ITEM, True),
+        (EITHER.format("cfg.stage", "0"), "stage != 0", ITEM, True),
+        (EITHER.format("3", "1"), "stage != 0", ITEM, True),
+        (BEFORE.format("0"), "stage != 0", ITEM, True),
+        (BEFORE.replace("plugin", "cfg.x").format("3"), "stage != 0", ITEM, True),
+        ("    stage = 3 if stage else 0\n", "stage != 0", ITEM, True),
+        ("", "plugin is None", ITEM, True),
+    ],
+)
+def test_a_number_that_says_how_accelerate_was_launched(
+    sets: str, test: str, use: str, *, is_said: bool
+) -> None:
+    said = comments(STAGES.format(sets, test, use), KNOWS)
+    assert ("FM333" in said or "FM450" in said) is is_said
+
+
+@pytest.mark.parametrize(("sets", "is_said"), [("self.stage", False), ("self.other", True)])
+def test_a_number_that_an_object_keeps(sets: str, *, is_said: bool) -> None:
+    body = (
+        "class Run:\n    def __init__(self, model, opt):\n"
+        "        self.accelerator = Accelerator(fsdp_plugin=plugin)\n"
+        f"        {sets} = 2 if self.accelerator.state.fsdp_plugin is not None else 0\n"
+        "        self.model, self.opt = self.accelerator.prepare(model, opt)\n"
+        "    def save(self, path):\n        if self.stage == 0:\n"
+        "            self.model.save_pretrained(path)\n"
+    )
+    assert ("FM333" in comments(body, FSDP1)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("both", "tests", "is_said"),
+    [
+        (
+            "lora and accelerator.distributed_type == DistributedType.FSDP",
+            ("not both and full", "lora"),
+            False,
+        ),
+        (
+            "lora and accelerator.distributed_type == DistributedType.FSDP",
+            ("not both", "lora and full"),
+            False,
+        ),
+        # FSDP may run below these.
+        ("lora and accelerator.distributed_type == DistributedType.FSDP", ("not both", "full"), True),
+        ("lora and accelerator.distributed_type == DistributedType.FSDP", ("both", "lora"), True),
+        ("lora or accelerator.distributed_type == DistributedType.FSDP", ("both", "lora"), True),
+        (
+            "lora and full and accelerator.distributed_type == DistributedType.FSDP",
+            ("not both", "lora"),
+            True,
+        ),
+    ],
+)
+def test_what_is_false_of_two_where_the_other_is_true(
+    both: str, tests: tuple[str, str], *, is_said: bool
+) -> None:
+    body = (
+        "from accelerate.utils import DistributedType\ndef save(model, lora, full):\n"
+        f"    both = {both}\n    if {tests[0]}:\n        if {tests[1]}:\n"
+        "            model.module.state_dict()\n"
+        "model, opt = accelerator.prepare(net, opt)\nsave(model, True, True)\n"
+    )
+    assert ("FM333" in comments(body, FSDP1)) is is_said
+    again = body.replace("    if", "    lora = True\n    if", 1)
+    assert "FM333" in comments(again, FSDP1) or not is_said

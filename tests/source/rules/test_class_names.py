@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
+from fsdp_migrate.source import scan_paths
 from tests.source.samples import IMPORTS, codes, uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -223,3 +230,43 @@ def test_what_the_wrapper_held_is_of_its_own_class(taken: str, asked: str, is_sa
     found = {code for code, action in codes(HOLDER.format(taken, asked)) if action == "commented"}
     assert ("FM316" in found) is is_said
     assert ("FM335" in found) is is_said
+
+
+CALLBACK = (
+    "import torch\nfrom peft import PeftModel\nfrom transformers import TrainerCallback\n"
+    "class Own({}):\n    def {}(self, args, state, control, {}**kwargs):\n{}"
+    "        if isinstance(model, {}):\n            print(1)\n"
+)
+TRAINS = (
+    "from transformers import Trainer, TrainingArguments\nfrom own import Own\n"
+    "args = TrainingArguments('o', fsdp='full_shard')\nTrainer(net, args, callbacks=[Own()]).train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "given", "taken", "asked", "is_said"),
+    [
+        ("TrainerCallback", "on_train_begin", "model=None, ", "", "PeftModel", True),
+        ("TrainerCallback", "on_train_begin", "", "        model = kwargs['model']\n", "PeftModel", True),
+        ("TrainerCallback", "on_save", "model=None, ", "", "PeftModel", True),
+        # The model is not sharded yet, another one, or asked for what it is under both.
+        ("TrainerCallback", "on_init_end", "model=None, ", "", "PeftModel", False),
+        ("TrainerCallback", "on_train_begin", "other=None, ", "", "PeftModel", False),
+        ("TrainerCallback", "on_train_begin", "model=None, ", "", "torch.nn.Module", False),
+        ("object", "on_train_begin", "model=None, ", "", "PeftModel", False),
+    ],
+)
+def test_the_class_of_what_a_callback_is_given(
+    tmp_path: Path, base: str, method: str, given: str, taken: str, asked: str, *, is_said: bool
+) -> None:
+    (tmp_path / "own.py").write_text(CALLBACK.format(base, method, given, taken, asked))
+    (tmp_path / "train.py").write_text(TRAINS)
+    assert ("FM316" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said"), [("ThunderModule", False), ("OptimizedModule", False), ("Block", True)]
+)
+def test_wrappers_of_other_packages_are_no_units(name: str, is_said: bool) -> None:
+    body = f"for m in model.modules():\n    if m.__class__.__name__ != '{name}':\n        m.x = 1\n"
+    assert (("FM316", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said

@@ -438,6 +438,30 @@ def test_ranks_that_make_models_on_meta_get_no_weights(made: str, config: str, *
     assert ("make models on the meta device" in comments(body, HF)) is is_said
 
 
+@pytest.mark.parametrize(
+    ("context", "is_said"),
+    [
+        ("torch.device('meta')", True),
+        ("init_on_device(torch.device('meta'), include_buffers=True)", True),
+        ("accelerate.init_empty_weights(include_buffers=True)", True),
+        ("accelerate.init_empty_weights()", False),
+        ("accelerate.init_empty_weights(include_buffers=False)", False),
+        ("init_on_device(torch.device('meta'))", False),
+    ],
+)
+def test_buffers_on_meta_are_filled_by_nobody(context: str, *, is_said: bool, tmp_path: Path) -> None:
+    """Accelerate's FSDP2 sends a state dict, and copies other buffers: on meta there is nothing to copy."""
+    made = f"with contextlib.nullcontext() if rank == 0 else {context}:\n    model = make()\n"
+    call = 'a = TrainingArguments("o", fsdp="full_shard auto_wrap")\n'
+    said = comments(f"{made}{call}", HF)
+    assert "make models on the meta device" in said
+    assert ("within accelerate.init_empty_weights() in place" in said) is is_said
+    (tmp_path / "models.py").write_text(made)
+    (tmp_path / "train.py").write_text(f"{HF}{call}transformers.Trainer(model, a).train()\n")
+    (told,) = [each.becomes for each in scan_paths([tmp_path]).uses if "meta device" in each.becomes]
+    assert ("init_empty_weights() in place" in told) is is_said
+
+
 def test_where_they_are_made_in_another_file_too(tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(META)
     call = 'a = TrainingArguments("o", fsdp="full_shard auto_wrap")\n'

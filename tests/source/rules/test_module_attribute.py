@@ -438,3 +438,21 @@ def test_every_method_that_fsdp2s_models_alone_have_is_known() -> None:
 def test_where_their_absence_was_taken_up(body: str, *, is_said: bool) -> None:
     said = [use for use in uses(f"{MODEL}{body}") if use.code == "FM420"]
     assert [use.action for use in said] == (["commented"] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"), [("state.model.module.number", False), ("state.model.state_dict()", True)]
+)
+def test_composers_own_model_had_no_wrapper(tmp_path: Path, asked: str, *, is_said: bool) -> None:
+    """Composer's FSDP1 wraps the parts of its model; `.module` of that itself is DDP's."""
+    (tmp_path / "calls.py").write_text(
+        "from composer import Callback\nclass Log(Callback):\n    def eval_batch_end(self, state, logger):\n"
+        f"        n = {asked}\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "from composer import Trainer\nfrom calls import Log\n"
+        "given = {'fsdp': {'sharding_strategy': 'FULL_SHARD'}}\n"
+        "Trainer(model=model, parallelism_config=given, callbacks=[Log()]).fit()\n"
+    )
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("calls.py")}
+    assert ("FM333" in found) is is_said

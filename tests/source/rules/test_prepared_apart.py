@@ -37,6 +37,12 @@ def test_a_model_alone_gets_a_comment(call: str) -> None:
     assert turned(PLUGIN + call, header="").endswith(call)
 
 
+@pytest.mark.parametrize(("test", "is_said"), [("not use_fsdp", False), ("use_fsdp", True), ("x", True)])
+def test_where_fsdp_is_off_there_is_nothing_to_say(test: str, *, is_said: bool) -> None:
+    call = f"if {test}:\n    model = accelerator.prepare(model)\n"
+    assert ("FM449" in comments(call, PLUGIN)) is is_said
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -73,6 +73,20 @@ def test_an_evaluation_after_training_or_of_others(body: str) -> None:
     assert said(f"{MADE}{body}") == []
 
 
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("if config.use_fsdp:\n    print(1)\nelse:\n    trainer.evaluate()\n", False),
+        ("if not config.use_fsdp:\n    trainer.evaluate()\n", False),
+        ("if config.use_fsdp:\n    trainer.evaluate()\nelse:\n    print(1)\n", True),
+        ("if config.val_steps:\n    print(1)\nelse:\n    trainer.evaluate()\n", True),
+    ],
+)
+def test_an_evaluation_where_fsdp_is_off(body: str, *, is_said: bool) -> None:
+    made = MADE.replace("'full_shard'", "'full_shard' if config.use_fsdp else ''")
+    assert bool(said(f"{made}{body}trainer.train()\n")) is is_said
+
+
 @pytest.mark.parametrize(("trains", "is_said"), [("self.trainer.train()", False), ("pass", True)])
 def test_another_method_may_have_trained(trains: str, *, is_said: bool) -> None:
     assert bool(said(IN_CLASS.format(trains))) is is_said
