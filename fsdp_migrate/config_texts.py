@@ -15,6 +15,7 @@ from fsdp_migrate.adapters.conversion.project_embeddings import holds_embeddings
 from fsdp_migrate.adapters.conversion.project_imports import (
     decays_alike,
     find_own_hook,
+    find_packed,
     find_spectral_norm,
     lacks_transformers,
     only_classifies,
@@ -159,6 +160,7 @@ def settings_in(
         defines=partial(defines_class, folder),
         embeds=partial(holds_embeddings, folder),
         spectral=partial(find_spectral_norm, folder),
+        packs=partial(find_packed, folder),
         hook=partial(find_own_hook, folder),
         classifies=partial(only_classifies, folder),
         names_packed=partial(asks_for_packed, folder),

@@ -77,6 +77,33 @@ def test_a_files_name_tells_of_4_bit_weights(tmp_path: Path, name: str, code: st
     assert (f"of `{name}` has such weights, as its name says" in said.message) == (code == "FM343")
 
 
+LOADS = "from transformers import BitsAndBytesConfig\n\nconfig = BitsAndBytesConfig({})\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_said"),
+    [
+        (LOADS.format("load_in_4bit=True"), True),
+        (LOADS.format("**{'load_in_4bit': True}"), True),
+        (LOADS.format("bnb_4bit_quant_storage=dtype"), True),
+        (LOADS.format("load_in_4bit=args.bits == 4"), False),
+        (LOADS.format("load_in_8bit=True"), False),
+        (LOADS.format(")  # load_in_4bit=True"), False),
+        ("config = dict(load_in_4bit=True)\n", False),
+    ],
+)
+@pytest.mark.parametrize("line", ["  fsdp_cpu_ram_efficient_loading: true\n", ""])
+def test_a_source_tells_of_4_bit_weights(tmp_path: Path, source: str, line: str, *, is_said: bool) -> None:
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "train.py").write_text(source)
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    (tmp_path / "fsdp.yaml").write_text(f"{text}{line}")
+    found = convert_config_file(tmp_path / "fsdp.yaml").conversion.findings
+    (said,) = [each for each in found if each.subject.endswith("cpu_ram_efficient_loading")]
+    assert said.code == ("FM343" if is_said else "FM340")
+    assert ("A source of this project has such weights: train.py:3." in said.message) is is_said
+
+
 def test_the_source_is_no_output(source: Path) -> None:
     with pytest.raises(OutputExistsError, match="the source itself"):
         convert_config_file(source, source, overwrite=True)

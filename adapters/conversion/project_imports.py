@@ -50,6 +50,12 @@ _ACCELERATE = re.compile(r"^[ \t]*(?:import|from)\s+accelerate\b", re.MULTILINE)
 _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?decay", re.IGNORECASE))
 _SPECTRAL = re.compile(r"^[^#\n]*(?<!def )\bspectral_norm\(", re.MULTILINE)
 _TORCHS_SPECTRAL = re.compile(r"\butils\b[\w.]*(?:[ \t]+import\b[^\n]*|\.)\bspectral_norm\b")
+_BITS = re.compile(r"^[ \t]*(?:import|from)\s+(?:bitsandbytes|peft|transformers|trl|unsloth)\b", re.MULTILINE)
+# `bnb_4bit_quant_storage` is for FSDP alone.
+_PACKS = re.compile(
+    r"^[^#\n]*(?:\bload_in_4bit['\"]?[ ]*[=:][ ]*True\b|\bbnb_4bit_quant_storage[ ]*=(?!=)|\bLinear4bit\()",
+    re.MULTILINE,
+)
 _HOOK = re.compile(r"^[ \t]+def configure_model\(", re.MULTILINE)
 _FUNCTIONS = (ast.AsyncFunctionDef, ast.FunctionDef, ast.Lambda)
 _SHARDS = re.compile(r"\b(?:fully_shard|prepare_fully_shard|parallelize_module)\(")
@@ -259,6 +265,23 @@ def find_spectral_norm(folder: Path) -> str:
         made = _SPECTRAL.search(text) if _TORCHS_SPECTRAL.search(text) else None
         if made is not None:
             return f"{path.name}:{text.count(chr(10), 0, made.end()) + 1}"
+    return ""
+
+
+@kept_in_a_look
+def find_packed(folder: Path) -> str:
+    """Return where the project around a folder loads weights in 4 bits of bitsandbytes, or nothing.
+
+    An option of its scripts, ``load_in_4bit=args.load_in_4bit``, says nothing.
+
+    Example:
+        >>> find_packed(Path("/absent"))
+        ''
+    """
+    for path, text in texts_around(folder):
+        asked = _PACKS.search(text) if _BITS.search(text) else None
+        if asked is not None:
+            return f"{path.name}:{text.count(chr(10), 0, asked.end()) + 1}"
     return ""
 
 

@@ -127,9 +127,10 @@ def _sends_none(block: Block) -> str | None:
     if _is_packed(block):
         return SENDS_NONE
     name = block.settings.file_name
-    if block.framework != "accelerate" or not _CALLED_PACKED.search(_CALLED_OTHERWISE.sub("", name)):
-        return None
-    return f"{SENDS_NONE} The model of `{name}` has such weights, as its name says."
+    if block.framework == "accelerate" and _CALLED_PACKED.search(_CALLED_OTHERWISE.sub("", name)):
+        return f"{SENDS_NONE} The model of `{name}` has such weights, as its name says."
+    place = block.settings.packs() if block.framework in {"accelerate", "hf"} else ""
+    return f"{SENDS_NONE} A source of this project has such weights: {place}." if place else None
 
 
 def _is_packed(block: Block) -> bool:

@@ -113,6 +113,9 @@ _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
 _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
 _PLUGIN = "FullyShardedDataParallelPlugin"
+_GETTERS = re.compile(
+    r"\bdef get_(?:in|out)put_embeddings\(\s*self\s*,|^class \w+\([^)]*\bPreTrainedModel\b", re.MULTILINE
+)
 _SPECTRAL = "spectral_norm("
 _CASTS = re.compile(
     r"\bmixed[_-]precision\b[^\n#]{0,60}?\b(?:bf16|fp16|bfloat16|float16|half)"
@@ -178,6 +181,8 @@ def with_frameworks(
             if any(word.search(text) for word in words) and (not is_a_test(path) or _runs_a_framework(text))
         )
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
+        own = (path for path, text in texts.items() if _GETTERS.search(text) and not is_a_test(path))
+        links |= {path: replace(links.get(path, NOTHING), beside_getters=True) for path in own}
         spectral = _with_spectral_norms(texts, around)
         links |= {path: replace(links.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
     if on_meta := {*map(made_on_meta, texts.values())} - {""} if models.trainers else set():

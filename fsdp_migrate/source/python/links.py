@@ -116,6 +116,8 @@ class Links:
     """The fields of classes of other files that are made here, by their names as imports write them."""
     has_recurrent_layers: bool = False
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
+    beside_getters: bool = False
+    """Whether it has models of transformers' kind of its own, in such a project: getters, or their base."""
     has_spectral_norms: bool = False
     """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
     beside_meta: str = ""
@@ -286,6 +288,7 @@ class Links:
             self.hooks,
             self.frameworks,
             self.has_recurrent_layers,
+            self.beside_getters,
             self.has_spectral_norms,
             self.run_by_trainer,
             self.wrapped_classes,
