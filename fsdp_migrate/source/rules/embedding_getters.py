@@ -29,12 +29,12 @@ GETTERS = frozenset({"get_input_embeddings", "get_output_embeddings"})
 _SINCE = ACCELERATE["embeddings_apart"].versions
 _TAKES_MORE = (
     "where this model is prepared, Accelerate's FSDP2 ({}) calls this method, without an argument, and "
-    "stops: call this one otherwise, or let it return the embeddings where nothing is given. FSDP1 does not ask."
+    "stops: name this one otherwise, or let it return the embeddings where nothing is given."
 )
 _HAS_NONE = (
     "where this model is prepared, Accelerate's FSDP2 ({}) asks it for its embeddings, and transformers "
     "does not find them by their names here: it stops at NotImplementedError. Give the class `def "
-    "get_input_embeddings(self)`, which returns its embeddings, or None where it has none. FSDP1 does not ask."
+    "get_input_embeddings(self)`, which returns its embeddings, or None where it has none."
 )
 _MODEL = "PreTrainedModel"
 # What transformers looks into where a class has no method of its own.

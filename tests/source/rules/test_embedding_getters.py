@@ -22,7 +22,8 @@ TRAIN = (
 )
 NET = (
     "from torch import nn\nfrom transformers import PreTrainedModel\n\n\nclass Net({}):\n"
-    "    def __init__(self, config):\n        super().__init__(config)\n        self.{} = nn.Embedding(2, 2)\n\n"
+    "    def __init__(self, config):\n        super().__init__(config)\n"
+    "        self.{} = nn.Embedding(2, 2)\n\n"
     "    def {}(self{}):\n        return self.words\n"
 )
 FORWARD = ("forward", ", x")
