@@ -52,6 +52,8 @@ def handed_lists(known: _Following, definition: Definition) -> Iterator[HandedLi
 def _sharded_by(known: _Following, made: Definition, name: str) -> str | None:
     """Return the framework that shards an argument, or nothing for FSDP1's class; None if none does."""
     keys = [(made.key, name)]
+    if "fsdp" in known.facts.get(keys[0], set()) and keys[0] not in {*known.inner, *known.made}:
+        return None  # it is given sharded: a list that comes with it is one of its parameters
     owner = made.owner
     keys += [(owner.key, text) for text in _kept_as(made, name)] if owner is not None else []
     for key, text in keys:

@@ -119,6 +119,27 @@ def test_a_list_of_another_file_where_fsdp1s_functions_show_the_model(tmp_path: 
     assert "FM446" not in {use.code for use in scan_paths([tmp_path]).uses}
 
 
+RUNS = (
+    "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
+    "class Loop:\n    def __init__(self, model, optimizer):\n        self.model = {}\n"
+    "        self.optimizer = optimizer\n        self.scaler = torch.amp.GradScaler('cuda')\n"
+    "    def step(self, x):\n        self.scaler.scale(self.model(x).sum()).backward()\n"
+    "        self.scaler.unscale_(self.optimizer)\n        self.scaler.step(self.optimizer)\n\n\n"
+    "def main(net, x):\n    model = {}\n    optimizer = torch.optim.AdamW(model.parameters())\n"
+    "    Loop(model, optimizer).step(x)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("kept", "made", "expected"), [("model", "FSDP(net)", False), ("FSDP(model)", "net", True)]
+)
+def test_an_optimizer_that_comes_with_a_model_which_is_sharded_already(
+    tmp_path: Path, kept: str, made: str, *, expected: bool
+) -> None:
+    (tmp_path / "train.py").write_text(RUNS.format(kept, made))
+    assert ("FM446" in {use.code for use in scan_paths([tmp_path]).uses}) is expected
+
+
 LISTS = (
     "class Pick:\n    def __init__(self, net, opt, params):\n        self.net, self.opt = net, opt\n"
     "        self.net = net\n        self.params = list(params)\n        self.shard()\n"
