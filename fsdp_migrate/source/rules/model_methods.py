@@ -237,6 +237,8 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
     if isinstance(call, cst.Call) and last_name(call.func) in _LOOKS:
         return
+    if (readers := _readers_of(source, above)) and all(_is_looked_at(source, each) for each in readers):
+        return
     text = dotted(node)
     if any(dotted(target.target) == text for assign in source.assignments for target in assign.targets):
         return  # one that is kept for, or called in, another forward of the model
@@ -248,12 +250,23 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM448", node, _HANDED_ON, "commented")
 
 
-def _is_only_called(source: Source, assign: cst.CSTNode) -> bool:
-    """Tell whether what an assignment keeps under a name is called under it, and nothing else."""
+def _readers_of(source: Source, assign: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return where the name is read that an assignment gives something."""
     target = assign.targets[0].target if isinstance(assign, cst.Assign) and len(assign.targets) == 1 else None
     if not isinstance(target, cst.Name):
-        return False
-    readers = [each for each in source.readers(target) if each is not target]
+        return []
+    return [each for each in source.readers(target) if each is not target]
+
+
+def _is_looked_at(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether something is given to a function that only looks at it: ``inspect.signature(f)``."""
+    call = source.index.parents[source.index.parents[node]]
+    return isinstance(call, cst.Call) and call.func is not node and last_name(call.func) in _LOOKS
+
+
+def _is_only_called(source: Source, assign: cst.CSTNode) -> bool:
+    """Tell whether what an assignment keeps under a name is called under it, and nothing else."""
+    readers = _readers_of(source, assign)
     calls = (source.index.parents[each] for each in readers)
     return bool(readers) and all(
         isinstance(call, cst.Call) and call.func is each for each, call in zip(readers, calls, strict=True)

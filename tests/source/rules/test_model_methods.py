@@ -73,6 +73,7 @@ def test_forward_under_another_name_is_the_model() -> None:
 LEFT_ALONE = [
     "signature(model.forward)\n",
     "print(model.forward.__name__)\n",
+    "import inspect\nf = model.forward\nnames = inspect.signature(f).parameters\n",
     "model.forward\n",
     "old = model.forward\nmodel.forward = lambda x: old(x.half())\n",
     "net.forward(x)\n",
