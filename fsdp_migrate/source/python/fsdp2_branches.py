@@ -30,10 +30,16 @@ class ShardedByFSDP2:
             if text_of(call.args[0].value) == text_of(node):
                 blocks = (a for a in self.index.ancestors(call) if isinstance(a, cst.IndentedBlock))
                 block = next(blocks, None)
-                is_branch = block is not None and isinstance(self.index.parents[block], (cst.If, cst.Else))
-                if is_branch and block in set(self.index.ancestors(node)):
+                if block is not None and self._is_of_branch(block) and block in {*self.index.ancestors(node)}:
                     return True
         return False
+
+    def _is_of_branch(self, block: cst.IndentedBlock) -> bool:
+        """Tell whether a block is a branch, or that of a loop in one: ``if new: for model in models: ...``."""
+        around: cst.CSTNode = self.index.parents[block]
+        while isinstance(around, (cst.For, cst.While)):
+            around = self.index.parents[self.index.parents[around]]
+        return isinstance(around, (cst.If, cst.Else))
 
     @functools.cached_property
     def _calls(self) -> list[cst.Call]:
