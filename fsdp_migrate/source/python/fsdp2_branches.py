@@ -35,7 +35,7 @@ class ShardedByFSDP2:
         return False
 
     def _is_of_branch(self, block: cst.IndentedBlock) -> bool:
-        """Tell whether a block is a branch, or that of a loop in one: ``if new: for model in models: ...``."""
+        """Tell whether a block is a branch, or that of a loop in one: ``if new: for model in models``."""
         around: cst.CSTNode = self.index.parents[block]
         while isinstance(around, (cst.For, cst.While)):
             around = self.index.parents[self.index.parents[around]]
