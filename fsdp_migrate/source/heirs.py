@@ -58,7 +58,7 @@ def of_others(found: Mapping[Path, Heirs]) -> set[Path]:
     }
 
 
-def strategies_of_others(found: Mapping[Path, Heirs]) -> set[Path]:
+def strategies_of_others(found: Mapping[Path, Mapping[str, frozenset[str]]]) -> set[Path]:
     """Return the files that have a class of another one which derives from Lightning's FSDP1 strategy."""
     return {path for path, told in found.items() if any(map(STRATEGIES.match, set().union(*told.values())))}
 

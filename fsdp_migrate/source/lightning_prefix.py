@@ -6,7 +6,7 @@ Whoever counts on it, by an assertion, by its length or by passing over other na
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -14,12 +14,12 @@ import libcst as cst
 from fsdp_migrate.adapters.engine.claims import LIGHTNING
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.lightning_models import asking_for_fsdp1
-from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, parameters_of, text_of, walk_for
+from fsdp_migrate.source.python.wrapped_in_place import given_for
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
-    from pathlib import Path
 
     from fsdp_migrate.source.python.text import Source
 
@@ -43,7 +43,7 @@ def counted_on(source: Source) -> Iterator[cst.BaseExpression]:
     """Yield where a source counts on it, in a project that trains by that strategy: once a function."""
     if PREFIX not in source.code or _OTHERS.search(source.code) is not None:
         return
-    if not (source.links.by_lightning or asking_for_fsdp1({PurePath(source.path): source.code})):
+    if not (source.links.by_lightning or asking_for_fsdp1({Path(source.path): source.code})):
         return
     seen: set[cst.CSTNode | None] = set()
     for node in _named(source):
@@ -78,11 +78,36 @@ def _named(source: Source) -> Iterator[cst.BaseExpression]:
         string = cst.ensure_type(text, cst.SimpleString)
         if not _ALONE.fullmatch(str(string.evaluated_value)):
             continue
-        above = source.index.parents[string]
-        target = (
-            above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
-        )
+        yield from _read_as(source, string)
+
+
+def _read_as(source: Source, string: cst.SimpleString) -> Iterator[cst.BaseExpression]:
+    """Yield the string where it stands, or what reads the name or the parameter that it is given to."""
+    above = source.index.parents[string]
+    if isinstance(above, cst.Assign) and len(above.targets) == 1:
+        target = above.targets[0].target
         yield from source.readers(target) if isinstance(target, cst.Name) else (string,)
+        return
+    if isinstance(above, cst.Param):
+        around = source.index.ancestors(above)
+        owner = next((each for each in around if isinstance(each, (cst.FunctionDef, cst.Lambda))), None)
+        given = [(owner, above.name.value)] if owner is not None else []
+    else:
+        call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+        functions = source.models.guards.functions(call.func) if isinstance(call, cst.Call) else ()
+        given = [
+            (each, param.name.value)
+            for each in functions
+            for param in parameters_of(each)
+            if isinstance(call, cst.Call) and given_for(call, each, param.name.value) is string
+        ]
+    read = (
+        name
+        for owner, wanted in given
+        for name in walk_for(owner.body, cst.Name)
+        if name.value == wanted and name in source.index.scopes
+    )
+    yield from read if given else (string,)
 
 
 def _counts_on_it(source: Source, node: cst.BaseExpression) -> bool:
@@ -93,6 +118,7 @@ def _counts_on_it(source: Source, node: cst.BaseExpression) -> bool:
             name = above.func.attr.value if isinstance(above.func, cst.Attribute) else last_name(above.func)
             if name in _LEAVE:
                 return False
+            is_cut = is_cut or name == "slice"
         elif isinstance(above, (cst.Assert, cst.CompIf)):
             return True
         elif isinstance(above, cst.IfExp):

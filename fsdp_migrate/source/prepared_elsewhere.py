@@ -52,9 +52,11 @@ def with_prepared(
     """
     told = dict(links)
     before = {path: turned for path, text in project.texts.items() if (turned := as_before(text)) != text}
-    asking = [path for path, text in project.texts.items() if _LOST.search(text) or may_find(text)]
-    if before and asking:
-        shown = follow(type(project)({**project.texts, **before}))
+    if before:
+        # A file that calls it shows itself what it shards.
+        others = ((path, text) for path, text in project.texts.items() if path not in before)
+        asking = [path for path, text in others if _LOST.search(text) or may_find(text)]
+        shown = follow(type(project)({**project.texts, **before})) if asking else {}
         told |= {path: replace(told.get(path, NOTHING), prepared=shown.get(path, NOTHING)) for path in asking}
     own = frozenset(name for text in project.texts.values() for name in _DEFINED.findall(text))
     return {path: replace(each, has_own=own) for path, each in told.items()} if own else told

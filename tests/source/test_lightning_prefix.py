@@ -28,6 +28,7 @@ def places(code: str) -> list[int]:
 COUNTING = [
     "for k in state:\n    assert k.startswith({})\n",
     "new = {{k[len({}):]: v for k, v in state.items()}}\n",
+    "part = {}\nnew = {{k[slice(len(part), 99)]: v for k, v in state.items()}}\n",
     "part = {}\nnew = {{k[len(part):]: v for k, v in state.items()}}\n",
     "new = {{k: v for k, v in state.items() if k.startswith({})}}\n",
     "part = {}\nnew = {{k: v for k, v in state.items() if k.startswith(part)}}\n",
@@ -65,6 +66,27 @@ def test_who_counts_on_it_is_told_once(code: str) -> None:
 @pytest.mark.parametrize("code", LEAVING)
 def test_who_leaves_other_names_alone_is_not(code: str) -> None:
     assert places(f"{STRATEGY}{code.format(PART)}") == []
+
+
+COUNTS = "def strip(state, part{}):\n    return {{k[len(part):]: v for k, v in state.items()}}\n"
+LEAVES = "def strip(state, part{}):\n    return {{k.replace(part, ''): v for k, v in state.items()}}\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "default", "call", "lines"),
+    [
+        (COUNTS, f"={PART}", "strip(state)", [4]),
+        (COUNTS, "", f"strip(state, {PART})", [4]),
+        (COUNTS, "", f"strip(state, part={PART})", [4]),
+        (COUNTS, "='module.'", "strip(state)", []),
+        (LEAVES, f"={PART}", "strip(state)", []),
+        (LEAVES, "", f"strip(state, {PART})", []),
+    ],
+)
+def test_a_function_that_is_given_it_counts_on_it(
+    function: str, default: str, call: str, lines: list[int]
+) -> None:
+    assert places(f"{STRATEGY}{function.format(default)}{call}\n") == lines
 
 
 def test_a_key_that_is_put_together_has_it() -> None:

@@ -148,6 +148,19 @@ def test_a_class_of_the_project_may_have_such_a_method_itself(tmp_path: Path) ->
     assert told(tmp_path, "self.thing.clip_grad_norm_(1.0)", own, name="thing") == set()
 
 
+def test_a_models_class_that_clips_itself_is_left_to_a_person(tmp_path: Path) -> None:
+    own = f"import torch\n{MAIN}\nclass Net(torch.nn.Module):\n    def clip_grad_norm_(self, x): pass\n"
+    assert told(tmp_path, "self.model.clip_grad_norm_(1.0)", own) == {"FM311"}
+    (use,) = (use for use in scan_paths([tmp_path]).uses if use.code == "FM311")
+    assert use.action == "commented"
+
+
+def test_a_file_that_shards_itself_shows_what_it_shards(tmp_path: Path) -> None:
+    both = f"{PREPARED}\nclass Plain:\n    def clip(self, model):\n        model.no_sync()\n"
+    assert told(tmp_path, "pass", "from wrap import Plain, shard\nPlain().clip(shard(1))\n", both) == set()
+    assert [use for use in scan_paths([tmp_path]).uses if use.action in {"commented", "rewritten"}] == []
+
+
 def test_models_that_torchs_own_function_shards_never_had_it(tmp_path: Path) -> None:
     assert told(tmp_path, "with self.model.no_sync(): pass", MAIN_BY_PROPERTIES, TORCHS) == set()
     assert told(tmp_path, "self.model.register_comm_hook(None, print)", MAIN, TORCHS) == set()

@@ -165,8 +165,13 @@ class Source:
             return ""
         owner = _asked_for_class(func.value)
         is_given = any(text_of(arg.value) == text_of(owner) for arg in call.args)
-        # `model.summon_full_params(model)` is nobody else's, whatever is known of the model.
-        return func.attr.value if is_given else ""
+        if not is_given:
+            return ""
+        # `model.summon_full_params(model)` is nobody else's, whatever is known of the model; `self` may be an
+        # object of a class that is a copy of torch's.
+        is_own = dotted(owner) in {"self", "cls"} and func.attr.value != "summon_full_params"
+        is_model = self.models.certainty(owner) is not None or self.models.is_guarded(owner)
+        return func.attr.value if is_model or self.uses_fsdp1 or not is_own else ""
 
     @functools.cached_property
     def uses_fsdp1(self) -> bool:

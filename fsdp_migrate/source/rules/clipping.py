@@ -153,7 +153,9 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
         return
     sure = sureness_of_lost(source, receiver)
     is_made_here = last_name(receiver) in source.models.names_made
-    if sure != "no" and source.models.links.clips_itself and not is_made_here:
+    links = (source.links, source.links.prepared)
+    may_clip_itself = any(each.clips_itself for each in links if each is not None)
+    if sure != "no" and may_clip_itself and not is_made_here:
         yield Found("FM311", call, _OF_ITS_OWN, "commented")
     elif sure in {"sure", "likely", "mixed"}:
         new = source.local_name(CLIP)

@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.makers import is_partial_of_fsdp
 from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, short, text_of, walk_for
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
+from fsdp_migrate.source.unless_wrapped import is_unless_wrapped
 from fsdp_migrate.source.uses import Found, Need, Replace
 from fsdp_migrate.source.wrapped_twice import nested_by_functions, wrapped_twice
 
@@ -52,6 +53,11 @@ _PARTS = (
     "FSDP around parts of a model. Where another is around the whole: shard that once, "
     "prepare_fully_shard(model, {'auto_wrap_policy': ...}), and select the parts by the policy. Where none "
     "is, call prepare_fully_shard(part, {...}) for each; states and parameters of the whole hold DTensors."
+)
+_WITHOUT = (
+    "FSDP around parts of a model, and none around the whole: what else wraps here passes over a model that "
+    "has wrapped modules. Call prepare_fully_shard(part, {...}) for each part; states and parameters of the "
+    "whole hold DTensors then, and the others are plain, as they were."
 )
 _TWICE = (
     "FSDP around a model that it has wrapped already, and FSDP2 shards a model once: make one "
@@ -116,6 +122,11 @@ def wrapping_calls(source: Source) -> list[cst.Call]:
 
 def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
     """Return what is said of a part that is wrapped: also where the file wraps nothing but such parts."""
+    others = [each for each in calls if not is_unless_wrapped(source, each)]
+    if len(others) < len(calls):
+        calls = others
+        if all(_wraps_a_part(source, each) for each in others):
+            return _WITHOUT
     if call in wrapped_twice(source, calls):
         return _TWICE
     if call in nested_by_functions(source, calls):
@@ -223,7 +234,11 @@ def words_of_container(source: Source, call: cst.Call) -> str | None:
 
 
 def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
-    """Return the calls that wrap a part of a model, those that wrap a model with such parts, or twice."""
+    """Return the calls that wrap a part of a model, those that wrap a model with such parts, or twice.
+
+    Not those that wrap a model only where none of its parts is wrapped.
+    """
+    calls = [each for each in calls if not is_unless_wrapped(source, each)]
     twice = wrapped_twice(source, calls) | nested_by_functions(source, calls)
     inner = {call for call in calls if _wraps_a_part(source, call)}
     wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}

@@ -125,7 +125,7 @@ _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:load_state_dict|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
     r"|\.(?:clip_grad_norm_|no_sync)\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
-    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]*['\"](?:clip_grad_norm_|no_sync)['\"]"
+    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]{0,200}['\"](?:clip_grad_norm_|no_sync)['\"]"
     r"|(?i:grad_?clip|clip_?(?:fn|grad|norm)|clipper)\w*\("
 )
 _SETTINGS: Final = re.compile(r"(?:^|_)(?:args|cfg|conf|config|hparams|opt|settings)$")
