@@ -89,6 +89,8 @@ _TOGETHER = (
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
 _COMPOSER, _COMPOSERS = "composer", "FM328"
+_ASKING = frozenset({"FM427", "FM428"})
+"""Settings that a source gives a framework, in which `rewrite` writes FSDP2's."""
 _LEFT_OUT = (
     "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
     "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
@@ -215,8 +217,9 @@ def next_steps(
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
-    # What sources that shard themselves make of a switch of their own stays as it is.
-    own = (each for each in converted if not (each.is_switch and (is_prepared or _sharded_by_hand(rewrites))))
+    # What sources that shard, or ask a framework to, make of a switch of their own stays as it is.
+    asks = is_prepared or _sharded_by_hand(rewrites) or any(use.code in _ASKING for use in rewrites)
+    own = (each for each in converted if not (each.is_switch and asks))
     steps += _steps_for_configs([*own], launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
