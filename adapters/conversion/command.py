@@ -341,7 +341,11 @@ def _converted(framework: str, command: str, runner: str, settings: Settings | N
         findings = tuple(replace(f, hint=None) if f.code == "FM351" else f for f in said)
         return _Changes((), done.blocks, findings)
     old, new = (as_flags(framework, json.loads(text)) for text in (json.dumps(before), done.text))
-    return _Changes(edits_of(command, flags, old, new), done.blocks, said)
+    pieces = edits_of(command, flags, old, new)
+    if all(command[each.start : each.end].lower() == each.new for each in pieces) and framework == runner:
+        # Another way to write `False`: the file that it names says the rest.
+        return _Changes((), tuple(replace(each, state="unchanged") for each in done.blocks), said)
+    return _Changes(pieces, done.blocks, said)
 
 
 def _document(

@@ -42,6 +42,7 @@ _WORDS = 3
 _FSDP = re.compile(r"fsdp|fully_?sharded", re.IGNORECASE)
 _OFF = frozenset({"", "false", "no", "off", "none", "null", "0"})
 _SWITCHES = frozenset({"fsdp", "use_fsdp", "enable_fsdp", "is_fsdp", "accelerate_use_fsdp"})
+_OF_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 _ARGUMENTS = frozenset(key.name for key in TORCH_KEYS)
 _RECORDED = frozenset({"args", "codePath", "program", "startedAt"})
 """Keys of W&B's `wandb-metadata.json`, which has the command of a run."""
@@ -111,6 +112,12 @@ def _is_switch(path: str) -> bool:
     return path.rpartition(".")[2].lower().replace("-", "_") in _SWITCHES
 
 
+def _is_own_switch(path: str, value: Any) -> bool:
+    """Tell whether a key is a switch that code reads, or a variable that says the same to FSDP2."""
+    is_same = path.rpartition(".")[2] == _OF_LOADING and str(value).lower() in {"0", "1", "false", "true"}
+    return is_same or (_is_switch(path) and isinstance(value, bool))
+
+
 def _is_config(path: str) -> bool:
     return path.rpartition(".")[2] == "fsdp_config"
 
@@ -178,7 +185,7 @@ def nothing_found(
         msg += " `--from`."
     else:
         msg += " What code of its own makes of that, `fsdp-migrate scan` tells."
-    is_switch = not commands and all(_is_switch(path) and isinstance(value, bool) for path, value in like)
+    is_switch = not commands and all(_is_own_switch(path, value) for path, value in like)
     return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands), is_switch=is_switch)
 
 

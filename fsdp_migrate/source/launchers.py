@@ -165,7 +165,19 @@ def _told_by_script(path: Path, text: str, launches: list[LaunchFound]) -> Itera
     ends = (*(each.line for each in launches[1:]), len(text.splitlines()) + 1)
     for each, end in zip(launches, ends, strict=True):
         is_edited = not edited.isdisjoint(range(each.line, max(end, each.line + 1)))
+        if each.state == "changes" and not edited and _is_left_as_it_is(path):
+            continue  # with what its variables hold and the files that it names nothing is left to do
         yield each if each.state != "changes" or is_edited else replace(each, by_hand=True, message=_BY_HAND)
+
+
+def _is_left_as_it_is(path: Path) -> bool:
+    """Tell whether a script as a whole has nothing to change, by hand either."""
+    try:
+        report = _converted(path)
+    except FindingsError:
+        return False
+    said = () if report is None else report.conversion.findings
+    return report is not None and not report.conversion.is_changed and all(f.code != "FM355" for f in said)
 
 
 def _edited_lines(path: Path, text: str) -> frozenset[int]:

@@ -90,6 +90,8 @@ _TOGETHER = (
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
 _COMPOSER, _COMPOSERS = "composer", "FM328"
+_ASKING = frozenset({*PREPARING, "FM427", "FM428"})
+"""What shards in a source, and settings that it gives a framework, in which `rewrite` writes FSDP2's."""
 _LEFT_OUT = (
     "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
     "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
@@ -199,8 +201,7 @@ def next_steps(
         known = of_transformers(models, paths)
         steps += _steps_for_proof(where, configs, launches, known, _sharded_by_hand(rewrites))
     is_kept = (is_to_turn or bool(left)) and not is_turned
-    if is_kept:
-        steps.append(step_to_keep(folder))
+    steps += [step_to_keep(folder)] if is_kept else []
     if rewrites or not all(use.is_marked for use in left):
         steps.append(_step_to_rewrite(where, _amount(rewrites, "use") if rewrites else "comments alone"))
     is_to_be = any(use.code in PREPARING for use in rewrites)
@@ -216,9 +217,10 @@ def next_steps(
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
-    # What sources that shard themselves make of a switch of their own stays as it is.
-    own = (each for each in converted if not (each.is_switch and (is_prepared or _sharded_by_hand(rewrites))))
-    steps += _steps_for_configs([*own], launches, asks_back=any(use.code == _COMPOSERS for use in uses))
+    # What sources that shard, or ask a framework to, make of a switch of their own stays as it is.
+    asks = is_prepared or any(use.code in _ASKING for use in rewrites)
+    own = [each for each in converted if not (asks and each.is_switch)]
+    steps += _steps_for_configs(own, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
     steps += _steps_for_launches(launches, configs)
     steps += steps_for_arguments(paths, configs, launches)
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))

@@ -203,3 +203,20 @@ def test_a_page_that_asks_for_nothing_here_is_left(tmp_path: Path, name: str, st
     page = PAGE.format(start, words).replace("other/ ", "other/").replace(' --fsdp "no"', "")
     (tmp_path / name).write_text(page)
     assert find_launches([tmp_path]) == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_said"),
+    [("--fsdp_cpu_ram_efficient_loading False", False), ("--fsdp_sharding_strategy FULL_SHARD", True)],
+)
+def test_a_flag_beside_a_config_that_is_fsdp2(tmp_path: Path, flag: str, *, is_said: bool) -> None:
+    """`False` and `false` are the same to Accelerate: the config says the rest."""
+    (tmp_path / "c.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_reshard_after_forward: true\n  fsdp_state_dict_type: FULL_STATE_DICT\n"
+    )
+    script = tmp_path / "l.sh"
+    script.write_text(
+        f'C=c.yaml\nif x; then\n  ARGS="$ARGS {flag}"\nfi\naccelerate launch --config_file $C $ARGS t.py\n'
+    )
+    assert any(each.state == "changes" for each in find_launches([tmp_path])) is is_said

@@ -313,6 +313,10 @@ def test_whole_states_of_rank_0_are_checkpoints_one_by_one(tmp_path: Path) -> No
 
 
 SHARDS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
+ASKS = (
+    "from transformers import TrainingArguments\n"
+    "args = TrainingArguments('o', fsdp='full_shard' if c.use_fsdp else '')\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -321,6 +325,11 @@ SHARDS = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nm
         ("c.json", '{"train": {"lr": 0.1, "use_fsdp": true}}', SHARDS, False),
         ("c.json", '{"train": {"lr": 0.1, "use_fsdp": true}}', "print()\n", True),
         ("c.json", '{"train": {"fsdp_size": 4, "use_fsdp": true}}', SHARDS, True),
+        ("c.yml", "use_fsdp: true\n", ASKS, False),
+        ("c.yml", "env:\n  FSDP_CPU_RAM_EFFICIENT_LOADING: 1\n", ASKS, False),
+        ("c.yml", "env:\n  FSDP_SHARDING_STRATEGY: 1\n", ASKS, True),
+        ("c.yml", "use_fsdp: {a: 1}\n", ASKS, True),
+        ("c.yml", "use_fsdp: true\n", "print()\n", True),
         ("c.yml", "nav:\n- Backends (DeepSpeed / FSDP): backends.md\n", "print()\n", False),
         ("c.yml", "train:\n  fsdp_backend: {a: 1}\n", "print()\n", True),
     ],

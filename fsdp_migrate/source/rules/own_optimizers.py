@@ -10,9 +10,9 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import kept
+from fsdp_migrate.source.kept_before import KEPT, held_before
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import kept_in_functions, names_given
-from fsdp_migrate.source.kept_parameters import KEPT, held_before
 from fsdp_migrate.source.optimizer_bases import bases_of, classes_named, is_optimizer_class, steps_of
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
