@@ -159,8 +159,8 @@ def make_mesh(
     """Make a mesh of all ranks; with ``needs_cpu`` its groups take what lies on the CPU if the world's does.
 
     A collective call. torch makes the groups of a mesh of two dimensions by splitting the world's where that
-    has a ``device_id``, and in torch 2.7 what it splits off has NCCL alone: ``split_group`` registers that for
-    ``cuda`` and nothing for the CPU, and still names the backends of both. ``new_group`` makes both.
+    has a ``device_id``, and in torch 2.7 what it splits off has NCCL alone: ``split_group`` registers that
+    for ``cuda`` and nothing for the CPU, and still names the backends of both. ``new_group`` makes both.
     """
     world = dist.group.WORLD
     if not needs_cpu or len(shape) == 1 or world is None or world.bound_device_id is None:
