@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import getpass
 import importlib.util
 import os
 import signal
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from tests import quick, time_limit
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
+_LONGEST: Final = 64
+"""Of the path of a folder for temporary files: a socket's has at most 107 characters, of them 32 in it."""
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -46,6 +49,22 @@ def pytest_configure() -> None:
     # readline, which pytest imports, sets these for processes that are started from here.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let this process and those that it starts put temporary files where pytest removes them.
+
+    Processes that a test kills leave theirs: torchrun, readers of checkpoints, queues. Of compiled code each
+    session would find nothing there, so that stays where it was.
+    """
+    folder = tmp_path_factory.mktemp("t")
+    # In a session of pytest that a test starts the path may be too long for a socket in it: its is in the
+    # folder of the outer one then.
+    if len(os.fsencode(folder)) <= _LONGEST:
+        compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

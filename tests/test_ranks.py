@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +14,6 @@ from tests import ranks
 from tests.rank_bodies import harness
 from tests.ranks import ROOT, RanksFailedError, run_ranks
 from tests.time_limit import is_gone
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -119,3 +117,32 @@ def test_ranks_that_share_a_gpu_get_what_collectives_give() -> None:
             "DTensor": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
             "objects": [0, 1],
         }
+
+
+def test_what_a_killed_process_leaves_goes_with_pytests_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    code = "import os, tempfile; print(tempfile.mkdtemp(), flush=True); os.kill(os.getpid(), 9)"
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    left = [started.stdout.strip(), *run_ranks(harness.leaves_a_folder), tempfile.mkdtemp()]
+    for each in map(Path, left):
+        assert each.is_dir()
+        assert each.is_relative_to(tmp_path_factory.getbasetemp())
+
+
+def test_a_socket_fits_into_the_folder_of_temporary_files() -> None:
+    """The queues of torch's and Python's processes have one; its path may be 107 characters long."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(Path(tempfile.mkdtemp(prefix="torch-shm-dir-"), "listener-12345678")))
+
+
+def test_where_a_socket_would_not_fit_temporary_files_stay_where_they_were(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60)
+    (tmp_path / "test_one.py").write_text(
+        "import tempfile\ndef test_one():\n    print('made', tempfile.gettempdir())"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.conftest", f"--basetemp={deep}"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "test_one.py")], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert f"made {tempfile.gettempdir()}\n" in done.stdout, done.stdout + done.stderr

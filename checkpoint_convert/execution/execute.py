@@ -18,13 +18,14 @@ from fsdp_migrate.arguments import (
 from fsdp_migrate.checkpoint_convert.execution.identity import (
     check_unchanged,
     conversion_identity,
+    holds_what_was_seen,
     layout_digest,
 )
 from fsdp_migrate.checkpoint_convert.execution.model_folder import settled
 from fsdp_migrate.checkpoint_convert.execution.new_values import closing_files, new_values
 from fsdp_migrate.checkpoint_convert.execution.placement import Item, Placement, copy_items, place
 from fsdp_migrate.checkpoint_convert.execution.ranks import Ranks
-from fsdp_migrate.checkpoint_convert.execution.standing import is_what_stands
+from fsdp_migrate.checkpoint_convert.execution.standing import is_what_stands, is_what_was_written
 from fsdp_migrate.checkpoint_convert.execution.work import Taken, Work
 from fsdp_migrate.checkpoint_convert.formats.checksums import CHECKSUMS_FILE, Digest, write_checksums
 from fsdp_migrate.checkpoint_convert.formats.stored_checksums import RecordRun, StoredChecks
@@ -33,7 +34,7 @@ from fsdp_migrate.checkpoint_convert.planning.merged import check_merged
 from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
 from fsdp_migrate.checkpoint_convert.storage.opening import open_folder
-from fsdp_migrate.errors import CheckpointMismatchError, OutputError
+from fsdp_migrate.errors import CheckpointError, CheckpointMismatchError, OutputError
 from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
 
@@ -258,8 +259,20 @@ class _Execution:
                 file.write(data)
         # Without the times of change of linked files' inodes: making the links has set them.
         linked = [name for name in placement.taken if name not in outcome.copied]
-        check_unchanged(self._plan.manifest, self._source, linked)
+        check_unchanged(
+            self._plan.manifest, self._source, linked, is_same=lambda names: self._is_as_read(names, files)
+        )
         return outcome
+
+    def _is_as_read(self, names: Collection[str], files: Mapping[str, Sequence[Item]]) -> bool:
+        """Tell whether files of the source hold what was read of them, for the plan and while writing."""
+        if not self._output.reads_back:
+            return False
+        try:
+            is_seen = holds_what_was_seen(self._plan.manifest, self._source, names)
+            return is_seen and is_what_was_written(self._output, self._source, files)
+        except CheckpointError:  # what is there now is no checkpoint: then it is another
+            return False
 
     def _is_what_stands(self, place: Location, placement: Placement, closing: Mapping[str, bytes]) -> bool:
         files = _all_files(self._run, placement, list(placement.taken))

@@ -207,6 +207,7 @@ class Manifest:
         findings: What there is to say about it.
         stamps: What tells each of its files from one that takes its place later.
         changes: When the system noted the last change of each of its files, and how many names each has.
+        seen: What was read to inspect it, here on this machine: file, offset and length, and a digest.
         outline: The model that was given with it.
         keeps_module: Whether the model's own names begin with ``module.``, which is then no prefix of DDP's.
         is_relinkable: Whether an output can share its data files; only those of distributed checkpoints.
@@ -231,6 +232,7 @@ class Manifest:
     is_relinkable: bool = True
     stamps: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    seen: Mapping[tuple[str, int, int], bytes] = field(default_factory=dict, repr=False, compare=False)
     outline: ModelOutline | None = None
     keeps_module: bool = False
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -19,10 +19,30 @@ if TYPE_CHECKING:
 
 
 FLAT_PARAMETER: Final = re.compile(r"(^|\.)_?flat_param(_\d+)?(\.|$)")
+_FSDP1S: Final = re.compile(r"(^|\.)(_fsdp_wrapped_module|_fpw_module)(\.|$)")
+FLAT_PIECES: Final = (
+    "named as FSDP1's model names them: each rank's pieces of its parameters, such as an average of them "
+    "(EMA) that a script keeps and saves, which say neither what they hold nor where it begins"
+)
+FLAT_PIECES_HINT: Final = (
+    "Under FSDP1, on as many ranks, load each rank's file as before and copy it into the model's parameters, "
+    "`param.copy_(saved)` in `torch.no_grad()`; save the full or sharded state dict of the model then, and "
+    "convert that. Or begin the average anew, as a copy of the weights."
+)
 # torch.nn.modules.batchnorm._NormBase: what it counts in each forward.
 _BY_RANK: Final = (".running_mean", ".running_var")
 # state.<parameter>.<field>
 _STATE_DEPTH: Final = 2
+
+
+def is_fsdp1s(key: str) -> bool:
+    """Tell whether a name is one as FSDP1's model shows it: with its wrappers, or of a flat parameter.
+
+    Example:
+        >>> is_fsdp1s("ema._fsdp_wrapped_module.up.weight"), is_fsdp1s("_flat_param"), is_fsdp1s("up.weight")
+        (True, True, False)
+    """
+    return bool(_FSDP1S.search(key) or FLAT_PARAMETER.search(key))
 
 
 def overwritten_findings(

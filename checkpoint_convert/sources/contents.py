@@ -28,9 +28,12 @@ from fsdp_migrate.checkpoint_convert.sources.adapter_findings import truncated_a
 from fsdp_migrate.checkpoint_convert.sources.composer import composer_evidence
 from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     FLAT_PARAMETER,
+    FLAT_PIECES,
+    FLAT_PIECES_HINT,
     empty_optimizer_findings,
     form_findings,
     group_findings,
+    is_fsdp1s,
     key_findings,
     overwritten_findings,
 )
@@ -56,7 +59,7 @@ from fsdp_migrate.findings import Finding, make_finding
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fsdp_migrate.checkpoint_convert.manifest.keys import Path
     from fsdp_migrate.checkpoint_convert.manifest.options import SourceOptions
@@ -246,7 +249,20 @@ def _take_side_parts(
 def _flat_findings(contents: Contents) -> Iterator[Finding]:
     """Refuse flat parameters that nothing has refused or taken apart."""
     # Those of distributed checkpoints are lost, which `overwritten_findings` says.
-    flat = [key for key in contents.entries if FLAT_PARAMETER.search(key) and key not in contents.places]
+    own = [key for key in contents.entries if key not in contents.places]
+    flat = [key for key in own if FLAT_PARAMETER.search(key)] or _rank_pieces(contents, own)
     if flat and not any(finding.code == "FM238" for finding in contents.findings):
-        text = f"{len(flat)} of them, in {contents.evidence}: which parameters they hold is not known."
-        yield make_finding("FM238", flat[0], text, "Name the files of all ranks, and give `--model`.")
+        text = f"{len(flat)} of them, {FLAT_PIECES}."
+        yield make_finding("FM238", flat[0], text, FLAT_PIECES_HINT)
+
+
+def _rank_pieces(contents: Contents, keys: Sequence[str]) -> list[str]:
+    """Return the parameters of FSDP1's model that are one rank's, as `use_orig_params` shows them.
+
+    All have one dimension then, and one that lies on another rank has no elements.
+    """
+    tensors = [
+        each for key in keys if is_fsdp1s(key) and isinstance(each := contents.entries[key], TensorEntry)
+    ]
+    is_pieces = all(len(each.shape) == 1 for each in tensors) and any(each.shape == (0,) for each in tensors)
+    return [each.key for each in tensors] if is_pieces else []

@@ -15,6 +15,7 @@ from fsdp_migrate.checkpoint_convert.manifest.boxes import Box, tiling_problem
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path, find_parts
 from fsdp_migrate.checkpoint_convert.manifest.keys import join_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Chunk, Entry, Stored, TensorEntry
+from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PIECES, FLAT_PIECES_HINT, is_fsdp1s
 from fsdp_migrate.checkpoint_convert.sources.contents import BY_RANK, leaf_entry
 from fsdp_migrate.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsupportedFeatureError
 from fsdp_migrate.findings import Finding, counted, make_finding, named
@@ -296,11 +297,18 @@ def _check_chosen(merged: Merged, part: Part, folder: Folder) -> None:
     whole = [k for k in part.keys if isinstance(e := merged.entries[k], TensorEntry) and e.is_float]
     differing = [key for key in merged.chosen if key in set(whole)]
     if len(differing) * 2 > len(whole):
+        what = f"{len(differing)} of {len(whole)} tensors of `{part.name}`, such as `{differing[0]}`, are"
+        if any(map(is_fsdp1s, differing)):
+            msg = (
+                f"The ranks' files in {folder.url!r} cannot be put together: {what} "
+                f"{FLAT_PIECES}. {FLAT_PIECES_HINT}"
+            )
+            raise CheckpointMismatchError(msg, path=folder.url)
         raise ranks_mismatch(
             folder,
-            f"{len(differing)} of {len(whole)} tensors of `{part.name}`, such as `{differing[0]}`, are "
-            "whole in each file and differ, and nothing says that they are parts of one. They are of several "
-            "steps, or slices that tensor parallelism made, which only the model's classes can put together",
+            f"{what} whole in each file and differ, and nothing says that they are parts of one. They are of "
+            "several steps, or slices that tensor parallelism made, which only the model's classes can put "
+            "together",
         )
 
 

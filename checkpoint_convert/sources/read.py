@@ -12,7 +12,7 @@ from fsdp_migrate.checkpoint_convert.sources.contents import build_manifest
 from fsdp_migrate.checkpoint_convert.sources.detect import Source, open_source
 from fsdp_migrate.checkpoint_convert.sources.optimizer_names import name_numbers
 from fsdp_migrate.checkpoint_convert.sources.tied_tensors import find_tied_keys
-from fsdp_migrate.checkpoint_convert.storage.folders import refuse_links
+from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder, refuse_links
 
 
 if TYPE_CHECKING:
@@ -36,10 +36,11 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
     try:
         # Before the manifest is made: what changes from here on differs from these.
         stamps, changes = folder.stamps(source.files), folder.changes(source.files)
-        with paused_gc():
+        noting = folder.noting() if isinstance(folder, LocalFolder) else contextlib.nullcontext({})
+        with paused_gc(), noting as seen:
             manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
             ties, findings = find_tied_keys(folder, manifest)
-            manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *findings))
+            manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *findings), seen=seen)
         # Of the files that it consists of. Others that lead outside are left out of the output, and named.
         refuse_links(folder, manifest.files)
         yield folder, manifest

@@ -6,7 +6,6 @@ value that torch would unpickle is looked into, also where its bytes are not cha
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.formats.dcp_items import asked_for, open_item
@@ -15,7 +14,7 @@ from fsdp_migrate.checkpoint_convert.formats.torch_values import Record
 from fsdp_migrate.checkpoint_convert.formats.whole_files import SAVED_SUFFIXES
 from fsdp_migrate.checkpoint_convert.manifest.classify import entry_path
 from fsdp_migrate.checkpoint_convert.manifest.manifest import BytesEntry, Entry
-from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PARAMETER
+from fsdp_migrate.checkpoint_convert.sources.content_findings import FLAT_PARAMETER, is_fsdp1s
 from fsdp_migrate.errors import CheckpointFormatError, UnsafePickleError, UnsupportedFeatureError
 from fsdp_migrate.findings import Finding, counted, listed, make_finding, named
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder
 
 
-_FSDP1S: Final = re.compile(r"(^|\.)(_fsdp_wrapped_module|_fpw_module)(\.|$)")
 _OPCODE: Final = "an opcode that is not allowed"
 _UNREAD: Final = (
     "Leave it out with `weights_only` (--weights-only), or carry it over unread with `trust_pickle` "
@@ -55,7 +53,7 @@ def wrapped_names_in(value: object) -> list[str]:
         ['_fsdp_wrapped_module.up.weight']
     """
     texts = dict.fromkeys(item for item in _walk(value) if isinstance(item, str))
-    return [text for text in texts if _FSDP1S.search(text) or FLAT_PARAMETER.search(text)]
+    return [text for text in texts if is_fsdp1s(text)]
 
 
 def _walk(value: object) -> Iterator[object]:

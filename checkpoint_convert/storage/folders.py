@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 import threading
@@ -22,7 +23,7 @@ from fsdp_migrate.errors import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 
 Location = str | os.PathLike[str]
@@ -130,6 +131,11 @@ def refuse_links(folder: Folder, names: Iterable[str]) -> None:
             raise CheckpointFormatError(msg, path=f"{folder.url}/{name}")
 
 
+def digest_of(data: bytes | memoryview) -> bytes:
+    """Return a short text that tells what was read from anything else."""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
 class LocalFolder:
     """A folder on this machine; reads by ``pread``, safe to use from several threads."""
 
@@ -146,6 +152,17 @@ class LocalFolder:
         self.only = only
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
+        self._seen: dict[tuple[str, int, int], bytes] | None = None
+        self._note_above: Callable[[str, int, memoryview], None] | None = None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[dict[tuple[str, int, int], bytes]]:
+        """Note in the block what is read: file, offset and length, and a digest of it."""
+        self._seen = seen = {}
+        try:
+            yield seen
+        finally:
+            self._seen = None
 
     def files(self, max_depth: int | None = None) -> Mapping[str, int]:
         """Return every file below the folder with its size."""
@@ -173,7 +190,9 @@ class LocalFolder:
 
     def below(self, name: str) -> LocalFolder:
         """Return a folder in this one."""
-        return LocalFolder(self.path / name)
+        folder = LocalFolder(self.path / name)
+        folder._note_above = lambda file, offset, data: self._note(f"{name}/{file}", offset, data)
+        return folder
 
     def _size(self, name: str) -> int:
         try:
@@ -229,6 +248,7 @@ class LocalFolder:
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer``."""
+        whole, start = buffer, offset
         opened = self._acquire(name)
         try:
             while len(buffer):
@@ -242,6 +262,13 @@ class LocalFolder:
                 buffer = buffer[count:]
         finally:
             self._release(opened)
+        self._note(name, start, whole)
+
+    def _note(self, name: str, offset: int, data: memoryview) -> None:
+        if self._note_above is not None:
+            self._note_above(name, offset, data)
+        elif self._seen is not None:
+            self._seen[name, offset, len(data)] = digest_of(data)
 
     def close(self) -> None:
         """Close what is open."""

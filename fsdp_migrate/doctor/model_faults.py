@@ -175,8 +175,10 @@ MODEL_FAULTS = (
         _offload,
         'Make the group with both: `init_process_group("cpu:gloo,cuda:nccl")`; Lightning makes it of '
         '`process_group_backend="cpu:gloo,cuda:nccl"` of its strategy, which `rewrite` and `config` write. '
-        "torch 2.7 makes the groups of a mesh of two dimensions with NCCL alone, where the group was given a "
-        "`device_id`: take one of one dimension, or make the group without.",
+        "torch 2.7 makes the groups of a mesh of two dimensions (HYBRID_SHARD) with NCCL alone where the "
+        "group was given a `device_id`, whatever backends it has. `prepare_fully_shard` makes its own mesh "
+        "with both. Instead of a `device_mesh` of two dimensions of yours give it none, or make the group "
+        "without `device_id`.",
     ),
     KnownFault(
         "pinned-offload-without-accelerator",

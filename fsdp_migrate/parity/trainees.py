@@ -28,6 +28,7 @@ from fsdp_migrate.runtime import full_optimizer_state_dict
 from fsdp_migrate.sharding.prepare import shard_plan
 from fsdp_migrate.sharding.structure import check_is_module
 from fsdp_migrate.sharding.tying import parameter_names
+from fsdp_migrate.torch_compat.fsdp1_shards import named_whole_parameters
 from fsdp_migrate.torch_compat.traffic import Traffic, count_traffic
 
 
@@ -157,12 +158,8 @@ class UnderFSDP1(Trainee):
             return _ties(self.model)
 
     def parameters(self) -> Tensors:
-        """Return the parameters, whole."""
-        with FSDP.summon_full_params(self.model, writeback=False):
-            return {
-                clean_name(name): self._own(each)
-                for name, each in self.model.named_parameters(remove_duplicate=False)
-            }
+        """Return the parameters, whole, and leave FSDP1 as it is: by what it has gathered its run goes on."""
+        return {clean_name(name): each for name, each in named_whole_parameters(self.model, self._own)}
 
     def gradients(self) -> Tensors:
         """Return the gradients, whole; what is frozen has none, though FSDP1 shows zeros in trained units."""

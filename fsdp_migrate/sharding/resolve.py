@@ -176,7 +176,8 @@ def make_mesh(config: FSDP2Config, mesh: DeviceMesh | None = None) -> DeviceMesh
     replicas, shards = resolve_mesh_shape(config.mesh, dist.get_world_size(), per_node)
     if config.mesh == "shard":
         return init_device_mesh(device_type, (shards,), mesh_dim_names=(SHARD,))
-    return init_device_mesh(device_type, (replicas, shards), mesh_dim_names=(REPLICATE, SHARD))
+    shape, names = (replicas, shards), (REPLICATE, SHARD)
+    return device_meshes.make_mesh(device_type, shape, names, needs_cpu=config.offload_policy is not None)
 
 
 def _mesh_of_mesh(kind: MeshKind, mesh: DeviceMesh) -> DeviceMesh:

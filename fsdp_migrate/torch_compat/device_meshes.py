@@ -11,7 +11,9 @@ import importlib
 import math
 from typing import TYPE_CHECKING
 
-from torch.distributed.device_mesh import DeviceMesh
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -22,8 +24,6 @@ from fsdp_migrate.torch_compat.cpu_mends import averages_by_sum
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import torch
-    import torch.distributed as dist
     from torch.distributed.tensor.placement_types import Placement
 
 
@@ -151,6 +151,28 @@ class _Scale:
 
     def __call__(self, reduced: torch.Tensor) -> None:
         reduced.mul_(self.factor)
+
+
+def make_mesh(
+    device_type: str, shape: tuple[int, ...], names: tuple[str, ...], *, needs_cpu: bool
+) -> DeviceMesh:
+    """Make a mesh of all ranks; with ``needs_cpu`` its groups take what lies on the CPU if the world's does.
+
+    A collective call. torch makes the groups of a mesh of two dimensions by splitting the world's where that
+    has a ``device_id``, and in torch 2.7 what it splits off has NCCL alone: ``split_group`` registers that
+    for ``cuda`` and nothing for the CPU, and still names the backends of both. ``new_group`` makes both.
+    """
+    world = dist.group.WORLD
+    if not needs_cpu or len(shape) == 1 or world is None or world.bound_device_id is None:
+        return init_device_mesh(device_type, shape, mesh_dim_names=names)
+    ranks = torch.arange(dist.get_world_size()).view(shape)
+    own: list[dist.ProcessGroup] = []
+    for dim, size in enumerate(shape):
+        for row in ranks.movedim(dim, -1).reshape(-1, size).tolist():
+            group = dist.new_group(row, group_desc=f"mesh_{names[dim]}")
+            if dist.get_rank() in row:
+                own.append(group)
+    return mesh_of_groups(own, device_type, ranks, names)
 
 
 def mesh_of_groups(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -109,3 +110,8 @@ def collectives() -> dict[str, list[float]]:
     found = {"sum": summed, "mean": mean, "broadcast": sent, "all-gather": torch.cat(every)}
     found |= {"reduce-scatter": part, "scatter": scattered, "DTensor": whole.full_tensor().flatten()}
     return {**{name: tensor.tolist() for name, tensor in found.items()}, "objects": ranks}
+
+
+def leaves_a_folder() -> str:
+    """Make a temporary folder, and leave it, as a rank does that is killed."""
+    return tempfile.mkdtemp()

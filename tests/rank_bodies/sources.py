@@ -92,6 +92,31 @@ def _save(folder: Path, kind: str) -> Flat:
     return whole_state(model, optimizer)
 
 
+def save_averages(folder: str) -> dict[str, Flat]:
+    """Save what each rank has of an average, as scripts do; return the weights, whole.
+
+    Of each kind also the model that an average was copied into, of which each weight is twice as large.
+    """
+    found = {}
+    for kind in ("flat", "plain"):
+        path, rank = Path(folder, kind), dist.get_rank()
+        path.mkdir(parents=True, exist_ok=True)
+        model, optimizer = train_fsdp1(kind)
+        found[kind] = whole_state(model, optimizer)
+        average = {name: param.detach() * 2 for name, param in model.named_parameters()}
+        torch.save(average, path / f"ema_{rank}.pt")
+        torch.save({"ema": average, "step": 3}, path / f"nested_{rank}.pt")
+        saved = torch.load(path / f"ema_{rank}.pt")
+        with torch.no_grad():
+            for name, param in model.named_parameters():
+                param.copy_(saved[name])
+        copied = whole_state(model, optimizer)
+        if rank == 0:
+            own = {name.removeprefix("model."): each for name, each in copied.items() if "model." in name}
+            torch.save(own, path / "whole.pt")
+    return found
+
+
 def _save_full_optimizer(path: Path, model: FSDP, optimizer: torch.optim.Optimizer) -> None:
     """Save a full optimizer state by torch's defaults, which on a CPU give both moments the same elements."""
     with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):

@@ -24,7 +24,7 @@ from fsdp_migrate.sharding.outlines import outline_model
 from tests.checkpoint.rank_sources import RankSources, assert_loads
 from tests.checkpoint.samples import DATA, load_with_torch
 from tests.checkpoint.sources.test_full_state import assert_equal
-from tests.rank_bodies.sources import RankNet, save_hsdp_rank_files
+from tests.rank_bodies.sources import RankNet, save_averages, save_hsdp_rank_files
 from tests.ranks import run_ranks
 
 
@@ -186,3 +186,53 @@ def test_what_bitsandbytes_packed_of_each_rank_can_be_left_out(tmp_path: Path) -
         load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
     load_checkpoint(tmp_path, model, weights_only=True)
     assert torch.equal(model.weight, torch.ones(4, 8))
+
+
+@pytest.fixture(scope="module")
+def averages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("averages")
+    return folder, run_ranks(save_averages, str(folder))[0]
+
+
+@pytest.mark.parametrize("kind", ["flat", "plain"])
+@pytest.mark.parametrize("name", ["ema", "nested"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_average_of_fsdp1s_own_parameters_is_refused_with_what_to_do(
+    ranks: int, name: str, kind: str, averages: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Flat parameters, or with `use_orig_params` their parts: neither can be taken for whole weights."""
+    for rank in range(ranks):
+        shutil.copy(averages[0] / kind / f"{name}_{rank}.pt", tmp_path)
+    source = tmp_path / f"{name}_0.pt"
+    with pytest.raises((PlanError, CheckpointMismatchError), match="such as an average of them") as caught:
+        convert_checkpoint(source, tmp_path / "out")
+    for said in (
+        "named as FSDP1's model names them",
+        "Under FSDP1, on as many ranks",
+        "`param.copy_(saved)`",
+    ):
+        assert said in str(caught.value)
+    with pytest.raises((PlanError, CheckpointMismatchError), match="such as an average of them"):
+        load_checkpoint(source, RankNet())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["flat", "plain"])
+def test_what_an_average_was_copied_into_is_converted(
+    kind: str, averages: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    convert_checkpoint(averages[0] / kind / "whole.pt", tmp_path / "out")
+    found = load_with_torch(tmp_path / "out")
+    for name, _ in RankNet().named_parameters():
+        assert torch.equal(found[name], averages[1][kind][f"model.{name}"] * 2)
+
+
+def test_whole_weights_under_the_names_of_fsdp1_are_converted(tmp_path: Path) -> None:
+    """Of one dimension, too; as NO_SHARD shows them, or a script that summoned them."""
+    state = {
+        "_fsdp_wrapped_module.norm.weight": torch.ones(4),
+        "_fsdp_wrapped_module.norm.bias": torch.ones(4),
+    }
+    torch.save(state, tmp_path / "weights.pt")
+    convert_checkpoint(tmp_path / "weights.pt", tmp_path / "out")
+    assert verify_checkpoints(tmp_path / "weights.pt", tmp_path / "out").is_same
