@@ -76,7 +76,9 @@ def test_accelerate_is_given_a_list_of_models(given: str, *, is_said: bool) -> N
     assert (("FM312", "commented") in codes(once)) is ("no_sync(" in given)
 
 
-PREPARED = ACCELERATE.replace("models = [model]", "head = Head()\nmodels = [model, head]\nholder = Holder(model)")
+PREPARED = ACCELERATE.replace(
+    "models = [model]", "head = Head()\nmodels = [model, head]\nholder = Holder(model)"
+)
 HOLDER = "class Holder(Module):\n    def __init__(self, m):\n        self.net = m\n\n\n"
 
 
