@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -163,6 +164,34 @@ def meet_float32(version: int) -> dict[str, str]:
             "product": lambda: full * out,
         }
         return {name: _says(call) for name, call in calls.items()}
+
+
+_TIMES = ("sines", "buffer", "input")
+
+
+class _Timed(nn.Module):
+    """Adds what a linear layer makes of float32, of which nothing outside of the model is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, of: str, x: torch.Tensor) -> torch.Tensor:
+        within = {"sines": torch.arange(4.0).sin(), "buffer": x + self.shift.float(), "input": x}[of]
+        return torch.as_tensor(self.norm(self.inner(within)))
+
+
+def meet_within(version: int, *, in_autocast: bool = False) -> dict[str, str]:
+    """Return what torch says where float32 tensors meet weights within a model in bf16 mixed precision."""
+    with _as_accelerators():
+        model = _Timed()
+        if in_autocast:
+            run = Accelerator(mixed_precision="bf16").autocast()(model.forward)
+            vars(model)["forward"] = run
+        _, model, _ = _sharded(version, model, "bf16")
+        runs = {of: partial(lambda of: model(of, torch.ones(4)).sum().backward(), of) for of in _TIMES}
+        return {of: _says(run) for of, run in runs.items()}
 
 
 def prepare_two(version: int) -> dict[str, str]:

@@ -53,6 +53,16 @@ def test_where_low_outputs_meet_float32_fsdp2_raises_and_float_helps() -> None:
         assert {name for name, said in after.items() if not said} == {"float", "product"}
 
 
+def test_where_float32_meets_weights_within_the_model_autocast_helps() -> None:
+    """FM354 names these, and the line that puts the autocast around the model."""
+    stops = partial(accelerate_bodies.meet_within, in_autocast=True)
+    for before, after, helped in zip(
+        *(run_ranks(accelerate_bodies.meet_within, each) for each in (1, 2)), run_ranks(stops, 2), strict=True
+    ):
+        assert set(before.values()) == set(helped.values()) == {""}
+        assert {name for name, said in after.items() if not said} == {"input"}
+
+
 def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
     """FM449 says so at the second, with the line that helps."""
     for before, after in zip(
