@@ -106,6 +106,10 @@ _FLAG = re.compile(r"--use[_-]fsdp\b")
 _RECURRENT = re.compile(r"\b(?:nn\.)?(?:GRU|LSTM|RNN)\b")
 _PICKS_LAYERS = re.compile(r"\bgetattr\(\s*(?:torch\.)?nn\s*,")
 _NAMES_RECURRENT = re.compile(r"['\"](?:GRU|LSTM|RNN)['\"]")
+_EMBEDDINGS = re.compile(
+    r"(?:\bget_input_embeddings\(\)|\bself(?:\.\w+)*\.(?:embed_in|embed_tokens|shared|word_embeddings|wte))\.weight\b"
+    r"|\b(\w+)\s*=\s*self[\w.]*\.get_input_embeddings\(\)[\s\S]{0,2000}?\b\1\.weight\b"
+)
 _SPECTRAL = "spectral_norm("
 _CASTS = re.compile(
     r"\bmixed[_-]precision\b[^\n#]{0,60}?\b(?:bf16|fp16|bfloat16|float16|half)"
@@ -165,6 +169,8 @@ def with_frameworks(
             if any(word.search(text) for word in words) and (not is_a_test(path) or _runs_a_framework(text))
         )
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
+        reading = [path for path, text in texts.items() if _EMBEDDINGS.search(text) and not is_a_test(path)]
+        links |= {path: replace(links.get(path, NOTHING), reads_embeddings=True) for path in reading}
         spectral = _with_spectral_norms(texts, around)
         links |= {path: replace(links.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
     if models.trainers and any(map(are_made_on_meta, texts.values())):

@@ -91,8 +91,8 @@ def find_prepared_apart(
             if (place := f"{path}:{number}") not in told:
                 found.setdefault(kind, []).append(place)
     ignored = (place for place in find_ignored(every) if place not in settings)
-    places = (tuple(found.get(kind, ())) for kind in _KINDS)
-    return PreparedApart(*places, *find_not_loaded(every), tuple(ignored))
+    trained, untrained, unclear, held, second = (tuple(found.get(kind, ())) for kind in _KINDS)
+    return PreparedApart(trained, untrained, unclear, held, second, *find_not_loaded(every), tuple(ignored))
 
 
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:

@@ -175,6 +175,7 @@ class _Timed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.shift: torch.Tensor
         self.register_buffer("shift", torch.ones(4))
 
     def forward(self, of: str, x: torch.Tensor) -> torch.Tensor:
@@ -192,6 +193,33 @@ def meet_within(version: int, *, in_autocast: bool = False) -> dict[str, str]:
         _, model, _ = _sharded(version, model, "bf16")
         runs = {of: partial(lambda of: model(of, torch.ones(4)).sum().backward(), of) for of in _TIMES}
         return {of: _says(run) for of, run in runs.items()}
+
+
+class _Words(nn.Module):
+    """Multiplies by the weights of its embeddings, as a head that is tied by hand does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 4)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.words(tokens) @ self.words.weight.T)
+
+
+def read_embeddings(version: int, *, do_they_stay: bool = False) -> str:
+    """Return what torch says where a forward reads the weights of the model's embeddings."""
+    with _as_accelerators():
+        model = _Words()
+        if do_they_stay:
+            vars(model).update(get_input_embeddings=lambda: None, get_output_embeddings=lambda: None)
+        _, sharded, _ = _sharded(version, model)
+        return _says(lambda: sharded(torch.arange(4)).sum().backward())
 
 
 def prepare_two(version: int) -> dict[str, str]:

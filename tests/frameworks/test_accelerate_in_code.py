@@ -63,6 +63,14 @@ def test_where_float32_meets_weights_within_the_model_autocast_helps() -> None:
         assert {name for name, said in after.items() if not said} == {"input"}
 
 
+def test_where_a_forward_reads_the_weights_of_embeddings_they_have_to_stay() -> None:
+    """FM343 of ``embedding-weights`` says so, with the line by which they stay in the root."""
+    assert set(run_ranks(accelerate_bodies.read_embeddings, 1)) == {""}
+    assert all("DTensor" in said for said in run_ranks(accelerate_bodies.read_embeddings, 2))
+    stay = partial(accelerate_bodies.read_embeddings, do_they_stay=True)
+    assert set(run_ranks(stay, 2)) == {""}
+
+
 def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
     """FM449 says so at the second, with the line that helps."""
     for before, after in zip(

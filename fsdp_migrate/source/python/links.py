@@ -116,6 +116,8 @@ class Links:
     """Whether it makes recurrent layers, in a project whose models Accelerate shards."""
     has_spectral_norms: bool = False
     """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
+    reads_embeddings: bool = False
+    """Whether it reads the weights of embeddings, in such a project."""
     beside_meta: bool = False
     """Whether some ranks alone make models on the meta device, in a project with HF Trainer's arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -274,6 +276,7 @@ class Links:
             self.frameworks,
             self.has_recurrent_layers,
             self.has_spectral_norms,
+            self.reads_embeddings,
             self.run_by_trainer,
             self.wrapped_classes,
             self.failure,

@@ -277,7 +277,8 @@ def _whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Iter
         value = last_value(source.index, name) if name in source.index.scopes else None
         if isinstance(value, (cst.List, cst.ListComp, cst.Call, cst.BinaryOperation)):
             yield from _whose_parameters(source, value, depth + 1)
-    for own in (*walk_for(node, cst.Name), *walk_for(node, cst.Attribute)):
+    owns: list[cst.Name | cst.Attribute] = [*walk_for(node, cst.Name), *walk_for(node, cst.Attribute)]
+    for own in owns:
         is_seen = isinstance(own, cst.Attribute) or own in source.index.scopes
         value = last_value(source.index, own) if is_seen else None
         if isinstance(value, cst.Call) and text_of(value.func).rpartition(".")[2] == "Parameter":
