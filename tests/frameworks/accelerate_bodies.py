@@ -195,6 +195,16 @@ def meet_within(version: int, *, in_autocast: bool = False) -> dict[str, str]:
         return {of: _says(run) for of, run in runs.items()}
 
 
+def clip_by_largest(version: int) -> tuple[float, float]:
+    """Return what the largest gradient is said to be, and what it is by ``full_tensor()``."""
+    with _as_accelerators():
+        accelerator, model, _ = _sharded(version, nn.Linear(2, 2, bias=False))
+        (model(torch.eye(2)) * torch.tensor([1.0, 3.0])).sum().backward()
+        norm: Any = accelerator.clip_grad_norm_(model.parameters(), 100.0, norm_type=float("inf"))
+        whole = norm.full_tensor() if version == 2 else norm
+        return norm.item(), whole.item()
+
+
 class _Words(nn.Module):
     """Multiplies by the weights of its embeddings, as a head that is tied by hand does."""
 

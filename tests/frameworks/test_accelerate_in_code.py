@@ -71,6 +71,12 @@ def test_where_a_forward_reads_the_weights_of_embeddings_they_have_to_stay() -> 
     assert set(run_ranks(stay, 2)) == {""}
 
 
+def test_the_largest_gradient_is_read_of_one_rank_unless_it_is_gathered() -> None:
+    """FM326 names what clips by it, and says `.full_tensor()`."""
+    assert run_ranks(accelerate_bodies.clip_by_largest, 1) == [(3.0, 3.0), (3.0, 3.0)]
+    assert run_ranks(accelerate_bodies.clip_by_largest, 2) == [(1.0, 3.0), (3.0, 3.0)]
+
+
 def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
     """FM449 says so at the second, with the line that helps."""
     for before, after in zip(
