@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.adapters.engine.shared_embeddings import EMBEDDINGS_STAY
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import last_name, text_of
+from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
 
@@ -33,7 +33,7 @@ _MEANT = (
     "`F.embedding`, raises at a DTensor. "
     f"{EMBEDDINGS_STAY}"
 )
-_GETTER = "get_input_embeddings"
+_GETTER, _HEAD = "get_input_embeddings", "get_output_embeddings"
 _USUAL = frozenset({"embed_in", "embed_tokens", "shared", "word_embeddings", "wte"})
 _OF_TRANSFORMERS = re.compile(r"PreTrained|Pretrained|For[A-Z]\w+\Z|Model\Z")
 _BEFORE = re.compile(
@@ -49,11 +49,18 @@ _ASKED = frozenset(
 
 def find(source: Source) -> Iterator[Found]:
     """Find these in methods of models, in projects that Accelerate or Hugging Face's Trainer shards."""
-    if not source.links.reads_embeddings:
+    if not source.links.reads_embeddings or _gives_them_as_head(source):
         return
     for node in source.attributes:
         if node.attr.value == "weight" and _is_embeddings(source, node.value) and _is_read(source, node):
             yield Found("FM343", node, _MEANT, "commented")
+
+
+def _gives_them_as_head(source: Source) -> bool:
+    """Tell whether `get_output_embeddings` gives the embeddings: the unit of both stays whole once it ran."""
+    heads = (each for each in _functions(source) if each.name.value == _HEAD)
+    given = (each.value for head in heads for each in walk_for(head.body, cst.Return))
+    return any(last_name(each) in _USUAL for each in given if each is not None)
 
 
 def _is_embeddings(source: Source, node: cst.BaseExpression) -> bool:
@@ -70,7 +77,7 @@ def _is_embeddings(source: Source, node: cst.BaseExpression) -> bool:
 def _is_read(source: Source, node: cst.Attribute) -> bool:
     """Tell whether a model's forward may read values there: it is not tied, set, or asked for its size."""
     owner, function = source.index.class_of(node), source.index.function(node)
-    if owner is None or function is None or not _is_a_model(owner):
+    if owner is None or function is None or not _is_a_model(source, owner):
         return False
     if _BEFORE.search(function.name.value) is not None:
         return False
@@ -82,8 +89,13 @@ def _is_read(source: Source, node: cst.Attribute) -> bool:
     return not isinstance(above, (cst.AssignTarget, cst.ComparisonTarget))
 
 
-def _is_a_model(owner: cst.ClassDef) -> bool:
-    """Tell whether a class extends one of transformers' models, or says itself which its embeddings are."""
-    named = any(_OF_TRANSFORMERS.search(last_name(base.value)) for base in owner.bases)
-    functions = (each.name.value for each in owner.body.body if isinstance(each, cst.FunctionDef))
-    return named or _GETTER in functions
+def _is_a_model(source: Source, owner: cst.ClassDef) -> bool:
+    """Tell whether a class extends one of transformers' models, or stands beside what says its embeddings."""
+    if any(_OF_TRANSFORMERS.search(last_name(base.value)) for base in owner.bases):
+        return True
+    return any(each.name.value == _GETTER for each in _functions(source))
+
+
+def _functions(source: Source) -> Iterator[cst.FunctionDef]:
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        yield cst.ensure_type(node, cst.FunctionDef)

@@ -51,3 +51,27 @@ def test_where_a_forward_reads_the_weights_of_embeddings(
     (tmp_path / "fsdp.yaml").write_text(YAML.format(kind))
     found = [use for use in scan_paths([tmp_path]).uses if use.rule == "embedding-weights"]
     assert [(use.code, use.action) for use in found] == [("FM343", "commented")] * is_said
+
+
+OUTER = "class Outer(PreTrainedModel):\n"
+SAYS = "    def {}(self):\n        return self.net.model.embed_tokens\n\n"
+
+
+@pytest.mark.parametrize(
+    ("methods", "is_said"),
+    [
+        (["get_input_embeddings"], True),
+        (["other"], False),
+        # Both are one unit then, which stays whole once the embeddings ran.
+        (["get_input_embeddings", "get_output_embeddings"], False),
+    ],
+)
+def test_the_model_around_may_say_which_its_embeddings_are(
+    tmp_path: Path, methods: list[str], *, is_said: bool
+) -> None:
+    inner = MODEL.format("nn.Module", "forward", PRODUCT)
+    (tmp_path / "model.py").write_text(f"{inner}\n\n{OUTER}{''.join(map(SAYS.format, methods))}")
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "fsdp.yaml").write_text(YAML.format("FSDP"))
+    found = [use.rule for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
+    assert ("embedding-weights" in found) is is_said
