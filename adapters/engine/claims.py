@@ -99,6 +99,7 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "FSDP2 casts the inputs of every unit, and outputs; FSDP1 the root's inputs, and buffers",
             since="1.6",
         ),
+        "no_autocast": Claim("FSDP2 runs the model without autocast, in which FSDP1 runs it", since="1.6"),
         "size_counts_children": Claim(
             "under SIZE_BASED_WRAP FSDP2 counts the parameters of wrapped children too", since="1.7"
         ),

@@ -370,6 +370,10 @@ CAST_BUFFERS = (
 )
 
 
+AUTOCAST = "`model.forward = accelerator.autocast()(model.forward)`"
+"""What puts the autocast around a model in which Accelerate's FSDP1 ran it."""
+
+
 def say_mixed_precision(
     block: Block, config: FSDP2Config, draft: Draft, key: str = "mixed_precision"
 ) -> None:
@@ -378,12 +382,16 @@ def say_mixed_precision(
         return
     dtype = config.mp_policy.param_dtype
     text = (
-        f"{dtype}: Accelerate's FSDP2 leaves buffers in their own dtype where FSDP1 casts them, casts the "
-        "inputs of "
-        f"every unit where FSDP1 casts the root's, and casts outputs to {dtype}, the loss that a model "
-        "returns too. Parameters and gradients are cast alike."
+        f"{dtype}: Accelerate's FSDP2 runs the model without autocast, in which its FSDP1 runs it, leaves "
+        "buffers in their own dtype where FSDP1 casts them, casts the inputs of every unit where FSDP1 casts "
+        f"the root's, and casts outputs to {dtype}, the loss that a model returns too. Parameters and "
+        "gradients are cast alike."
     )
     hint = (
+        "Where a float32 tensor meets weights within the model (`linear(x.float())`, a timestep's sines, a "
+        "buffer that is added before), that now raises, and norms, softmax and losses are computed in "
+        f"{dtype}. To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's "
+        "`train()`. "
         "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
         "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
         "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "

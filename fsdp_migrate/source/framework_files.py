@@ -116,6 +116,10 @@ _PLUGIN = "FullyShardedDataParallelPlugin"
 _GETTERS = re.compile(
     r"\bdef get_(?:in|out)put_embeddings\(\s*self\s*,|^class \w+\([^)]*\bPreTrainedModel\b", re.MULTILINE
 )
+_EMBEDDINGS = re.compile(
+    r"(?:\bget_input_embeddings\(\)|\bself(?:\.\w+)*\.(?:embed_in|embed_tokens|shared|word_embeddings|wte))\.weight\b"
+    r"|\b(\w+)\s*=\s*self[\w.]*\.get_input_embeddings\(\)[\s\S]{0,2000}?\b\1\.weight\b"
+)
 _SPECTRAL = "spectral_norm("
 _CASTS = re.compile(
     r"\bmixed[_-]precision\b[^\n#]{0,60}?\b(?:bf16|fp16|bfloat16|float16|half)"
@@ -183,6 +187,8 @@ def with_frameworks(
         links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
         own = (path for path, text in texts.items() if _GETTERS.search(text) and not is_a_test(path))
         links |= {path: replace(links.get(path, NOTHING), beside_getters=True) for path in own}
+        reading = [path for path, text in texts.items() if _EMBEDDINGS.search(text) and not is_a_test(path)]
+        links |= {path: replace(links.get(path, NOTHING), reads_embeddings=True) for path in reading}
         spectral = _with_spectral_norms(texts, around)
         links |= {path: replace(links.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
     if on_meta := {*map(made_on_meta, texts.values())} - {""} if models.trainers else set():

@@ -15,13 +15,14 @@ from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerate_models import has_optimizer, only_infers
 from fsdp_migrate.source.python.accelerators import prepares
 from fsdp_migrate.source.python.text import Source
-from fsdp_migrate.source.rules.prepared_apart import refused_calls
+from fsdp_migrate.source.rules.prepared_apart import stopped_calls
 
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
+    from fsdp_migrate.source.rules.prepared_apart import Stopped
     from fsdp_migrate.source.uses import ScanReport
 
 
@@ -31,8 +32,8 @@ _ACCELERATE: Final = "accelerate"
 _ITS_CODES: Final = frozenset({"FM320", "FM427", _CODE})
 """Of its plugin and its variables in sources, and of calls of ``prepare``."""
 _TESTS: Final = re.compile(r"^[ \t]*(?:async )?def test_|\bunittest\b", re.MULTILINE)
-Kind = Literal["trained", "untrained", "unclear"]
-_KINDS: Final[tuple[Kind, ...]] = ("trained", "untrained", "unclear")
+Kind = Literal["trained", "untrained", "unclear", "held", "second"]
+_KINDS: Final[tuple[Kind, ...]] = ("trained", "untrained", "unclear", "held", "second")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class PreparedApart:
     untrained: tuple[str, ...] = ()
     unclear: tuple[str, ...] = ()
     """In files without an optimizer: the model may be trained by another file's, or not at all."""
+    held: tuple[str, ...] = ()
+    """Where an optimizer holds more than the model that it is given with."""
+    second: tuple[str, ...] = ()
+    """Where a second model is given, which may have none of the classes of layers that a config names."""
     not_loaded: tuple[str, ...] = ()
     """Where it is given models that rank 0 cannot load for all, and what of them."""
     torn: tuple[str, ...] = ()
@@ -82,11 +87,12 @@ def find_prepared_apart(
             continue
         if is_a_test(path) and _TESTS.search(code):  # they run by themselves, whatever a config asks for
             continue
-        places = (f"{path}:{number}" for number in sorted(_lines(code, str(path))))
-        found.setdefault(_kind(code), []).extend(place for place in places if place not in told)
+        for number, kind in sorted(_lines(code, str(path)).items()):
+            if (place := f"{path}:{number}") not in told:
+                found.setdefault(kind, []).append(place)
     ignored = (place for place in find_ignored(every) if place not in settings)
-    trained, untrained, unclear = (tuple(found.get(kind, ())) for kind in _KINDS)
-    return PreparedApart(trained, untrained, unclear, *find_not_loaded(every), tuple(ignored))
+    trained, untrained, unclear, held, second = (tuple(found.get(kind, ())) for kind in _KINDS)
+    return PreparedApart(trained, untrained, unclear, held, second, *find_not_loaded(every), tuple(ignored))
 
 
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:
@@ -107,13 +113,18 @@ def _kind(code: str) -> Kind:
     return "untrained" if only_infers(code) else "unclear"
 
 
-def _lines(code: str, path: str) -> set[int]:
-    """Return the lines of calls that give models without one optimizer each."""
+def _lines(code: str, path: str) -> dict[int, Kind]:
+    """Return the lines of calls at which Accelerate's FSDP2 stops, and of which kind each is."""
     if not prepares(code):
-        return set()
+        return {}
     try:
         source = Source(code, path)
-        return {source.position(call)[0] for call in refused_calls(source)}
+        kinds: dict[Stopped, Kind] = {"refused": _kind(code), "holds more": "held", "second": "second"}
+        return {source.position(call)[0]: kinds[why] for call, why in stopped_calls(source)}
     except (FSDPMigrateError, RecursionError):  # Python 2, or none
-        lines = enumerate(code.splitlines(), 1)
-        return {n for n, line in lines if re.search(MODEL_ALONE, line) and not line.lstrip().startswith("#")}
+        lines = [n for n, line in enumerate(code.splitlines(), 1) if _is_alone(line)]
+        return dict.fromkeys(lines, _kind(code))
+
+
+def _is_alone(line: str) -> bool:
+    return re.search(MODEL_ALONE, line) is not None and not line.lstrip().startswith("#")

@@ -102,6 +102,15 @@ _EITHER = (
     "refuses a model without its optimizer. Where one is, prepare both together, `model, optimizer = "
     "accelerator.prepare(model, optimizer)`; where it is not, write `model.to(accelerator.device)`"
 )
+_HELD = (
+    "Make what an optimizer holds beside the model's parameters a part of that model, or give it an "
+    "optimizer of its own that is not prepared: Accelerate's FSDP2 stops at parameters of others"
+)
+_SECOND = (
+    "Where a second model has none of the classes that `fsdp_transformer_layer_cls_to_wrap` names, write "
+    "`accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []` above the call that prepares it, "
+    "which is one unit then as under FSDP1: Accelerate's FSDP2 looks for them in every model, and stops"
+)
 _NOT_LOADED = (
     "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
     "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
@@ -307,6 +316,8 @@ def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
         (_TOGETHER, "FM449", apart.trained),
         (_LEFT_OUT, "FM449", apart.untrained),
         (_EITHER, "FM449", apart.unclear),
+        (_HELD, "FM449", apart.held),
+        (_SECOND, "FM449", apart.second),
         (_NOT_LOADED, "FM343", apart.not_loaded),
         (_TORN, "FM343", apart.torn),
         (_IGNORED, "FM343", apart.ignored),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -163,6 +164,72 @@ def meet_float32(version: int) -> dict[str, str]:
             "product": lambda: full * out,
         }
         return {name: _says(call) for name, call in calls.items()}
+
+
+_TIMES = ("sines", "buffer", "input")
+
+
+class _Timed(nn.Module):
+    """Adds what a linear layer makes of float32, of which nothing outside of the model is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.shift: torch.Tensor
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, of: str, x: torch.Tensor) -> torch.Tensor:
+        within = {"sines": torch.arange(4.0).sin(), "buffer": x + self.shift.float(), "input": x}[of]
+        return torch.as_tensor(self.norm(self.inner(within)))
+
+
+def meet_within(version: int, *, in_autocast: bool = False) -> dict[str, str]:
+    """Return what torch says where float32 tensors meet weights within a model in bf16 mixed precision."""
+    with _as_accelerators():
+        model = _Timed()
+        if in_autocast:
+            run = Accelerator(mixed_precision="bf16").autocast()(model.forward)
+            vars(model)["forward"] = run
+        _, model, _ = _sharded(version, model, "bf16")
+        runs = {of: partial(lambda of: model(of, torch.ones(4)).sum().backward(), of) for of in _TIMES}
+        return {of: _says(run) for of, run in runs.items()}
+
+
+def clip_by_largest(version: int) -> tuple[float, float]:
+    """Return what the largest gradient is said to be, and what it is by ``full_tensor()``."""
+    with _as_accelerators():
+        accelerator, model, _ = _sharded(version, nn.Linear(2, 2, bias=False))
+        (model(torch.eye(2)) * torch.tensor([1.0, 3.0])).sum().backward()
+        norm: Any = accelerator.clip_grad_norm_(model.parameters(), 100.0, norm_type=float("inf"))
+        whole = norm.full_tensor() if version == 2 else norm
+        return norm.item(), whole.item()
+
+
+class _Words(nn.Module):
+    """Multiplies by the weights of its embeddings, as a head that is tied by hand does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 4)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.words(tokens) @ self.words.weight.T)
+
+
+def read_embeddings(version: int, *, do_they_stay: bool = False) -> str:
+    """Return what torch says where a forward reads the weights of the model's embeddings."""
+    with _as_accelerators():
+        model = _Words()
+        if do_they_stay:
+            vars(model).update(get_input_embeddings=lambda: None, get_output_embeddings=lambda: None)
+        _, sharded, _ = _sharded(version, model)
+        return _says(lambda: sharded(torch.arange(4)).sum().backward())
 
 
 def prepare_two(version: int) -> dict[str, str]:

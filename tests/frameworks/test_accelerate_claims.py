@@ -60,6 +60,9 @@ found["precision_by_unit"] = (
     two.cast_forward_inputs and two.output_dtype is two.param_dtype is one.param_dtype is one.buffer_dtype
     and one.cast_root_forward_inputs and not one.cast_forward_inputs
 )
+from accelerate import Accelerator
+code = {name: inspect.getsource(getattr(Accelerator, name)) for name in ("prepare_model", "_prepare_fsdp2")}
+found["no_autocast"] = "autocast" in code["prepare_model"] and "autocast" not in code["_prepare_fsdp2"]
 plugin = FullyShardedDataParallelPlugin(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=10)
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Linear(1, 1)))

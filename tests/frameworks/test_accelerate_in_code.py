@@ -53,6 +53,30 @@ def test_where_low_outputs_meet_float32_fsdp2_raises_and_float_helps() -> None:
         assert {name for name, said in after.items() if not said} == {"float", "product"}
 
 
+def test_where_float32_meets_weights_within_the_model_autocast_helps() -> None:
+    """FM354 names these, and the line that puts the autocast around the model."""
+    stops = partial(accelerate_bodies.meet_within, in_autocast=True)
+    for before, after, helped in zip(
+        *(run_ranks(accelerate_bodies.meet_within, each) for each in (1, 2)), run_ranks(stops, 2), strict=True
+    ):
+        assert set(before.values()) == set(helped.values()) == {""}
+        assert {name for name, said in after.items() if not said} == {"input"}
+
+
+def test_where_a_forward_reads_the_weights_of_embeddings_they_have_to_stay() -> None:
+    """FM343 of ``embedding-weights`` says so, with the line by which they stay in the root."""
+    assert set(run_ranks(accelerate_bodies.read_embeddings, 1)) == {""}
+    assert all("DTensor" in said for said in run_ranks(accelerate_bodies.read_embeddings, 2))
+    stay = partial(accelerate_bodies.read_embeddings, do_they_stay=True)
+    assert set(run_ranks(stay, 2)) == {""}
+
+
+def test_the_largest_gradient_is_read_of_one_rank_unless_it_is_gathered() -> None:
+    """FM326 names what clips by it, and says `.full_tensor()`."""
+    assert run_ranks(accelerate_bodies.clip_by_largest, 1) == [(3.0, 3.0), (3.0, 3.0)]
+    assert run_ranks(accelerate_bodies.clip_by_largest, 2) == [(1.0, 3.0), (3.0, 3.0)]
+
+
 def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
     """FM449 says so at the second, with the line that helps."""
     for before, after in zip(

@@ -48,6 +48,32 @@ def test_calls_are_found_by_what_they_are_given(tmp_path: Path, call: str, lines
     assert find_prepared_apart([tmp_path]).trained == tuple(f"{path}:{line}" for line in lines)
 
 
+HEADS = "optimizer = AdamW(chain(model.parameters(), {}.parameters()))\n"
+BOTH = "model, optimizer = accelerator.prepare(model, optimizer)\n"
+SECOND = "critic, critic_opt = accelerator.prepare(critic, critic_opt)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "held", "second"),
+    [
+        (HEADS.format("head") + BOTH, [2], []),
+        (HEADS.format("model.head") + BOTH, [], []),
+        (BOTH + SECOND, [], [2]),
+        (BOTH + BOTH, [], []),
+        (f"if own:\n    {BOTH}else:\n    {SECOND}", [], []),
+    ],
+)
+def test_calls_that_stop_though_a_model_and_its_optimizer_are_given(
+    tmp_path: Path, code: str, held: list[int], second: list[int]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(code)
+    found = find_prepared_apart([tmp_path])
+    assert found.held == tuple(f"{path}:{line}" for line in held)
+    assert found.second == tuple(f"{path}:{line}" for line in second)
+    assert (found.trained, found.untrained, found.unclear) == ((), (), ())
+
+
 ALONE = "model = accelerator.prepare(model)\n"
 TRAINS = "loss.backward()\n"
 
@@ -167,6 +193,6 @@ def test_each_step_of_what_accelerate_is_given_names_its_code() -> None:
     steps = [each.text for each in next_steps([], ScanReport((), 0), [], [], apart=found)]
     codes = {name: code for name in names for text in steps for code in _CODE.findall(text) if name in text}
     assert codes == {
-        **dict.fromkeys(("trained", "untrained", "unclear"), "FM449"),
+        **dict.fromkeys(("trained", "untrained", "unclear", "held", "second"), "FM449"),
         **dict.fromkeys(("not_loaded", "torn", "ignored"), "FM343"),
     }

@@ -310,7 +310,10 @@ def prepared(index: Index, call: cst.Call) -> set[str]:
     if any(arg.star for arg in call.args):
         given = given_to(index, call, or_taken=True)
         return prepared_by(given, asked_as_models(index))
-    given = [_called(index, arg.value) for arg in call.args]
+    args = [arg.value for arg in call.args]
+    if len(args) == 1 and isinstance(args[0], (cst.List, cst.Tuple)):
+        args = [each.value for each in args[0].elements]  # a project's own `prepare([model, optimizer])`
+    given = [_called(index, each) for each in args]
     return prepared_by(given, asked_as_models(index))
 
 

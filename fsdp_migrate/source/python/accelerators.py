@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import libcst as cst
 
 from fsdp_migrate.source.python.named_objects import NamedObjects, last_part
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, last_name, placed_parameters, walk_for
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -68,7 +68,15 @@ def prepares(code: str) -> bool:
 
 
 def method(index: Index, func: cst.BaseExpression) -> cst.Attribute | None:
-    """Return the method that a function is, by another name too: ``unwrap = accelerator.unwrap_model``."""
+    """Return the method that a function is, by another name too: ``unwrap = accelerator.unwrap_model``.
+
+    Also of a function that hands on all that it is given: ``return self.accelerator.prepare(*objects)``.
+    """
+    name = last_name(func)
+    if isinstance(func, cst.Name) or (isinstance(func, cst.Attribute) and dotted(func.value) == "self"):
+        handed = _that_hand_on(index).get(name)
+        if handed is not None:
+            return handed
     if isinstance(func, cst.Attribute):
         return func
     if not isinstance(func, cst.Name) or func not in index.scopes:
@@ -76,6 +84,26 @@ def method(index: Index, func: cst.BaseExpression) -> cst.Attribute | None:
     bound = [each.value for each in index.scopes[func].lookup(func.value)]
     value = bound[0] if len(bound) == 1 else None
     return value if isinstance(value, cst.Attribute) and value.attr.value in _KEPT else None
+
+
+@functools.lru_cache(maxsize=8)
+def _that_hand_on(index: Index) -> dict[str, cst.Attribute]:
+    """Return that method by the names of functions that hand it all that they are given."""
+    found: dict[str, cst.Attribute] = {}
+    for node in index.by_kind.get(cst.FunctionDef, ()):
+        function = cst.ensure_type(node, cst.FunctionDef)
+        names = [each.name.value for each in placed_parameters(function)]
+        names = names[1:] if names[:1] == ["self"] else names
+        if isinstance(function.params.star_arg, cst.Param):
+            names.append(function.params.star_arg.name.value)
+        for given in (each.value for each in walk_for(function.body, cst.Return)):
+            func = given.func if isinstance(given, cst.Call) and given.args[:1] else None
+            if not isinstance(func, cst.Attribute) or func.attr.value not in PREPARES:
+                continue
+            first = cst.ensure_type(given, cst.Call).args[0]
+            if first.star == "*" and [dotted(first.value)] == names[:1]:
+                found[function.name.value] = func
+    return found
 
 
 def method_in(tree: ast.Module, func: ast.expr) -> ast.Attribute | None:

@@ -120,6 +120,8 @@ class Links:
     """Whether it has models of transformers' kind of its own, in such a project: getters, or their base."""
     has_spectral_norms: bool = False
     """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
+    reads_embeddings: bool = False
+    """Whether it reads the weights of embeddings, in such a project."""
     beside_meta: str = ""
     """What some ranks alone make on the meta device, in a project with HF Trainer's arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -290,6 +292,7 @@ class Links:
             self.has_recurrent_layers,
             self.beside_getters,
             self.has_spectral_norms,
+            self.reads_embeddings,
             self.run_by_trainer,
             self.wrapped_classes,
             self.failure,

@@ -13,6 +13,7 @@ import libcst as cst
 
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
+from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
@@ -349,9 +350,13 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
         hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
     if is_cast and given.get("param_dtype"):
         text += (
-            " Where the Accelerator has `mixed_precision`, FSDP1's outputs were float32, and these are not."
+            " Where the Accelerator has `mixed_precision`, FSDP1 ran the model in autocast, and its outputs "
+            "were float32. FSDP2 does neither."
         )
-        hint += " Write `.float()` on an output that meets float32 tensors."
+        hint += (
+            " Write `.float()` on an output that meets float32 tensors, and, where such a tensor meets "
+            f"weights within the model, {AUTOCAST} above `prepare`."
+        )
     if text:
         yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
 

@@ -5,6 +5,7 @@ FSDP1 kept the gradients of such steps where they are clipped; FSDP2 keeps them 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -29,6 +30,11 @@ _ACCUMULATED = (
     "where Accelerate shards this model, FSDP2 shows no gradients here in steps that only accumulate: the "
     "norm is 0, and what is clipped is the sum in the last of them; FSDP1 scaled down at each step what was "
     "added up so far. Put this below `if accelerator.sync_gradients:`, and see that max_norm is meant so."
+)
+_LARGEST = (
+    "where Accelerate shards this model, gradients are clipped by the largest of all ranks as before, but "
+    "what this gives is a DTensor that `.item()` and `float()` read this rank's largest of: read "
+    "`.full_tensor()` of it, on every rank."
 )
 _NOT_FINITE = (
     "where Fabric shards this model, the norm is the same as before; but one that is not finite raises now: "
@@ -56,6 +62,8 @@ def find(source: Source) -> Iterator[Found]:
             is_theirs = model is not None and _is_sharded_by(source, model, ("accelerate", "transformers"))
             if is_theirs and _is_accumulating(source, call) and may_accumulate(source):
                 yield Found("FM326", call, _ACCUMULATED, "commented")
+            elif is_theirs and _is_read(source, call) and _is_largest(call):
+                yield Found("FM326", call, _LARGEST, "commented")
         elif func.attr.value == "clip_gradients" and _is_fabrics_norm(source, call, first):
             is_asked = _RAISES in args_by_name(call) or len(call.args) > _FABRICS.index(_RAISES)
             said = _NOT_FINITE.format(_ASKED if is_asked else _BY_DEFAULT)
@@ -79,6 +87,18 @@ def _is_accumulating(source: Source, call: cst.Call) -> bool:
         if isinstance(above, cst.FunctionDef):
             break
     return False
+
+
+def _is_read(source: Source, call: cst.Call) -> bool:
+    """Tell whether anything is done with what a call gives."""
+    return not isinstance(source.index.parents[call], cst.Expr)
+
+
+def _is_largest(call: cst.Call) -> bool:
+    """Tell whether Accelerate is asked for the largest gradient: ``norm_type=float("inf")``."""
+    named = args_by_name(call)
+    asked = named.get("norm_type") or (call.args[2] if len(call.args) > 2 else None)
+    return asked is not None and re.search(r"\binf\b", text_of(asked.value)) is not None
 
 
 def may_accumulate(source: Source) -> bool:

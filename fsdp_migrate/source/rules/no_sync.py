@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.framework_words import is_an_accelerator, mixed, unsynced
 from fsdp_migrate.source.method_calls import on_model, renamed, sureness_of_lost, unbound
 from fsdp_migrate.source.python.accelerate_models import ACCELERATE
-from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.nodes import short, text_of
 from fsdp_migrate.source.rules.framework_clipping import may_accumulate
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -30,6 +30,11 @@ _LISTED = (
     "Accelerate asks each thing that this is given, and under FSDP2 a list of models raises, where FSDP1 "
     "passed over it: give it the models, {}(*{})."
 )
+_OTHERS = (
+    "Accelerate's FSDP2 asks each thing that this is given for set_requires_gradient_sync, which a sharded "
+    "model alone has: AttributeError for others, over which FSDP1 passed. Give it the models that "
+    "accelerator.prepare gave, without {}, where that is none of them."
+)
 _UNSURE = "if this is the sharded model, take fsdp_migrate.runtime.no_sync(model)."
 
 
@@ -40,25 +45,67 @@ def find(source: Source) -> Iterator[Found]:
             new = source.local_name(NO_SYNC)
             edit = renamed(call.func, new)
             yield Found("FM312", call, f"{new}(...)", "rewritten", (edit,), (NO_SYNC,), (call.func,))
-        yield from _of_list(source, call)
+        yield from _of_accelerate(source, call)
     for node in source.attributes:
         if node.attr.value == "no_sync" and node not in source.references and not _is_set(source, node):
             yield from _of_method(source, node)
 
 
-def _of_list(source: Source, call: cst.Call) -> Iterator[Found]:
-    """Find ``accelerator.accumulate(models)``, where ``models`` is a list of what Accelerate shards."""
-    func, given = call.func, call.args[0] if len(call.args) == 1 else None
+def _of_accelerate(source: Source, call: cst.Call) -> Iterator[Found]:
+    """Find what is no sharded model in ``accelerator.accumulate(model, head)`` and ``no_sync``."""
+    func = call.func
     if not isinstance(func, cst.Attribute) or func.attr.value not in {"accumulate", "no_sync"}:
         return
-    if given is None or given.star or not is_an_accelerator(source, func.value):
+    if not call.args or not is_an_accelerator(source, func.value):
         return
-    kinds = source.models.kinds(given.value)
-    is_list = any(kind.endswith(">fsdp") for kind in kinds) and "fsdp" not in kinds
-    is_run = func.attr.value == "no_sync" or may_accumulate(source)
-    if is_list and is_run and any(kind.endswith(f">{ACCELERATE}") for kind in kinds):
-        said = _LISTED.format(short(func, 40), short(given.value, 30))
+    if func.attr.value == "accumulate" and not may_accumulate(source):
+        return
+    if len(call.args) == 1 and not call.args[0].star and _is_list_of_models(source, call.args[0].value):
+        said = _LISTED.format(short(func, 40), short(call.args[0].value, 30))
         yield Found("FM312", call, said, "commented")
+        return
+    others = [short(each, 30) for each in _others(source, call)]
+    if others:
+        yield Found("FM312", call, _OTHERS.format(", ".join(f"`{each}`" for each in others)), "commented")
+
+
+def _is_list_of_models(source: Source, given: cst.BaseExpression) -> bool:
+    kinds = source.models.kinds(given)
+    held = {kind for kind in kinds if not kind.startswith(".")}
+    is_list = any(kind.endswith(">fsdp") for kind in held) and "fsdp" not in kinds
+    return is_list and any(kind.endswith(f">{ACCELERATE}") for kind in held)
+
+
+def _others(source: Source, call: cst.Call) -> list[cst.BaseExpression]:
+    """Return what stands beside a model that Accelerate shards, or alone is a part or a holder of one."""
+    given = list(_given(source, call))
+    sharded = [each for each in given if "fsdp" in source.models.kinds(each)]
+    if any(ACCELERATE in source.models.kinds(each) for each in sharded):
+        return [each for each in given if each not in sharded]
+    return [each for each in given if _is_around(source, each)] if len(given) == 1 else []
+
+
+def _given(source: Source, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield what a call is given, and what a list holds that it is given by a star."""
+    for arg in call.args:
+        value = arg.value
+        if arg.star and isinstance(value, cst.Name) and value in source.index.scopes:
+            value = last_value(source.index, value) or value
+        if not arg.star:
+            yield value
+        elif isinstance(value, (cst.List, cst.Tuple)):
+            yield from (each.value for each in value.elements if isinstance(each, cst.Element))
+
+
+def _is_around(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether it is an object that holds a model of Accelerate's, or an attribute of such a model."""
+    kinds = source.models.kinds(given)
+    if "fsdp" in kinds:
+        return False
+    if any(kind.startswith(".") and kind.endswith(f">{ACCELERATE}") for kind in kinds):
+        return True
+    owner = source.models.kinds(given.value) if isinstance(given, cst.Attribute) else ()
+    return not kinds and {"fsdp", ACCELERATE} <= set(owner)
 
 
 def _is_set(source: Source, node: cst.Attribute) -> bool:

@@ -69,6 +69,7 @@ _PART = (
     "no match; FSDP2's are the model's, so this decides differently, without an error, or raises. Decide "
     "which is meant; a checkpoint of FSDP1 has the old groups."
 )
+_OLD_GROUPS = "; a checkpoint of FSDP1 has the old groups"
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
 _MATCHES = frozenset({"findall", "fnmatch", "fnmatchcase", "fullmatch", "match", "search"})
@@ -130,7 +131,9 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
     # A part has names of the model's own, but for those of flat parameters.
     is_inner = by.model is not by.asked or text_of(by.asked).endswith(".module")
     of_flat = "" if sharded_by in _KEEP_NAMES else by.flat
-    said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat)) if is_choice else {}
+    said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat))
+    if not is_choice:  # what is written to parameters or gradients is in no checkpoint as groups
+        said_of = {node: said.replace(_OLD_GROUPS, "") for node, said in said_of.items()}
     if not is_inner:
         said_of |= dict.fromkeys(_of_names_before(source, loop, names, by.copies), _FROM_BEFORE)
     yield from (Found("FM318", node, said, "commented") for node, said in said_of.items())

@@ -6,7 +6,7 @@ A model that the source shards itself is none for Accelerate, which knows it by 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import libcst as cst
 
@@ -96,6 +96,8 @@ _AGAIN = (
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
 _DEEPEST = 3
+Stopped = Literal["refused", "holds more", "second"]
+"""Why Accelerate's FSDP2 stops at a call: by what it is given, its optimizer, or the layers' classes."""
 _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
 _DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
@@ -138,15 +140,18 @@ def _is_wrapped_here(source: Source, model: cst.BaseExpression) -> bool:
     return isinstance(value, cst.Call) and source.models.is_constructor(value.func)
 
 
-def refused_calls(source: Source) -> Iterator[cst.Call]:
-    """Yield the calls that Accelerate's FSDP2 refuses, where a config of the project may ask for it."""
-    for call in source.calls:
-        if (
-            method_that_shards(source.index, call.func)
-            and not _is_elsewhere(source, call)
-            and _refused(source, call)
-        ):
-            yield call
+def stopped_calls(source: Source) -> Iterator[tuple[cst.Call, Stopped]]:
+    """Yield the calls at which Accelerate's FSDP2 stops, where a config of the project may ask for it."""
+    calls = [call for call in source.calls if method_that_shards(source.index, call.func)]
+    for call in calls:
+        if _is_elsewhere(source, call):
+            continue
+        if _refused(source, call):
+            yield call, "refused"
+        elif _held_besides(source, call):
+            yield call, "holds more"
+        elif _is_second(source, call, calls):
+            yield call, "second"
 
 
 def _knows_of_fsdp(source: Source) -> bool:
@@ -272,6 +277,12 @@ def _whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Iter
         value = last_value(source.index, name) if name in source.index.scopes else None
         if isinstance(value, (cst.List, cst.ListComp, cst.Call, cst.BinaryOperation)):
             yield from _whose_parameters(source, value, depth + 1)
+    owns: list[cst.Name | cst.Attribute] = [*walk_for(node, cst.Name), *walk_for(node, cst.Attribute)]
+    for own in owns:
+        is_seen = isinstance(own, cst.Attribute) or own in source.index.scopes
+        value = last_value(source.index, own) if is_seen else None
+        if isinstance(value, cst.Call) and text_of(value.func).rpartition(".")[2] == "Parameter":
+            yield own
 
 
 def _names(call: cst.Call) -> list[str]:

@@ -1,10 +1,13 @@
 """``optim=`` and ``label_smoothing_factor=`` of Hugging Face's arguments, where a config asks for FSDP.
 
+And what a Trainer's own ``create_optimizer`` gives its optimizer beside the model's parameters.
+
 Where ``fsdp=`` stands in the same call, :mod:`fsdp_migrate.source.rules.hf_arguments` says so of both.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
@@ -16,7 +19,10 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
-from fsdp_migrate.source.python.nodes import args_by_name, dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.nodes import args_by_name, dotted, last_name, short, text_of, walk_for
+from fsdp_migrate.source.python.parameters import PARAMETERS
+from fsdp_migrate.source.python.trainer_models import MAKES_OPTIMIZER, TRAINER
 from fsdp_migrate.source.rules.hf_arguments import is_of_the_trainer
 from fsdp_migrate.source.uses import Found
 
@@ -28,9 +34,15 @@ if TYPE_CHECKING:
 
 
 NAME = "trainer-optimizers"
-CODES = ("FM343",)
+CODES = ("FM343", "FM449")
 
 _OPTION = "optim"
+_HOLDS_MORE = (
+    "the Trainer's FSDP2 stops at parameters in its optimizer that are none of its model's, as these of {} "
+    "are: make it a part of the model above the Trainer, `model.extra = ...`, or give it an optimizer of its "
+    "own."
+)
+_MODELS = re.compile(r"(?:^|[._])model(?:_wrapped)?(?:$|[.(_])|unwrap")
 _MEANT = "where Hugging Face's Trainer runs FSDP2 with this {}, {}: {} {}"
 
 
@@ -46,6 +58,39 @@ def find(source: Source) -> Iterator[Found]:
     for node, value in _handed_on(source):
         if (found := _said_of_optimizers(value)) is not None:
             yield Found("FM343", node, _MEANT.format(*found), "commented")
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        function = cst.ensure_type(node, cst.FunctionDef)
+        if function.name.value == MAKES_OPTIMIZER:
+            yield from _of_others(source, function)
+
+
+def _of_others(source: Source, function: cst.FunctionDef) -> Iterator[Found]:
+    """Find parameters of another module than the model, in a method of a Trainer that makes its optimizer."""
+    if source.models.frameworks.trainers.kind_around(function) != TRAINER:
+        return
+    for call in walk_for(function.body, cst.Call):
+        owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+        if not isinstance(owner, cst.Attribute) or last_name(call.func) not in PARAMETERS:
+            continue
+        if not text_of(owner).startswith("self.") or _is_of_model(source, owner):
+            continue
+        if _goes_to_its_optimizer(source, call):
+            yield Found("FM449", call, _HOLDS_MORE.format(f"`{short(owner, 40)}`"), "commented")
+
+
+def _is_of_model(source: Source, owner: cst.Attribute) -> bool:
+    """Tell whether an attribute of a Trainer is its model or a part of it, as its name or its value says."""
+    values = values_set(source.index, owner)
+    return any(_MODELS.search(text_of(each)) is not None for each in (owner, *values))
+
+
+def _goes_to_its_optimizer(source: Source, call: cst.Call) -> bool:
+    """Tell whether parameters may go into ``self.optimizer``, and are not gone through, or another's."""
+    line = source.index.statement(call)
+    if isinstance(line, (cst.For, cst.If, cst.While, cst.With)):
+        return False
+    targets = [text_of(each.target) for each in walk_for(line, cst.AssignTarget)]
+    return not any(each.startswith("self.") and each != "self.optimizer" for each in targets)
 
 
 def _said_of_optimizers(value: cst.BaseExpression) -> tuple[str, ...] | None:

@@ -213,3 +213,36 @@ def test_what_is_false_of_two_where_the_other_is_true(
     assert ("FM333" in comments(body, FSDP1)) is is_said
     again = body.replace("    if", "    lora = True\n    if", 1)
     assert "FM333" in comments(again, FSDP1) or not is_said
+
+
+OWN = (
+    "class Trainer:\n    def __init__(self, model, optimizer, x):\n        self.accelerator = accelerator\n"
+    "        self.optimizer = optimizer\n        self.model{} = self.prepare({})\n"
+    "        print(self.model.module.weight)\n\n    def prepare(self, {}):\n{}"
+)
+GIVES = "        return self.accelerator.prepare(*objects)\n"
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "takes", "does", "codes"),
+    [
+        (", self.optimizer", "[model, optimizer]", "objects", GIVES, {"FM333"}),
+        (", self.optimizer", "model, optimizer", "*objects", GIVES, {"FM333"}),
+        (
+            ", self.optimizer",
+            "model, optimizer",
+            "*objects",
+            f"        if not self.on:\n            return objects\n{GIVES}",
+            {"FM333"},
+        ),
+        ("", "model", "*objects", GIVES, {"FM333", "FM449"}),
+        ("", "x, model", "x, *objects", GIVES, set()),
+        ("", "model", "*objects", GIVES.replace("self.accelerator", "self.store"), set()),
+        ("", "model", "*objects", GIVES.replace("*objects", "x"), set()),
+    ],
+)
+def test_a_function_that_hands_all_that_it_is_given_to_prepare(
+    names: str, given: str, takes: str, does: str, codes: set[str]
+) -> None:
+    said = comments(OWN.format(names, given, takes, does), FSDP1)
+    assert {each for each in ("FM333", "FM449") if each in said} == codes

@@ -147,9 +147,13 @@ def test_the_type_of_states_is_said_where_the_call_is_left() -> None:
 def test_what_becomes_of_outputs_in_low_precision_is_said() -> None:
     casts = "p = Plugin(mixed_precision_policy=MixedPrecision(param_dtype=torch.half), sharding_strategy=1)\n"
     assert "Write `.float()` on an output" in comments(casts, ACCELERATE)
-    assert ".float()" not in comments(casts.replace("param_dtype", "reduce_dtype"), ACCELERATE)
+    assert "`model.forward = accelerator.autocast()(model.forward)`" in comments(casts, ACCELERATE)
+    reduced = comments(casts.replace("param_dtype", "reduce_dtype"), ACCELERATE)
+    assert ".float()" not in reduced
+    assert "autocast" not in reduced
     plain = 'Accelerator(mixed_precision="bf16", fsdp_plugin=Plugin(sharding_strategy=1))\n'
     assert "write `.float()` on it" in comments(plain, ACCELERATE)
+    assert "`model.forward = accelerator.autocast()(model.forward)`" in comments(plain, ACCELERATE)
 
 
 def test_what_goes_away_takes_its_imports_along() -> None:

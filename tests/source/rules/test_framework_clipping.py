@@ -56,6 +56,25 @@ def test_clipping_in_steps_that_only_accumulate(
     assert is_said(ACCELERATE.format(steps=steps, opens=opens, clips=clips)) is expected
 
 
+LARGEST = CLIPS.replace("1.0", "1.0, norm_type=float('inf')")
+
+
+@pytest.mark.parametrize(
+    ("clips", "expected"),
+    [
+        (f"log({LARGEST})", True),
+        (f"norm = {LARGEST.replace('norm_type=', '')}", True),
+        (f"norm = {CLIPS.replace('1.0', '1.0, norm_type=torch.inf')}", True),
+        (LARGEST, False),
+        (f"norm = {CLIPS}", False),
+        (f"norm = {CLIPS.replace('1.0', '1.0, norm_type=1')}", False),
+        (f"norm = {LARGEST.replace('model.', 'head.')}", False),
+    ],
+)
+def test_the_largest_gradient_is_read_of_one_rank(clips: str, *, expected: bool) -> None:
+    assert is_said(ACCELERATE.format(steps=PLUGIN, opens="if True:", clips=clips)) is expected
+
+
 @pytest.mark.parametrize(
     ("strategy", "given", "precision", "expected"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes
+from tests.source.samples import assert_commented, assert_left_alone, assert_turned, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -72,5 +72,37 @@ ACCELERATE = (
 def test_accelerate_is_given_a_list_of_models(given: str, *, is_said: bool) -> None:
     body = f"{ACCELERATE}with accelerator.{given}:\n    pass\n"
     assert (("FM312", "commented") in codes(body)) is is_said
+    once = body.replace("_steps=2", "_steps=1")
+    assert (("FM312", "commented") in codes(once)) is ("no_sync(" in given)
+
+
+PREPARED = ACCELERATE.replace(
+    "models = [model]", "head = Head()\nmodels = [model, head]\nholder = Holder(model)"
+)
+HOLDER = "class Holder(Module):\n    def __init__(self, m):\n        self.net = m\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("accumulate(model, head)", "`head`"),
+        ("accumulate(head, model, other)", "`head`, `other`"),
+        ("accumulate(*models)", "`head`"),
+        ("accumulate(model.encoder)", "`model.encoder`"),
+        ("no_sync(holder)", "`holder`"),
+        ("accumulate(model)", ""),
+        ("accumulate(*[model])", ""),
+        ("accumulate(holder.net)", ""),
+        ("accumulate(head)", ""),
+        ("accumulate(*unseen)", ""),
+        ("accumulate(accelerator.unwrap_model(model))", ""),
+    ],
+)
+def test_accelerate_is_given_what_it_has_not_sharded(given: str, named: str) -> None:
+    """Under FSDP2 ``accumulate`` and ``no_sync`` raise AttributeError for it; FSDP1 passed over it."""
+    body = f"{HOLDER}{PREPARED}with accelerator.{given}:\n    pass\n"
+    assert (("FM312", "commented") in codes(body)) is bool(named)
+    said = [each.becomes for each in uses(body) if each.code == "FM312"]
+    assert named in " ".join(said)
     once = body.replace("_steps=2", "_steps=1")
     assert (("FM312", "commented") in codes(once)) is ("no_sync(" in given)

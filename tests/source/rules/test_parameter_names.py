@@ -60,7 +60,15 @@ NAMES += [
     "for n, p in model.named_parameters():\n    p.requires_grad = re.search('lora', n) is not None\n",
     "for n, p in model.named_parameters():\n    p.requires_grad_(any(x in n for x in xs))\n",
 ]
+NAMES += [
+    _LOOP.format("'bias' in n and p.grad is not None", "p.grad.zero_()"),
+    _LOOP.format("'bias' in n", "p.grad = None"),
+    _LOOP.format("n.endswith('.bias')", "p.data.mul_(0.5)"),
+]
 OTHERS = [
+    _LOOP.format("p.grad is not None", "p.grad.zero_()"),
+    _LOOP.format("'bias' in n", "norms[n] = p.grad.norm()"),
+    _LOOP.format("'bias' in n.replace('_fsdp_wrapped_module.', '')", "p.grad.zero_()"),
     "n = list(x.named_parameters())\nmodel.named_parameters()\nxs = [p for m, p in n if 'bias' in m]\n",
     "named = list(model.named_parameters())\nnamed = []\nxs = [p for n, p in named if 'bias' in n]\n",
     _LIST.format("p.requires_grad"),
@@ -76,6 +84,7 @@ OTHERS = [
     "for n, p in model.named_parameters():\n    p.requires_grad = on\n",
     _LOOP.format("'bias' in n.replace('_fsdp_wrapped_module.', '')", "xs.append(p)"),
 ]
+CHANGED = _LOOP.format("n.startswith('encoder')", "p.grad.zero_()")
 START = _LIST.format("n.startswith('encoder')")
 
 
@@ -99,8 +108,12 @@ def test_what_chooses_nothing_or_has_clean_names(body: str) -> None:
 
 
 def test_how_a_name_begins_was_never_asked_rightly() -> None:
-    assert _is_said(START, "model = FSDP(net, use_orig_params=True)\n")
-    assert not _is_said(START.replace("model.", "model.module."), "model = FSDP(net, use_orig_params=True)\n")
+    for body in (START, CHANGED):
+        assert _is_said(body, "model = FSDP(net, use_orig_params=True)\n")
+        inner = body.replace("model.", "model.module.")
+        assert not _is_said(inner, "model = FSDP(net, use_orig_params=True)\n")
+    said = next(each.becomes for each in uses(f"model = FSDP(net)\n{CHANGED}") if each.code == "FM318")
+    assert "old groups" not in said
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,9 @@ def test_a_second_model_may_lack_the_layers_of_the_first(between: str, *, is_sai
         ("AdamW(list(model.parameters()) + list(self.head.parameters()))", "`self.head`"),
         ("AdamW(chain(model.parameters(), head.parameters()))", "`head`"),
         ("AdamW(groups)", "`head`"),
+        ("AdamW([*model.parameters(), temperature])", "`temperature`"),
+        ("AdamW([{'params': model.parameters()}, {'params': [temperature]}])", "`temperature`"),
+        ("AdamW([{'params': model.parameters()}, {'params': [model.scale]}])", ""),
         ("AdamW([{'params': model.body.parameters()}, {'params': model.head.parameters()}])", ""),
         ("AdamW([{'params': body.parameters()}, {'params': head.parameters()}])", ""),
         ("AdamW(model.parameters())", ""),
@@ -272,6 +275,7 @@ def test_a_second_model_may_lack_the_layers_of_the_first(between: str, *, is_sai
 )
 def test_an_optimizer_that_holds_more_than_the_model(made: str, others: str) -> None:
     groups = "groups = [{'params': model.parameters()}, {'params': head.parameters()}]\n"
+    groups += "temperature = nn.Parameter(torch.ones(()))\nmodel.scale = nn.Parameter(torch.ones(()))\n"
     prepare = "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
     said = comments(f"{groups}optimizer = {made}\n{prepare}", PLUGIN)
     assert (f"FM449 this optimizer holds the parameters of {others} too" in said) is bool(others)

@@ -78,3 +78,41 @@ def test_what_fsdp2_cannot_step(tmp_path: Path, made: str, said: str) -> None:
     assert "parse()" in made or found == ["arguments.py"] * bool(said)
     rewrite_paths([tmp_path], write=True)
     assert rewrite_paths([tmp_path]).changed == ()
+
+
+OWN = (
+    "from transformers import Trainer\n\n\nclass Own(Trainer):\n    def __init__(self, head, *a, **k):\n"
+    "        super().__init__(*a, **k)\n        self.head = head\n        self.body = self.model.body\n\n"
+    "    def create_optimizer(self, model=None):\n        super().create_optimizer()\n        {}\n"
+    "        return self.optimizer\n"
+)
+ADDS = "self.optimizer.add_param_group({{'params': {}}})"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (ADDS.format("list(self.head.parameters())"), "`self.head`"),
+        (ADDS.format("self.head.parameters()"), "`self.head`"),
+        ("self.optimizer = AdamW([*self.model.parameters(), *self.head.parameters()])", "`self.head`"),
+        ("groups = [{'params': self.head.parameters()}]", "`self.head`"),
+        (ADDS.format("self.model.head.parameters()"), ""),
+        (ADDS.format("self.body.parameters()"), ""),
+        (ADDS.format("model.parameters()"), ""),
+        (ADDS.format("self.accelerator.unwrap_model(self.model).parameters()"), ""),
+        ("self.second = AdamW(self.head.parameters())", ""),
+        ("for p in self.head.parameters(): p.requires_grad = False", ""),
+    ],
+)
+def test_an_optimizer_of_a_trainers_own_that_holds_more_than_its_model(
+    tmp_path: Path, line: str, named: str
+) -> None:
+    """FSDP2 stops at what it finds in no model (``hold_more`` of accelerate_bodies)."""
+    (tmp_path / "own.py").write_text(OWN.format(line.replace("{{", "{").replace("}}", "}")))
+    (tmp_path / "train.py").write_text(
+        f"from own import Own\n{HEADER}{TRAINS.replace('Trainer(', 'Own(head, ')}"
+    )
+    for kind in ("FSDP", "MULTI_GPU"):
+        (tmp_path / "fsdp.yaml").write_text(YAML.format(kind))
+        found = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM449"]
+        assert [named in each for each in found] == [True] * (bool(named) and kind == "FSDP")
