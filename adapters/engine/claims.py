@@ -187,6 +187,9 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         "settings_are_fsdp1s": Claim(
             "`ModelParallelStrategy` has none of what `FSDPStrategy` keeps of its arguments", since="2.3"
         ),
+        "refuses_compiled": Claim(
+            "`ModelParallelStrategy` refuses what `torch.compile` made of a LightningModule", since="2.3"
+        ),
         "backend_is_asked_for": Claim(
             "`ModelParallelStrategy` makes the process group of `process_group_backend`, Fabric's too",
             since="2.3",

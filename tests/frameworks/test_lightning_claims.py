@@ -60,6 +60,18 @@ found["settings_are_fsdp1s"] = found["model_parallel"] and (
     kept <= {*dir(FSDPStrategy), *vars(FSDPStrategy())}
     and kept.isdisjoint({*dir(ModelParallelStrategy), *vars(ModelParallelStrategy())})
 )
+from lightning.pytorch.utilities import compile as compiled
+def takes(strategy):
+    module = pl.LightningModule()
+    module._compiler_ctx = {}
+    try:
+        compiled._verify_strategy_supports_compile(module, strategy())
+    except RuntimeError:
+        return False
+    return True
+found["refuses_compiled"] = (
+    found["model_parallel"] and takes(FSDPStrategy) and not takes(ModelParallelStrategy)
+)
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 class Asked(Exception):

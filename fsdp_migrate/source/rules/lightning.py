@@ -18,6 +18,7 @@ from fsdp_migrate.source.lightning_checks import privates, said_of_check
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.lightning_names import is_replaced, name_of, said_of_settings, settings_of
 from fsdp_migrate.source.lightning_numbers import value_there
+from fsdp_migrate.source.lightning_otherwise import taken_otherwise
 from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apart
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
@@ -154,6 +155,7 @@ def find(source: Source) -> Iterator[Found]:
     yield from _together(source, asked)
     yield from _hooks(source)
     yield from privates(source)
+    yield from taken_otherwise(source)
     read = {arg.node for arg in asked}
     done = {arg.node for arg in asked if arg.call is None and arg.is_rewritten}
     yield from words_apart(source, read, done)
