@@ -190,6 +190,11 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         "refuses_compiled": Claim(
             "`ModelParallelStrategy` refuses what `torch.compile` made of a LightningModule", since="2.3"
         ),
+        "folders_differ": Claim(
+            "`ModelParallelStrategy` saves a folder's weights as `state_dict`, where `FSDPStrategy`'s are "
+            "`model`, which lightning.pytorch.utilities.consolidate_checkpoint looks for",
+            since="2.3",
+        ),
         "backend_is_asked_for": Claim(
             "`ModelParallelStrategy` makes the process group of `process_group_backend`, Fabric's too",
             since="2.3",
@@ -200,6 +205,10 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
             since="2.6",
         ),
     }
+)
+LIGHTNING_FOLDERS: Final = (
+    f"{LIGHTNING['folders_differ'].says}: take lightning.fabric.utilities.consolidate_checkpoint, and "
+    "`state_dict` where code reads a folder's `model`."
 )
 LIGHTNING_SETTINGS: Final = frozenset(
     {

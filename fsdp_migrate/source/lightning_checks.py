@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.adapters.engine.claims import LIGHTNING_SETTINGS
+from fsdp_migrate.adapters.engine.claims import LIGHTNING_FOLDERS, LIGHTNING_SETTINGS
 from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.lightning_models import TRAINER
@@ -33,6 +33,10 @@ _RAY_SAID = (
 )
 _PRIVATE = re.compile(
     r"^(lightning|pytorch_lightning|lightning_fabric|lightning\.(pytorch|fabric))\.strategies\.fsdp\._\w+$"
+)
+_CONSOLIDATES = re.compile(r"^(?:lightning\.pytorch|pytorch_lightning)\.utilities\.consolidate_checkpoint\b")
+_RUN = re.compile(
+    r"(?:^|\s)(?:lightning\.pytorch|pytorch_lightning)\.utilities\.consolidate_checkpoint(?:\s|$)"
 )
 _OF_FSDP1 = "_fsdp_kwargs"
 _METADATA = "_METADATA_FILENAME"
@@ -83,6 +87,8 @@ def privates(source: Source) -> Iterator[Found]:
         names = list(filter(_PRIVATE.match, source.index.qualified(node)))
         if names:
             yield Found("FM319", node, _said_of_private(names[0]), "commented")
+        elif any(map(_CONSOLIDATES.match, source.index.qualified(node))):
+            yield Found("FM319", node, f"this is for FSDP1's folders: {LIGHTNING_FOLDERS}", "commented")
         elif any(map(_RAYS.match, source.index.qualified(node))):
             yield Found("FM319", node, _RAY_SAID, "commented")
         elif (
@@ -92,6 +98,7 @@ def privates(source: Source) -> Iterator[Found]:
         elif isinstance(node, cst.Attribute) and _is_setting(source, node):
             yield Found("FM319", node, _SETTING.format(node.attr.value, _RAISES), "commented")
     yield from _asked_by_text(source)
+    yield from _consolidated(source)
     for node in source.attributes:
         owner = dotted(node.value) or ""
         if node.attr.value != _NAME or not owner.endswith("strategy"):
@@ -111,6 +118,15 @@ def _asked_by_text(source: Source) -> Iterator[Found]:
             if _is_strategy(source, call.args[0].value):
                 said = _SETTING.format(name.evaluated_value, _DEFAULTS if is_given else _RAISES)
                 yield Found("FM319", call, said, "commented")
+
+
+def _consolidated(source: Source) -> Iterator[Found]:
+    """Find commands that run Lightning's tool for FSDP1's folders, as texts that a call is given."""
+    for node in source.index.by_kind.get(cst.SimpleString, ()):
+        text = str(cst.ensure_type(node, cst.SimpleString).evaluated_value)
+        above = (each for each in source.index.ancestors(node) if isinstance(each, (cst.Call, cst.Expr)))
+        if _RUN.search(text) and not isinstance(next(above, None), cst.Expr):
+            yield Found("FM319", node, f"this is for FSDP1's folders: {LIGHTNING_FOLDERS}", "commented")
 
 
 def _is_setting(source: Source, node: cst.Attribute) -> bool:

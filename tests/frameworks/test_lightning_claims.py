@@ -72,6 +72,17 @@ def takes(strategy):
 found["refuses_compiled"] = (
     found["model_parallel"] and takes(FSDPStrategy) and not takes(ModelParallelStrategy)
 )
+from lightning.pytorch.utilities.consolidate_checkpoint import _format_checkpoint
+def consolidates(strategy):
+    for name in ("model", "state_dict"):
+        if f'{{"{name}": checkpoint.pop("state_dict")}}' in inspect.getsource(strategy.save_checkpoint):
+            try:
+                return "state_dict" in _format_checkpoint({name: {}})
+            except KeyError:
+                return False
+found["folders_differ"] = found["model_parallel"] and (
+    consolidates(FSDPStrategy) is True and consolidates(ModelParallelStrategy) is False
+)
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 class Asked(Exception):

@@ -78,3 +78,23 @@ def test_settings_that_the_strategy_alone_has(line: str, said: str) -> None:
     found = [text for text in texts if "alone has `" in text]
     assert len(found) == bool(said)
     assert all(said in text for text in found)
+
+
+FOLDERS = "take lightning.fabric.utilities.consolidate_checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [
+        ("from {} import _format_checkpoint\nx = _format_checkpoint(y)\n", True),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-m', '{}', folder])\n", True),
+        ("import os\nos.system('python -m {} runs/last.ckpt')\n", True),
+        ("command = 'python -m {} runs/last.ckpt'\n", True),
+        ("'python -m {} runs/last.ckpt'\n", False),
+    ],
+)
+def test_the_tool_that_reads_fsdp1s_folders_alone(code: str, *, is_said: bool) -> None:
+    for package in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
+        found = scan_source(code.format(f"{package}.utilities.consolidate_checkpoint"))
+        texts = [use.becomes for use in found if use.code == "FM319"]
+        assert any(FOLDERS in text for text in texts) is (is_said and package != "lightning.fabric")

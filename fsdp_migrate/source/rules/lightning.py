@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.claims import LIGHTNING_FOLDERS
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
@@ -343,7 +344,7 @@ def _left(source: Source, asked: _Asked) -> Found:
     text = (
         f"{said} Take ModelParallelStrategy({shown}) of {asked.package}.strategies, and put the hook that "
         f"`rewrite` shows below this into the LightningModule. Either without the other does "
-        f"not shard.{_of_own_hook(source)}"
+        f"not shard.{_of_own_hook(source)}{_of_folders(asked)}"
         f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
@@ -414,7 +415,14 @@ def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Fou
     name = module.name.value if module is not None else asked.elsewhere
     elsewhere = (asked.elsewhere, code) if asked.elsewhere is not None else None
     becomes = f"{shown}, and configure_model in {name}"
-    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers, hook=elsewhere)
+    note = _of_folders(asked).strip()
+    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers, note, hook=elsewhere)
+
+
+def _of_folders(asked: _Asked) -> str:
+    """Say who reads the folders that a Trainer saves, where it does, or may, save folders."""
+    saves = asked.wanted.get("save_distributed_checkpoint", _STATE_TYPE in asked.wanted)
+    return f" {LIGHTNING_FOLDERS}" if saves and not asked.is_fabric else ""
 
 
 def _torch_names(source: Source, value: cst.BaseExpression) -> Iterator[cst.CSTNode]:
