@@ -29,7 +29,7 @@ from fsdp_migrate.adapters.engine.base import (
     read_number,
     shown,
 )
-from fsdp_migrate.adapters.engine.claims import LIGHTNING
+from fsdp_migrate.adapters.engine.claims import LIGHTNING, LIGHTNING_FOLDERS
 from fsdp_migrate.adapters.engine.lightning_groups import KEY, REASON, group_of_offload
 from fsdp_migrate.adapters.engine.lightning_hook import (
     SYNC_BATCHNORM,
@@ -119,12 +119,12 @@ def prefetch_in_hook(value: Any, block: Block) -> Outcome:
 
 def to_save_distributed(value: Any, block: Block) -> Outcome:
     """Turn the type of checkpoints into ``save_distributed_checkpoint``."""
-    del block
     word = full_or_sharded(value)
     text = (
         f"{shown(value)}: a checkpoint is "
         f"{'one file' if word == 'full' else 'a folder with a part of each rank'}."
     )
+    text += "" if word == "full" or _is_fabrics(block) else f" {LIGHTNING_FOLDERS}"
     return Outcome("FM341", text, key="save_distributed_checkpoint", value=word == "sharded", has_value=True)
 
 

@@ -100,6 +100,7 @@ HOUSE: House = (
                 "source.lightning_modules",
                 "source.lightning_names",
                 "source.lightning_numbers",
+                "source.lightning_otherwise",
                 "source.lightning_words",
                 "source.lightning_wrappers",
                 "source.local_numbers",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.versions import is_within, version_numbers
 
@@ -185,6 +185,17 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
             "`ModelParallelStrategy` does not read `sync_batchnorm`, which `FSDPStrategy` heeds", since="2.3"
         ),
         "refuses_fsdps": Claim("`ModelParallelStrategy` stops at arguments of `FSDPStrategy`", since="2.3"),
+        "settings_are_fsdp1s": Claim(
+            "`ModelParallelStrategy` has none of what `FSDPStrategy` keeps of its arguments", since="2.3"
+        ),
+        "refuses_compiled": Claim(
+            "`ModelParallelStrategy` refuses what `torch.compile` made of a LightningModule", since="2.3"
+        ),
+        "folders_differ": Claim(
+            "`ModelParallelStrategy` saves a folder's weights as `state_dict`, where `FSDPStrategy`'s are "
+            "`model`, which lightning.pytorch.utilities.consolidate_checkpoint looks for",
+            since="2.3",
+        ),
         "backend_is_asked_for": Claim(
             "`ModelParallelStrategy` makes the process group of `process_group_backend`, Fabric's too",
             since="2.3",
@@ -199,6 +210,17 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         ),
     }
 )
+LIGHTNING_FOLDERS: Final = (
+    f"{LIGHTNING['folders_differ'].says}: take lightning.fabric.utilities.consolidate_checkpoint, and "
+    "`state_dict` where code reads a folder's `model`."
+)
+LIGHTNING_SETTINGS: Final = frozenset(
+    {
+        *("cpu_offload", "kwargs", "mixed_precision", "mixed_precision_config", "sharding_strategy"),
+        *("_activation_checkpointing_kwargs", "_state_dict_type"),
+    }
+)
+"""Under which names the Trainer's ``FSDPStrategy`` keeps its arguments; Fabric's has most of them, too."""
 COMPOSER: Mapping[str, Claim] = MappingProxyType(
     {
         "fsdp2": Claim("`FSDP_VERSION=2` in the environment makes a mapping FSDP2's", since="0.31"),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 HINTS = (
     *("fsdp", "FSDP", "FullyShardedDataParallel", "ShardedGradScaler", "_fpw_module", "TrainingArguments"),
     *("parallelism_config", ".summon_full_params(", "state_dict_type(", "optim_state_dict"),
+    "utilities.consolidate_checkpoint",
 )
 PRIVATES = re.compile(
     r"\b_(?:is_)?flat_param\b|\b_handle\.flat_param\b|\b_fully_sharded_module_to_handle\b"

@@ -93,6 +93,22 @@ def test_each_key(key: str, value: str, after: dict[str, Any], code: str) -> Non
         assert key.removesuffix("_policy") in (done.blocks[0].code or "")
 
 
+@pytest.mark.parametrize(
+    ("target", "word", "is_said"),
+    [
+        ("lightning.pytorch.strategies", "sharded", True),
+        ("lightning.pytorch.strategies", "full", False),
+        # Fabric's folders have the names that `fabric.save` is given, under both strategies.
+        ("lightning.fabric.strategies", "sharded", False),
+    ],
+)
+def test_who_reads_the_folders_is_said(target: str, word: str, *, is_said: bool) -> None:
+    text = f"_target_: {target}.FSDPStrategy\nstate_dict_type: {word}\n"
+    done = convert(text, settings=Settings(world_size=8))
+    said = [f.message for f in done.findings if f.subject.endswith("state_dict_type")]
+    assert any("lightning.fabric.utilities.consolidate_checkpoint" in each for each in said) is is_said
+
+
 def test_every_key_of_the_table_is_tried_above() -> None:
     assert {key.name for key in LIGHTNING_KEYS} <= {key for key, *_ in EACH_KEY}
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, register_fsdp_forward_method
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import prepare_fully_shard
@@ -181,6 +182,69 @@ def accumulate(kind: str, folder: str) -> list[torch.Tensor]:
     model = type("Accumulating", (_Accumulating,), methods.get(kind, {}))()
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
     return recording.gradients
+
+
+class _ByHand(pl.LightningModule):
+    """Steps by itself, and clears gradients above its forward, or right above its backward."""
+
+    def __init__(self, clears: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
+        self.automatic_optimization = False
+        self.clears, self.losses = clears, list[float]()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def training_step(self, batch: Any, _: int) -> None:
+        optimizer: Any = self.optimizers()
+        if self.clears == "before":
+            optimizer.zero_grad()
+        loss = self.model(batch[0]).square().mean()
+        self.losses.append(float(loss))
+        if self.clears == "between":
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+class _UnitOnTheCPU(_OnTheCPU):
+    """As that, with the model a unit: a backward in a step stops at trained parameters outside of units."""
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        units = ModuleWrapPolicy({nn.Sequential})
+        device = torch.device("cpu")
+        return FullyShardedDataParallel(model, auto_wrap_policy=units, device_id=device, use_orig_params=True)
+
+
+def step_by_hand(version: int, clears: str, folder: str) -> list[float]:
+    """Return the losses of four steps that a module takes by itself."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    names: dict[str, Any] = {}
+    exec(hook_code({"sharding_strategy": "FULL_SHARD", "auto_wrap_policy": ["Sequential"]}), names)
+    two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=_UnitOnTheCPU() if version == 1 else two,
+        max_steps=4,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    torch.manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.randn(8 * ranks, 16))
+    methods = {"configure_model": names["configure_model"]} if version == 2 else {}
+    model: Any = type("ByHand", (_ByHand,), methods)(clears)
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
+    losses: list[float] = model.losses
+    return losses
 
 
 def offload(folder: str) -> tuple[bool, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdp_migrate.adapters.engine.claims import LIGHTNING
+from fsdp_migrate.adapters.engine.claims import LIGHTNING, LIGHTNING_SETTINGS
 from fsdp_migrate.adapters.lightning import TRAINER
 from tests.frameworks.claims import run, wrong
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.any_torch
 
 
 PROBE = """
-import json, logging
+import json, logging, sys
 logging.disable()
 import torch
 import lightning.pytorch as pl
@@ -60,6 +60,34 @@ def refuses(name):
     return False
 names = ("auto_wrap_policy", "sharding_strategy", "limit_all_gathers", "cpu_offload", "state_dict_type")
 found["refuses_fsdps"] = found["model_parallel"] and all(map(refuses, names))
+kept = set(json.loads(sys.argv[1]))
+found["settings_are_fsdp1s"] = found["model_parallel"] and (
+    kept <= {*dir(FSDPStrategy), *vars(FSDPStrategy())}
+    and kept.isdisjoint({*dir(ModelParallelStrategy), *vars(ModelParallelStrategy())})
+)
+from lightning.pytorch.utilities import compile as compiled
+def takes(strategy):
+    module = pl.LightningModule()
+    module._compiler_ctx = {}
+    try:
+        compiled._verify_strategy_supports_compile(module, strategy())
+    except RuntimeError:
+        return False
+    return True
+found["refuses_compiled"] = (
+    found["model_parallel"] and takes(FSDPStrategy) and not takes(ModelParallelStrategy)
+)
+from lightning.pytorch.utilities.consolidate_checkpoint import _format_checkpoint
+def consolidates(strategy):
+    for name in ("model", "state_dict"):
+        if f'{{"{name}": checkpoint.pop("state_dict")}}' in inspect.getsource(strategy.save_checkpoint):
+            try:
+                return "state_dict" in _format_checkpoint({name: {}})
+            except KeyError:
+                return False
+found["folders_differ"] = found["model_parallel"] and (
+    consolidates(FSDPStrategy) is True and consolidates(ModelParallelStrategy) is False
+)
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 class Asked(Exception):
@@ -90,6 +118,6 @@ print(json.dumps([found, arguments]))
 
 
 def test_what_is_claimed_of_lightning() -> None:
-    found, arguments = run(PROBE)
+    found, arguments = run(PROBE, sorted(LIGHTNING_SETTINGS))
     assert wrong(LIGHTNING, "lightning", found) == []
     assert set(arguments) <= TRAINER

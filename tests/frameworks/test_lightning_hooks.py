@@ -58,3 +58,16 @@ def test_an_offloaded_model_is_clipped_in_the_group_that_has_gloo(tmp_path: Path
     for is_of_all_ranks, norm in run_ranks(lightning_bodies.offload, str(tmp_path)):
         assert is_of_all_ranks
         assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize(("clears", "is_same"), [("between", True), ("before", False)])
+def test_steps_of_a_modules_own(clears: str, tmp_path: Path, *, is_same: bool) -> None:
+    """FSDP1 added gradients up that a ``zero_grad`` above the forward had cleared; FSDP2 does not."""
+    from tests.frameworks import lightning_bodies
+
+    one, two = (
+        run_ranks(lightning_bodies.step_by_hand, version, clears, str(tmp_path)) for version in (1, 2)
+    )
+    assert (one == two) is is_same
+    assert [each[:2] for each in one] == [each[:2] for each in two]
+    assert two == run_ranks(lightning_bodies.step_by_hand, 2, "between", str(tmp_path))

@@ -52,10 +52,12 @@ def test_models_of_a_list_that_each_branch_shards_by_its_own(
     tmp_path: Path, given: str, *, is_left: bool
 ) -> None:
     text = (
-        f"{FSDP}from torch.distributed.fsdp import fully_shard\n\n\ndef main(models, new):\n    if new == 2:\n"
+        f"{FSDP}from torch.distributed.fsdp import fully_shard\n\n\ndef main(models, new):\n"
+        "    if new == 2:\n"
         f"        for model in models:\n            fully_shard({given})\n"
         "            state = model.state_dict()\n"
-        "    elif new == 1:\n        for i, model in enumerate(models):\n            models[i] = FSDP(model)\n"
+        "    elif new == 1:\n        for i, model in enumerate(models):\n"
+        "            models[i] = FSDP(model)\n"
     )
     found = after(tmp_path, {"train.py": text}, "train.py")
     assert ("            state = model.state_dict()\n" in found) is is_left

@@ -53,3 +53,48 @@ def test_names_that_are_private_to_the_strategy() -> None:
 def test_the_name_that_the_strategy_alone_has(body: str, *, is_said: bool) -> None:
     texts = [use.becomes for use in scan_source(body) if use.code == "FM319"]
     assert any("has no strategy_name, so that this raises" in text for text in texts) is is_said
+
+
+SETTING = "import lightning as L\nt = L.Trainer(strategy='fsdp')\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("x = trainer.strategy.sharding_strategy\n", "`sharding_strategy`: ModelParallelStrategy"),
+        ("x = self.trainer.strategy.kwargs['auto_wrap_policy']\n", "raises AttributeError"),
+        ("s = pl_module.trainer.strategy\nx = s._state_dict_type\n", "raises AttributeError"),
+        ("x = getattr(trainer.strategy, 'cpu_offload', None)\n", "without an error"),
+        ("x = getattr(trainer.strategy, 'cpu_offload')\n", "raises AttributeError"),
+        ("fabric = L.Fabric(strategy='fsdp')\nx = fabric.strategy.mixed_precision_config\n", "raises"),
+        # What both strategies have, a config's own, and another's.
+        ("x = trainer.strategy.root_device, trainer.strategy.num_nodes\n", ""),
+        ("x = cfg.trainer.strategy.cpu_offload, self.hparams.trainer.strategy.kwargs\n", ""),
+        ("x = plan.strategy.cpu_offload, getattr(plan.strategy, 'kwargs', None)\n", ""),
+    ],
+)
+def test_settings_that_the_strategy_alone_has(line: str, said: str) -> None:
+    texts = [use.becomes for use in scan_source(f"{SETTING}{line}") if use.line > 2 and use.code == "FM319"]
+    found = [text for text in texts if "alone has `" in text]
+    assert len(found) == bool(said)
+    assert all(said in text for text in found)
+
+
+FOLDERS = "take lightning.fabric.utilities.consolidate_checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_said"),
+    [
+        ("from {} import _format_checkpoint\nx = _format_checkpoint(y)\n", True),
+        ("import subprocess, sys\nsubprocess.run([sys.executable, '-m', '{}', folder])\n", True),
+        ("import os\nos.system('python -m {} runs/last.ckpt')\n", True),
+        ("command = 'python -m {} runs/last.ckpt'\n", True),
+        ("'python -m {} runs/last.ckpt'\n", False),
+    ],
+)
+def test_the_tool_that_reads_fsdp1s_folders_alone(code: str, *, is_said: bool) -> None:
+    for package in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric"):
+        found = scan_source(code.format(f"{package}.utilities.consolidate_checkpoint"))
+        texts = [use.becomes for use in found if use.code == "FM319"]
+        assert any(FOLDERS in text for text in texts) is (is_said and package != "lightning.fabric")

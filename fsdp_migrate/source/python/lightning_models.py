@@ -215,7 +215,7 @@ def fitted(index: Index) -> TrainedNames:
     """Return the names that Lightning's ``trainer.fit(model)`` is given, whatever the Trainer is called."""
     found = TrainedNames(index)
     for call in index.calls_of_method("fit"):
-        if not _is_trainer(index, cst.ensure_type(call.func, cst.Attribute).value):
+        if not is_trainer(index, cst.ensure_type(call.func, cst.Attribute).value):
             continue
         given = argument_of(call, 0, {"model"})
         text = dotted(given) if given is not None else None
@@ -224,7 +224,7 @@ def fitted(index: Index) -> TrainedNames:
     return found
 
 
-def _is_trainer(index: Index, node: cst.BaseExpression) -> bool:
+def is_trainer(index: Index, node: cst.BaseExpression) -> bool:
     """Tell whether it is Lightning's Trainer: by its class, or by its name where that is not seen."""
     if is_made_by(index, node, LIGHTNINGS) or any(map(LIGHTNINGS.match, led_to(index, node))):
         return True

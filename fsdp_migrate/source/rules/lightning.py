@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
+from fsdp_migrate.adapters.engine.claims import LIGHTNING_FOLDERS
 from fsdp_migrate.findings import named
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.lightning_checks import privates, said_of_check
@@ -19,6 +20,7 @@ from fsdp_migrate.source.lightning_heirs import OF_ITS_CLASS, heirs_made, where_
 from fsdp_migrate.source.lightning_modules import OLD_HOOK, LightningModules, of_classes, with_hook
 from fsdp_migrate.source.lightning_names import is_replaced, name_of, said_of_settings, settings_of
 from fsdp_migrate.source.lightning_numbers import value_there
+from fsdp_migrate.source.lightning_otherwise import taken_otherwise
 from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apart
 from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
@@ -163,6 +165,7 @@ def find(source: Source) -> Iterator[Found]:
     yield from _together(source, asked)
     yield from _hooks(source)
     yield from privates(source)
+    yield from taken_otherwise(source)
     read = {arg.node for arg in asked}
     done = {arg.node for arg in asked if arg.call is None and arg.is_rewritten}
     yield from words_apart(source, read, done)
@@ -362,7 +365,7 @@ def _left(source: Source, asked: _Asked) -> Found:
     text = (
         f"{said} Take {asked.heir or _NEW}({shown}){home}, and put the hook that "
         f"`rewrite` shows below this into the LightningModule. Either without the other does "
-        f"not shard.{_of_own_hook(source)}"
+        f"not shard.{_of_own_hook(source)}{_of_folders(asked)}"
         f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
@@ -433,7 +436,14 @@ def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Fou
     name = module.name.value if module is not None else asked.elsewhere
     elsewhere = (asked.elsewhere, code) if asked.elsewhere is not None else None
     becomes = f"{shown}, and configure_model in {name}"
-    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers, hook=elsewhere)
+    note = _of_folders(asked).strip()
+    yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers, note, hook=elsewhere)
+
+
+def _of_folders(asked: _Asked) -> str:
+    """Say who reads the folders that a Trainer saves, where it does, or may, save folders."""
+    saves = asked.wanted.get("save_distributed_checkpoint", _STATE_TYPE in asked.wanted)
+    return f" {LIGHTNING_FOLDERS}" if saves and not asked.is_fabric else ""
 
 
 def _torch_names(source: Source, value: cst.BaseExpression) -> Iterator[cst.CSTNode]:

@@ -72,6 +72,22 @@ def test_lightnings_strategy_comes_with_its_hook(strategy: str, after: str, hook
     assert hook in found.partition("  def configure_model(self) -> None:\n")[2].partition("def main")[0]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "is_said"),
+    [
+        ('FSDPStrategy(state_dict_type="sharded")', True),
+        ("FSDPStrategy(state_dict_type=kind, auto_wrap_policy=policy)", True),
+        ('FSDPStrategy(state_dict_type="full")', False),
+        ("FSDPStrategy()", False),
+        ("'fsdp'", False),
+    ],
+)
+def test_who_reads_the_folders_that_are_saved_is_said(strategy: str, *, is_said: bool) -> None:
+    """Once, where they are asked for: what reads them may be a script, or a command on a page."""
+    found = comments(LIT + TRAINER.format(8, strategy), header="")
+    assert ("take lightning.fabric.utilities.consolidate_checkpoint" in found) is is_said
+
+
 LIT_LEFT = [
     (LIT, "devices", "FSDPStrategy()", "<number of ranks>"),
     (LIT, 8, "FSDPStrategy(auto_wrap_policy=policy)", "`auto_wrap_policy` is known only when this runs"),

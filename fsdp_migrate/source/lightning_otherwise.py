@@ -1,0 +1,106 @@
+"""What a LightningModule does, or is, that Lightning's strategy for FSDP2 takes otherwise than FSDP1's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import libcst as cst
+
+from fsdp_migrate.source.python.lightning_models import is_trainer
+from fsdp_migrate.source.python.nodes import argument_of, last_name, targets_of, text_of, walk_for
+from fsdp_migrate.source.uses import Found
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsdp_migrate.source.python.text import Source
+
+
+_SWITCH: Final = "automatic_optimization"
+_BY_HAND: Final = (
+    "FSDP1's strategy wraps the whole module, so that the backward in training_step ran within its forward: "
+    "it stopped there where trained parameters stand outside of units, and elsewhere a zero_grad that is not "
+    "between a forward and its backward cleared nothing: gradients of earlier steps were added. FSDP2 has "
+    "those of one process, so that losses are others than FSDP1's."
+)
+_COMPILED: Final = (
+    "ModelParallelStrategy refuses a LightningModule that torch.compile gave, where FSDP1's strategy took "
+    "it: the Trainer raises RuntimeError. Compile what is within the module, before the hook shards it: "
+    "`self.model = torch.compile(self.model)` in its __init__."
+)
+_RUNS: Final = ("fit", "validate", "test", "predict")
+
+
+def taken_otherwise(source: Source) -> Iterator[Found]:
+    """Find modules that step by themselves, and those that are compiled as a whole."""
+    if source.models.frameworks.trains_by_lightning:
+        yield from (Found("FM319", node, _BY_HAND, "commented") for node in _switched_off(source))
+        yield from (Found("FM319", call, _COMPILED, "commented") for call in _compiled(source))
+
+
+def _switched_off(source: Source) -> Iterator[cst.CSTNode]:
+    """Yield where a class says that it steps by itself, unless its gradients were right under FSDP1."""
+    for kind in (cst.Assign, cst.AnnAssign):
+        for node in source.index.by_kind.get(kind, ()):
+            assert isinstance(node, (cst.Assign, cst.AnnAssign))
+            is_named = any(text_of(each) in {_SWITCH, f"self.{_SWITCH}"} for each in targets_of(node))
+            is_off = node.value is not None and text_of(node.value) != "True"
+            owner = source.index.class_of(node)
+            if is_named and is_off and owner is not None and not _clears_between(owner):
+                yield node
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        method = cst.ensure_type(node, cst.FunctionDef)
+        owner = source.index.class_of(method) if method.name.value == _SWITCH else None
+        gives = (text_of(each.value) for each in walk_for(method, cst.Return) if each.value is not None)
+        if owner is not None and "False" in gives and not _clears_between(owner):
+            yield method
+
+
+def _clears_between(owner: cst.ClassDef) -> bool:
+    """Tell whether each ``zero_grad`` stands right above a backward: that one cleared under FSDP1, too."""
+    is_one = False
+    for block in walk_for(owner, cst.IndentedBlock):
+        lines = list(_lines(block))
+        for place, names in enumerate(lines):
+            if "zero_grad" not in names:
+                continue
+            below = (each for each in lines[place + 1 :] if "zero_grad" not in each)
+            if "manual_backward" not in next(below, ()):
+                return False
+            is_one = True
+    return is_one
+
+
+def _lines(block: cst.IndentedBlock) -> Iterator[list[str]]:
+    """Yield what each small statement of a block calls, and nothing for what has blocks of its own."""
+    for each in block.body:
+        for small in each.body if isinstance(each, cst.SimpleStatementLine) else ():
+            yield [last_name(call.func) for call in walk_for(small, cst.Call)]
+        if not isinstance(each, cst.SimpleStatementLine):
+            yield []
+
+
+def _compiled(source: Source) -> Iterator[cst.Call]:
+    """Yield the calls of ``torch.compile`` whose model a Trainer is given."""
+    calls = [call for call in source.calls if "torch.compile" in source.index.qualified(call.func)]
+    if not calls:
+        return
+    given: set[cst.CSTNode] = set()
+    names: set[tuple[str, cst.ClassDef | None]] = set()
+    for call in (each for name in _RUNS for each in source.index.calls_of_method(name)):
+        model = argument_of(call, 0, {"model"})
+        if model is None or not is_trainer(source.index, cst.ensure_type(call.func, cst.Attribute).value):
+            continue
+        if isinstance(model, cst.Name) and model in source.index.scopes:
+            given.update(each.value for each in source.index.bindings_of(model) if each.value is not None)
+        given.add(model)
+        names.update(
+            [(text_of(model), source.index.class_of(call))] if isinstance(model, cst.Attribute) else []
+        )
+    for call in calls:
+        above = source.index.parents[call]
+        targets = targets_of(above) if isinstance(above, (cst.Assign, cst.AnnAssign)) else []
+        owner = source.index.class_of(call)
+        if call in given or any((text_of(each), owner) in names for each in targets):
+            yield call

@@ -1,0 +1,101 @@
+"""What Lightning's strategy for FSDP2 takes otherwise: modules that step by themselves, and compiled ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.source import scan_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+HEAD = """\
+import torch
+import lightning.pytorch as pl
+
+
+class Lit(pl.LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        opt = self.optimizers()
+"""
+LAST = "\n\ntrainer = pl.Trainer(strategy='fsdp', devices=2)\ntrainer.fit(Lit(net))\n"
+BY_HAND = "FSDP1's strategy wraps the whole module"
+COMPILED = "ModelParallelStrategy refuses a LightningModule that torch.compile gave"
+
+
+def said(code: str) -> list[str]:
+    return [use.becomes for use in scan_source(code) if use.code == "FM319" and use.action == "commented"]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("opt.zero_grad()\nloss = self.net(batch)\nself.manual_backward(loss)\nopt.step()\n", True),
+        ("loss = self.net(batch)\nself.manual_backward(loss)\nopt.step()\nopt.zero_grad()\n", True),
+        ("self.manual_backward(self.net(batch))\nif index % 2:\n    opt.step()\n    opt.zero_grad()\n", True),
+        ("self.manual_backward(self.net(batch))\nstep(opt)\n", True),
+        # Cleared between the forward and the backward, FSDP1's gradients were right.
+        ("loss = self.net(batch)\nopt.zero_grad()\nself.manual_backward(loss)\nopt.step()\n", False),
+        ("loss = self.net(batch)\nopt.zero_grad(); self.manual_backward(loss); opt.step()\n", False),
+        ("l = self.net(batch)\na.zero_grad()\nb.zero_grad()\nself.manual_backward(l)\n", False),
+    ],
+)
+def test_a_module_that_steps_by_itself(body: str, *, is_said: bool) -> None:
+    """`tests/frameworks/test_lightning_hooks.py` runs the first and the fifth body."""
+    code = HEAD + "".join(f"        {line}\n" for line in body.splitlines())
+    assert any(text.startswith(BY_HAND) for text in said(code + LAST)) is is_said
+    for other in (code + LAST.replace("fsdp", "ddp"), code.replace("= False", "= True") + LAST):
+        assert not any(text.startswith(BY_HAND) for text in said(other))
+
+
+def test_the_switch_as_a_property() -> None:
+    code = HEAD.replace("        self.automatic_optimization = False\n", "")
+    code += "        self.manual_backward(self.net(batch))\n\n    @property\n"
+    code += "    def automatic_optimization(self):\n        return {}\n"
+    assert any(text.startswith(BY_HAND) for text in said(code.format(False) + LAST))
+    assert not any(text.startswith(BY_HAND) for text in said(code.format(True) + LAST))
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_said"),
+    [
+        ("model = torch.compile(Lit(net))\ntrainer.fit(model)\n", True),
+        ("model = Lit(net)\nif fast:\n    model = torch.compile(model)\ntrainer.fit(model=model)\n", True),
+        ("trainer.test(torch.compile(Lit(net)))\n", True),
+        # What is within the module may be compiled, and what no Trainer is given.
+        ("model = Lit(torch.compile(net))\ntrainer.fit(model)\n", False),
+        ("model = Lit(net)\nmodel.net = torch.compile(model.net)\ntrainer.fit(model)\n", False),
+        ("other = torch.compile(net)\ntrainer.fit(model)\n", False),
+        ("import re\nmodel = re.compile(net)\ntrainer.fit(model)\n", False),
+    ],
+)
+def test_a_compiled_module(lines: str, *, is_said: bool) -> None:
+    code = f"{HEAD}        return self.net(batch)\n{LAST.rpartition('trainer.fit')[0]}{lines}"
+    assert any(text.startswith(COMPILED) for text in said(code)) is is_said
+    assert not any(text.startswith(COMPILED) for text in said(code.replace("'fsdp'", "'ddp'")))
+
+
+def test_a_strategy_in_a_config_counts_as_well(tmp_path: Path) -> None:
+    (tmp_path / "trainer.yaml").write_text("_target_: lightning.pytorch.Trainer\nstrategy: fsdp\n")
+    body = "        loss = self.net(batch)\n        self.manual_backward(loss)\n        opt.zero_grad()\n"
+    (tmp_path / "lit.py").write_text(HEAD + body)
+    (tmp_path / "train.py").write_text(
+        "import hydra\nimport torch\nimport lightning.pytorch as pl\n\n\ndef train(cfg):\n"
+        "    model = hydra.utils.instantiate(cfg.model)\n    if cfg.compile:\n"
+        "        model = torch.compile(model)\n"
+        "    trainer: pl.Trainer = hydra.utils.instantiate(cfg.trainer)\n    trainer.fit(model=model)\n"
+    )
+    found = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM319"]
+    assert any(text.startswith(BY_HAND) for text in found)
+    assert any(text.startswith(COMPILED) for text in found)
