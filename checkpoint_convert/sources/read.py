@@ -17,6 +17,7 @@ from fsdp_migrate.checkpoint_convert.storage.folders import LocalFolder, refuse_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from fsdp_migrate.checkpoint_convert.manifest.manifest import Manifest
     from fsdp_migrate.checkpoint_convert.storage.folders import Folder, Location
@@ -36,8 +37,7 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
     try:
         # Before the manifest is made: what changes from here on differs from these.
         stamps, changes = folder.stamps(source.files), folder.changes(source.files)
-        noting = folder.noting() if isinstance(folder, LocalFolder) else contextlib.nullcontext({})
-        with paused_gc(), noting as seen:
+        with paused_gc(), _noting(folder) as seen:
             manifest = replace(_read(source, options), stamps=stamps, changes=changes, outline=options.model)
             ties, findings = find_tied_keys(folder, manifest)
             manifest = replace(manifest, ties=ties, findings=(*manifest.findings, *findings), seen=seen)
@@ -46,6 +46,10 @@ def reading_source(src: Location, options: SourceOptions | None = None) -> Itera
         yield folder, manifest
     finally:
         folder.close()
+
+
+def _noting(folder: Folder) -> AbstractContextManager[dict[tuple[str, int, int], bytes]]:
+    return folder.noting() if isinstance(folder, LocalFolder) else contextlib.nullcontext({})
 
 
 def _read(source: Source, options: SourceOptions) -> Manifest:

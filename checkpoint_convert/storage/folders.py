@@ -158,7 +158,8 @@ class LocalFolder:
     @contextlib.contextmanager
     def noting(self) -> Iterator[dict[tuple[str, int, int], bytes]]:
         """Note in the block what is read: file, offset and length, and a digest of it."""
-        self._seen = seen = {}
+        seen: dict[tuple[str, int, int], bytes] = {}
+        self._seen = seen
         try:
             yield seen
         finally:
