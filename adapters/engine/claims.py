@@ -190,6 +190,10 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         "refuses_compiled": Claim(
             "`ModelParallelStrategy` refuses what `torch.compile` made of a LightningModule", since="2.3"
         ),
+        "tests_in_inference_mode": Claim(
+            "tests and predictions run under `torch.inference_mode`, where `FSDPStrategy` has `no_grad`",
+            since="2.3",
+        ),
         "folders_differ": Claim(
             "`ModelParallelStrategy` saves a folder's weights as `state_dict`, where `FSDPStrategy`'s are "
             "`model`, which lightning.pytorch.utilities.consolidate_checkpoint looks for",

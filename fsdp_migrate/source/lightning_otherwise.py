@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
@@ -29,14 +30,23 @@ _COMPILED: Final = (
     "it: the Trainer raises RuntimeError. Compile what is within the module, before the hook shards it: "
     "`self.model = torch.compile(self.model)` in its __init__."
 )
+_INFERENCE: Final = (
+    "the Trainer's test and predict run under torch.inference_mode with ModelParallelStrategy on NCCL, where "
+    "they ran under no_grad with FSDP1's strategy: gradients that are switched on here are off there, and "
+    "this raises. Give that Trainer inference_mode=False."
+)
+_EVALUATES: Final = frozenset({"predict_step", "test_step"})
+_SWITCHES_ON: Final = frozenset({"torch.autograd.grad", "torch.enable_grad", "torch.set_grad_enabled"})
+_IS_OFF: Final = re.compile(r"\binference_mode['\"]?\s*[=:]\s*False\b")
 _RUNS: Final = ("fit", "validate", "test", "predict")
 
 
 def taken_otherwise(source: Source) -> Iterator[Found]:
-    """Find modules that step by themselves, and those that are compiled as a whole."""
+    """Find modules that step by themselves, that are compiled as a whole, and that test with gradients."""
     if source.models.frameworks.trains_by_lightning:
         yield from (Found("FM319", node, _BY_HAND, "commented") for node in _switched_off(source))
         yield from (Found("FM319", call, _COMPILED, "commented") for call in _compiled(source))
+        yield from (Found("FM319", call, _INFERENCE, "commented") for call in _with_gradients(source))
 
 
 def _switched_off(source: Source) -> Iterator[cst.CSTNode]:
@@ -104,3 +114,23 @@ def _compiled(source: Source) -> Iterator[cst.Call]:
         owner = source.index.class_of(call)
         if call in given or any((text_of(each), owner) in names for each in targets):
             yield call
+
+
+def _with_gradients(source: Source) -> Iterator[cst.Call]:
+    """Yield what switches gradients on in a step of tests or predictions, or in a method that one runs."""
+    if _IS_OFF.search(source.code):
+        return
+    for call in source.calls:
+        owner, function = source.index.class_of(call), source.index.function(call)
+        if owner is None or function is None or _SWITCHES_ON.isdisjoint(source.index.qualified(call.func)):
+            continue
+        name = function.name.value
+        if name in _EVALUATES or name in _run_in_tests(owner):
+            yield call
+
+
+def _run_in_tests(owner: cst.ClassDef) -> set[str]:
+    """Return the methods of a class that its own steps of tests and predictions call."""
+    steps = (each for each in walk_for(owner, cst.FunctionDef) if each.name.value in _EVALUATES)
+    calls = (text_of(call.func) for step in steps for call in walk_for(step, cst.Call))
+    return {text.removeprefix("self.") for text in calls if text.startswith("self.")}

@@ -83,6 +83,17 @@ def consolidates(strategy):
 found["folders_differ"] = found["model_parallel"] and (
     consolidates(FSDPStrategy) is True and consolidates(ModelParallelStrategy) is False
 )
+from lightning.pytorch.loops import utilities as loops
+class Loop(loops._Loop):
+    inference_mode = True
+    def __init__(self, strategy):
+        self.trainer = type("Trainer", (), {"accelerator": None, "strategy": strategy})
+    @loops._no_grad_context
+    def run(self):
+        return torch.is_inference_mode_enabled()
+found["tests_in_inference_mode"] = found["model_parallel"] and [
+    Loop(strategy()).run() for strategy in (FSDPStrategy, ModelParallelStrategy)
+] == [False, True]
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 class Asked(Exception):

@@ -86,6 +86,42 @@ def test_a_compiled_module(lines: str, *, is_said: bool) -> None:
     assert not any(text.startswith(COMPILED) for text in said(code.replace("'fsdp'", "'ddp'")))
 
 
+FORCES = """\
+import torch
+import lightning.pytorch as pl
+
+
+class Lit(pl.LightningModule):
+    def {}(self, batch, index):
+        {}
+
+    def forces(self, x):
+        return torch.autograd.grad(self.net(x).sum(), x)
+
+
+trainer = pl.Trainer(strategy="{}", devices=2{})
+trainer.test(Lit())
+"""
+ENABLES = "with torch.enable_grad():\n            return self.net(batch)"
+
+
+@pytest.mark.parametrize(
+    ("step", "body", "more", "is_said"),
+    [
+        ("test_step", ENABLES, "", True),
+        ("predict_step", "return self.forces(batch)", "", True),
+        ("test_step", "return self.net(batch)", "", False),
+        # The Trainer's fit runs its validation under no_grad.
+        ("validation_step", ENABLES, "", False),
+        ("test_step", ENABLES, ", inference_mode=False", False),
+    ],
+)
+def test_gradients_in_tests(step: str, body: str, more: str, *, is_said: bool) -> None:
+    texts = said(FORCES.format(step, body, "fsdp", more))
+    assert any("inference_mode" in text for text in texts) is is_said
+    assert not any("inference_mode" in text for text in said(FORCES.format(step, body, "ddp", more)))
+
+
 def test_a_strategy_in_a_config_counts_as_well(tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text("_target_: lightning.pytorch.Trainer\nstrategy: fsdp\n")
     body = "        loss = self.net(batch)\n        self.manual_backward(loss)\n        opt.zero_grad()\n"
