@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.lightning_models import is_trainer
+from fsdp_migrate.source.python.heirs import led_to
+from fsdp_migrate.source.python.lightning_models import MODULE, is_trainer, run_in
 from fsdp_migrate.source.python.nodes import argument_of, last_name, targets_of, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -35,7 +36,13 @@ _INFERENCE: Final = (
     "they ran under no_grad with FSDP1's strategy: gradients that are switched on here are off there, and "
     "this raises. Give that Trainer inference_mode=False."
 )
-_EVALUATES: Final = frozenset({"predict_step", "test_step"})
+_STATE: Final = (
+    "FSDP1's strategy asked its wrapper for the state, which took no notice of a new dict that this gives: "
+    "checkpoints held the whole module. ModelParallelStrategy asks the module itself: they hold what this "
+    "gives, and resuming raises where keys are not among it. Take keys out in on_save_checkpoint, and set "
+    "self.strict_loading = False."
+)
+_EVALUATES: Final = re.compile(r"^(?:predict_step|test_step)$")
 _SWITCHES_ON: Final = frozenset({"torch.autograd.grad", "torch.enable_grad", "torch.set_grad_enabled"})
 _IS_OFF: Final = re.compile(r"\binference_mode['\"]?\s*[=:]\s*False\b")
 _RUNS: Final = ("fit", "validate", "test", "predict")
@@ -47,6 +54,7 @@ def taken_otherwise(source: Source) -> Iterator[Found]:
         yield from (Found("FM319", node, _BY_HAND, "commented") for node in _switched_off(source))
         yield from (Found("FM319", call, _COMPILED, "commented") for call in _compiled(source))
         yield from (Found("FM319", call, _INFERENCE, "commented") for call in _with_gradients(source))
+        yield from (Found("FM319", method, _STATE, "commented") for method in _own_states(source))
 
 
 def _switched_off(source: Source) -> Iterator[cst.CSTNode]:
@@ -124,13 +132,18 @@ def _with_gradients(source: Source) -> Iterator[cst.Call]:
         owner, function = source.index.class_of(call), source.index.function(call)
         if owner is None or function is None or _SWITCHES_ON.isdisjoint(source.index.qualified(call.func)):
             continue
-        name = function.name.value
-        if name in _EVALUATES or name in _run_in_tests(owner):
+        if run_in(owner, _EVALUATES).search(function.name.value):
             yield call
 
 
-def _run_in_tests(owner: cst.ClassDef) -> set[str]:
-    """Return the methods of a class that its own steps of tests and predictions call."""
-    steps = (each for each in walk_for(owner, cst.FunctionDef) if each.name.value in _EVALUATES)
-    calls = (text_of(call.func) for step in steps for call in walk_for(step, cst.Call))
-    return {text.removeprefix("self.") for text in calls if text.startswith("self.")}
+def _own_states(source: Source) -> Iterator[cst.FunctionDef]:
+    """Yield ``state_dict`` methods of LightningModules that give something else than ``super()`` gave."""
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        method = cst.ensure_type(node, cst.FunctionDef)
+        owner = source.index.class_of(method) if method.name.value == "state_dict" else None
+        bases = (base.value for base in owner.bases) if owner is not None else ()
+        if not any(MODULE.match(name) for base in bases for name in led_to(source.index, base)):
+            continue
+        given = (each.value for each in walk_for(method, cst.Return) if each.value is not None)
+        if not all(text_of(each).startswith("super().state_dict(") for each in given):
+            yield method

@@ -122,6 +122,37 @@ def test_gradients_in_tests(step: str, body: str, more: str, *, is_said: bool) -
     assert not any("inference_mode" in text for text in said(FORCES.format(step, body, "ddp", more)))
 
 
+STATES = """\
+import lightning.pytorch as pl
+from torch import nn
+
+
+class Lit({}):
+    def state_dict(self, *args, **kwargs):
+        {}
+
+
+trainer = pl.Trainer(strategy="{}", devices=2)
+trainer.fit(Lit())
+"""
+CUT = "given = super().state_dict(*args, **kwargs)\n        return {k: given[k] for k in given if 'vgg' in k}"
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "is_said"),
+    [
+        ("pl.LightningModule", CUT, True),
+        ("pl.LightningModule", "return self.net.state_dict()", True),
+        ("pl.LightningModule", "return super().state_dict(*args, **kwargs)", False),
+        # A part of the module is asked by the module, under both.
+        ("nn.Module", CUT, False),
+    ],
+)
+def test_a_state_of_a_modules_own(base: str, body: str, *, is_said: bool) -> None:
+    assert any("asked its wrapper" in text for text in said(STATES.format(base, body, "fsdp"))) is is_said
+    assert not any("asked its wrapper" in text for text in said(STATES.format(base, body, "ddp")))
+
+
 def test_a_strategy_in_a_config_counts_as_well(tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text("_target_: lightning.pytorch.Trainer\nstrategy: fsdp\n")
     body = "        loss = self.net(batch)\n        self.manual_backward(loss)\n        opt.zero_grad()\n"
