@@ -194,6 +194,10 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
             "tests and predictions run under `torch.inference_mode`, where `FSDPStrategy` has `no_grad`",
             since="2.3",
         ),
+        "leaves_reduction_off": Claim(
+            "Fabric's `no_backward_sync(.., enabled=False)` leaves the reduction of FSDP2's gradients off",
+            since="2.3",
+        ),
         "folders_differ": Claim(
             "`ModelParallelStrategy` saves a folder's weights as `state_dict`, where `FSDPStrategy`'s are "
             "`model`, which lightning.pytorch.utilities.consolidate_checkpoint looks for",

@@ -1,4 +1,4 @@
-"""What a LightningModule does, or is, that Lightning's strategy for FSDP2 takes otherwise than FSDP1's."""
+"""What Lightning's strategies for FSDP2 take otherwise than FSDP1's: modules, and a Fabric's contexts."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ _STATE: Final = (
     "gives, and resuming raises where keys are not among it. Take keys out in on_save_checkpoint, and set "
     "self.strict_loading = False."
 )
+_UNSYNCED: Final = (
+    "behind a no_backward_sync whose `enabled` was false ModelParallelStrategy leaves the reduction off "
+    "(lightning/fabric/strategies/model_parallel.py, _FSDPNoSync.__exit__): outside of such contexts this "
+    "backward reduces nothing, without an error, where FSDP1's did. Put it into one, with enabled=False."
+)
+_UNSYNCING: Final = "no_backward_sync"
 _EVALUATES: Final = re.compile(r"^(?:predict_step|test_step)$")
 _SWITCHES_ON: Final = frozenset({"torch.autograd.grad", "torch.enable_grad", "torch.set_grad_enabled"})
 _IS_OFF: Final = re.compile(r"\binference_mode['\"]?\s*[=:]\s*False\b")
@@ -50,6 +56,8 @@ _RUNS: Final = ("fit", "validate", "test", "predict")
 
 def taken_otherwise(source: Source) -> Iterator[Found]:
     """Find modules that step by themselves, that are compiled as a whole, and that test with gradients."""
+    if source.models.frameworks.sets_up_by_fabric:
+        yield from (Found("FM319", call, _UNSYNCED, "commented") for call in _outside_of_contexts(source))
     if source.models.frameworks.trains_by_lightning:
         yield from (Found("FM319", node, _BY_HAND, "commented") for node in _switched_off(source))
         yield from (Found("FM319", call, _COMPILED, "commented") for call in _compiled(source))
@@ -121,6 +129,21 @@ def _compiled(source: Source) -> Iterator[cst.Call]:
         targets = targets_of(above) if isinstance(above, (cst.Assign, cst.AnnAssign)) else []
         owner = source.index.class_of(call)
         if call in given or any((text_of(each), owner) in names for each in targets):
+            yield call
+
+
+def _outside_of_contexts(source: Source) -> Iterator[cst.Call]:
+    """Yield backwards beside ``with fabric.no_backward_sync(model, enabled=is_last):``, in its function."""
+    around: dict[cst.FunctionDef | None, list[cst.With]] = {}
+    for call in source.index.calls_of_method(_UNSYNCING):
+        enabled = argument_of(call, 1, {"enabled"})
+        item = source.index.parents[call]
+        above = source.index.parents[item]
+        if enabled is not None and text_of(enabled) != "True" and isinstance(above, cst.With):
+            around.setdefault(source.index.function(call), []).append(above)
+    for call in source.index.calls_of_method("backward") if around else ():
+        contexts = around.get(source.index.function(call), [])
+        if contexts and not any(each in contexts for each in source.index.ancestors(call)):
             yield call
 
 

@@ -153,6 +153,36 @@ def test_a_state_of_a_modules_own(base: str, body: str, *, is_said: bool) -> Non
     assert not any("asked its wrapper" in text for text in said(STATES.format(base, body, "ddp")))
 
 
+ACCUMULATING = """\
+import lightning as L
+
+fabric = L.Fabric(strategy="{}", devices=2)
+model = fabric.setup_module(net)
+for index, batch in enumerate(batches):
+    with fabric.no_backward_sync(model{}):
+        loss = model(batch)
+    {}fabric.backward(loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("enabled", "indent", "is_said"),
+    [
+        (", enabled=index % 2 == 0", "", True),
+        (", False", "", True),
+        (", enabled=index % 2 == 0", "    ", False),
+        # Without it, and with True, the reduction is on again behind the context.
+        ("", "", False),
+        (", enabled=True", "", False),
+    ],
+)
+def test_a_backward_behind_fabrics_context(enabled: str, indent: str, *, is_said: bool) -> None:
+    """`tests/frameworks/test_lightning_claims.py` holds what Lightning's context leaves behind."""
+    texts = said(ACCUMULATING.format("fsdp", enabled, indent))
+    assert any("leaves the reduction off" in text for text in texts) is is_said
+    assert not any("leaves" in text for text in said(ACCUMULATING.format("ddp", enabled, indent)))
+
+
 def test_a_strategy_in_a_config_counts_as_well(tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text("_target_: lightning.pytorch.Trainer\nstrategy: fsdp\n")
     body = "        loss = self.net(batch)\n        self.manual_backward(loss)\n        opt.zero_grad()\n"

@@ -123,6 +123,11 @@ class Frameworks:
         return self.links.has_units or UNITS.search(self.index.module.code) is not None
 
     @property
+    def sets_up_by_fabric(self) -> bool:
+        """Whether a Fabric of FSDP1's strategy sets up what the source has."""
+        return self._fabric
+
+    @property
     def trains_by_lightning(self) -> bool:
         """Whether Lightning's FSDP1 strategy trains what the source has."""
         return self._lightning
