@@ -119,12 +119,12 @@ def prefetch_in_hook(value: Any, block: Block) -> Outcome:
 
 def to_save_distributed(value: Any, block: Block) -> Outcome:
     """Turn the type of checkpoints into ``save_distributed_checkpoint``."""
+    del block
     word = full_or_sharded(value)
     text = (
         f"{shown(value)}: a checkpoint is "
         f"{'one file' if word == 'full' else 'a folder with a part of each rank'}."
     )
-    text += "" if word == "full" or _is_fabrics(block) else f" {LIGHTNING_FOLDERS}"
     return Outcome("FM341", text, key="save_distributed_checkpoint", value=word == "sharded", has_value=True)
 
 
@@ -415,6 +415,8 @@ def _emit_mapping(block: Block, size: Any, backend: str | None, draft: Draft) ->
     draft.table(inner, LIGHTNING_KEYS, ignore=ignored)
     _hook_references(inner, draft)
     leave_own_policies(inner, draft)
+    if not is_fabric and str(plain_values(node).get("state_dict_type")).lower() == "sharded":
+        draft.say("FM343", inner.at("save_distributed_checkpoint"), LIGHTNING_FOLDERS)
     reasons = {
         "data_parallel_size": "FSDP2 over all ranks",
         "tensor_parallel_size": "no tensor parallelism; Lightning's default is all ranks of a node",

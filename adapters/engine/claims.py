@@ -191,6 +191,14 @@ LIGHTNING: Mapping[str, Claim] = MappingProxyType(
         "refuses_compiled": Claim(
             "`ModelParallelStrategy` refuses what `torch.compile` made of a LightningModule", since="2.3"
         ),
+        "tests_in_inference_mode": Claim(
+            "tests and predictions run under `torch.inference_mode`, where `FSDPStrategy` has `no_grad`",
+            since="2.3",
+        ),
+        "leaves_reduction_off": Claim(
+            "Fabric's `no_backward_sync(.., enabled=False)` leaves the reduction of FSDP2's gradients off",
+            since="2.3",
+        ),
         "folders_differ": Claim(
             "`ModelParallelStrategy` saves a folder's weights as `state_dict`, where `FSDPStrategy`'s are "
             "`model`, which lightning.pytorch.utilities.consolidate_checkpoint looks for",

@@ -1,12 +1,14 @@
-"""What a LightningModule does, or is, that Lightning's strategy for FSDP2 takes otherwise than FSDP1's."""
+"""What Lightning's strategies for FSDP2 take otherwise than FSDP1's: modules, and a Fabric's contexts."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source.python.lightning_models import is_trainer
+from fsdp_migrate.source.python.heirs import led_to
+from fsdp_migrate.source.python.lightning_models import MODULE, is_trainer, run_in
 from fsdp_migrate.source.python.nodes import argument_of, last_name, targets_of, text_of, walk_for
 from fsdp_migrate.source.uses import Found
 
@@ -29,14 +31,38 @@ _COMPILED: Final = (
     "it: the Trainer raises RuntimeError. Compile what is within the module, before the hook shards it: "
     "`self.model = torch.compile(self.model)` in its __init__."
 )
+_INFERENCE: Final = (
+    "the Trainer's test and predict run under torch.inference_mode with ModelParallelStrategy on NCCL, where "
+    "they ran under no_grad with FSDP1's strategy: gradients that are switched on here are off there, and "
+    "this raises. Give that Trainer inference_mode=False."
+)
+_STATE: Final = (
+    "FSDP1's strategy asked its wrapper for the state, which took no notice of a new dict that this gives: "
+    "checkpoints held the whole module. ModelParallelStrategy asks the module itself: they hold what this "
+    "gives, and resuming raises where keys are not among it. Take keys out in on_save_checkpoint, and set "
+    "self.strict_loading = False."
+)
+_UNSYNCED: Final = (
+    "behind a no_backward_sync whose `enabled` was false ModelParallelStrategy leaves the reduction off "
+    "(lightning/fabric/strategies/model_parallel.py, _FSDPNoSync.__exit__): outside of such contexts this "
+    "backward reduces nothing, without an error, where FSDP1's did. Put it into one, with enabled=False."
+)
+_UNSYNCING: Final = "no_backward_sync"
+_EVALUATES: Final = re.compile(r"^(?:predict_step|test_step)$")
+_SWITCHES_ON: Final = frozenset({"torch.autograd.grad", "torch.enable_grad", "torch.set_grad_enabled"})
+_IS_OFF: Final = re.compile(r"\binference_mode['\"]?\s*[=:]\s*False\b")
 _RUNS: Final = ("fit", "validate", "test", "predict")
 
 
 def taken_otherwise(source: Source) -> Iterator[Found]:
-    """Find modules that step by themselves, and those that are compiled as a whole."""
+    """Find modules that step by themselves, that are compiled as a whole, and that test with gradients."""
+    if source.models.frameworks.sets_up_by_fabric:
+        yield from (Found("FM319", call, _UNSYNCED, "commented") for call in _outside_of_contexts(source))
     if source.models.frameworks.trains_by_lightning:
         yield from (Found("FM319", node, _BY_HAND, "commented") for node in _switched_off(source))
         yield from (Found("FM319", call, _COMPILED, "commented") for call in _compiled(source))
+        yield from (Found("FM319", call, _INFERENCE, "commented") for call in _with_gradients(source))
+        yield from (Found("FM319", method, _STATE, "commented") for method in _own_states(source))
 
 
 def _switched_off(source: Source) -> Iterator[cst.CSTNode]:
@@ -104,3 +130,43 @@ def _compiled(source: Source) -> Iterator[cst.Call]:
         owner = source.index.class_of(call)
         if call in given or any((text_of(each), owner) in names for each in targets):
             yield call
+
+
+def _outside_of_contexts(source: Source) -> Iterator[cst.Call]:
+    """Yield backwards beside ``with fabric.no_backward_sync(model, enabled=is_last):``, in its function."""
+    around: dict[cst.FunctionDef | None, list[cst.With]] = {}
+    for call in source.index.calls_of_method(_UNSYNCING):
+        enabled = argument_of(call, 1, {"enabled"})
+        item = source.index.parents[call]
+        above = source.index.parents[item]
+        if enabled is not None and text_of(enabled) != "True" and isinstance(above, cst.With):
+            around.setdefault(source.index.function(call), []).append(above)
+    for call in source.index.calls_of_method("backward") if around else ():
+        contexts = around.get(source.index.function(call), [])
+        if contexts and not any(each in contexts for each in source.index.ancestors(call)):
+            yield call
+
+
+def _with_gradients(source: Source) -> Iterator[cst.Call]:
+    """Yield what switches gradients on in a step of tests or predictions, or in a method that one runs."""
+    if _IS_OFF.search(source.code):
+        return
+    for call in source.calls:
+        owner, function = source.index.class_of(call), source.index.function(call)
+        if owner is None or function is None or _SWITCHES_ON.isdisjoint(source.index.qualified(call.func)):
+            continue
+        if run_in(owner, _EVALUATES).search(function.name.value):
+            yield call
+
+
+def _own_states(source: Source) -> Iterator[cst.FunctionDef]:
+    """Yield ``state_dict`` methods of LightningModules that give something else than ``super()`` gave."""
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        method = cst.ensure_type(node, cst.FunctionDef)
+        owner = source.index.class_of(method) if method.name.value == "state_dict" else None
+        bases = (base.value for base in owner.bases) if owner is not None else ()
+        if not any(MODULE.match(name) for base in bases for name in led_to(source.index, base)):
+            continue
+        given = (each.value for each in walk_for(method, cst.Return) if each.value is not None)
+        if not all(text_of(each).startswith("super().state_dict(") for each in given):
+            yield method

@@ -184,6 +184,46 @@ def accumulate(kind: str, folder: str) -> list[torch.Tensor]:
     return recording.gradients
 
 
+def _cut(module: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return a module's state without a part."""
+    given = pl.LightningModule.state_dict(module, *args, **kwargs)
+    return {name: value for name, value in given.items() if "model.0" not in name}
+
+
+def _counted(module: Any) -> None:
+    """Count what the strategy takes for the whole state."""
+    module.count = len(module.trainer.strategy.lightning_module_state_dict())
+
+
+def count_of_state(version: int, folder: str) -> int:
+    """Return how many values a checkpoint has of a module that leaves two of four out of its state."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    names: dict[str, Any] = {}
+    exec(hook_code({"sharding_strategy": "FULL_SHARD"}), names)
+    two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=_OnTheCPU(state_dict_type="sharded") if version == 1 else two,
+        max_steps=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    data = torch.utils.data.TensorDataset(torch.randn(2 * ranks, 16))
+    methods: dict[str, Any] = {"configure_model": names["configure_model"]} if version == 2 else {}
+    methods |= {"state_dict": _cut, "on_train_end": _counted}
+    model: Any = type("Cut", (_Accumulating,), methods)()
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=2))
+    count: int = model.count
+    return count
+
+
 class _ByHand(pl.LightningModule):
     """Steps by itself, and clears gradients above its forward, or right above its backward."""
 

@@ -88,6 +88,31 @@ def consolidates(strategy):
 found["folders_differ"] = found["model_parallel"] and (
     consolidates(FSDPStrategy) is True and consolidates(ModelParallelStrategy) is False
 )
+from lightning.pytorch.loops import utilities as loops
+class Loop(loops._Loop):
+    inference_mode = True
+    def __init__(self, strategy):
+        self.trainer = type("Trainer", (), {"accelerator": None, "strategy": strategy})
+    @loops._no_grad_context
+    def run(self):
+        return torch.is_inference_mode_enabled()
+found["tests_in_inference_mode"] = found["model_parallel"] and [
+    Loop(strategy()).run() for strategy in (FSDPStrategy, ModelParallelStrategy)
+] == [False, True]
+if found["model_parallel"]:
+    from lightning.fabric.strategies.model_parallel import _FSDPNoSync
+    class Recording(_FSDPNoSync):
+        def _set_requires_grad_sync(self, requires_grad_sync):
+            self.left = requires_grad_sync
+    left = []
+    for enabled in (False, True):
+        context = Recording(module=None, enabled=enabled)
+        with context:
+            pass
+        left.append(context.left)
+    found["leaves_reduction_off"] = left == [False, True]
+else:
+    found["leaves_reduction_off"] = False
 found["fairscale_gone"] = "ddp_fully_sharded" not in StrategyRegistry
 found["word_is_torchs"] = StrategyRegistry["fsdp"]["strategy"].__name__ == "FSDPStrategy"
 class Asked(Exception):

@@ -71,3 +71,11 @@ def test_steps_of_a_modules_own(clears: str, tmp_path: Path, *, is_same: bool) -
     assert (one == two) is is_same
     assert [each[:2] for each in one] == [each[:2] for each in two]
     assert two == run_ranks(lightning_bodies.step_by_hand, 2, "between", str(tmp_path))
+
+
+@pytest.mark.parametrize(("version", "count"), [(1, 4), (2, 2)])
+def test_a_state_of_a_modules_own(version: int, count: int, tmp_path: Path) -> None:
+    """FSDP1's wrapper takes no notice of a dict that the module within gives; FSDP2's state is that dict."""
+    from tests.frameworks import lightning_bodies
+
+    assert run_ranks(lightning_bodies.count_of_state, version, str(tmp_path)) == [count, count]

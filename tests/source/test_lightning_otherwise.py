@@ -86,6 +86,103 @@ def test_a_compiled_module(lines: str, *, is_said: bool) -> None:
     assert not any(text.startswith(COMPILED) for text in said(code.replace("'fsdp'", "'ddp'")))
 
 
+FORCES = """\
+import torch
+import lightning.pytorch as pl
+
+
+class Lit(pl.LightningModule):
+    def {}(self, batch, index):
+        {}
+
+    def forces(self, x):
+        return torch.autograd.grad(self.net(x).sum(), x)
+
+
+trainer = pl.Trainer(strategy="{}", devices=2{})
+trainer.test(Lit())
+"""
+ENABLES = "with torch.enable_grad():\n            return self.net(batch)"
+
+
+@pytest.mark.parametrize(
+    ("step", "body", "more", "is_said"),
+    [
+        ("test_step", ENABLES, "", True),
+        ("predict_step", "return self.forces(batch)", "", True),
+        ("test_step", "return self.net(batch)", "", False),
+        # The Trainer's fit runs its validation under no_grad.
+        ("validation_step", ENABLES, "", False),
+        ("test_step", ENABLES, ", inference_mode=False", False),
+    ],
+)
+def test_gradients_in_tests(step: str, body: str, more: str, *, is_said: bool) -> None:
+    texts = said(FORCES.format(step, body, "fsdp", more))
+    assert any("inference_mode" in text for text in texts) is is_said
+    assert not any("inference_mode" in text for text in said(FORCES.format(step, body, "ddp", more)))
+
+
+STATES = """\
+import lightning.pytorch as pl
+from torch import nn
+
+
+class Lit({}):
+    def state_dict(self, *args, **kwargs):
+        {}
+
+
+trainer = pl.Trainer(strategy="{}", devices=2)
+trainer.fit(Lit())
+"""
+CUT = "given = super().state_dict(*args, **kwargs)\n        return {k: given[k] for k in given if 'vgg' in k}"
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "is_said"),
+    [
+        ("pl.LightningModule", CUT, True),
+        ("pl.LightningModule", "return self.net.state_dict()", True),
+        ("pl.LightningModule", "return super().state_dict(*args, **kwargs)", False),
+        # A part of the module is asked by the module, under both.
+        ("nn.Module", CUT, False),
+    ],
+)
+def test_a_state_of_a_modules_own(base: str, body: str, *, is_said: bool) -> None:
+    assert any("asked its wrapper" in text for text in said(STATES.format(base, body, "fsdp"))) is is_said
+    assert not any("asked its wrapper" in text for text in said(STATES.format(base, body, "ddp")))
+
+
+ACCUMULATING = """\
+import lightning as L
+
+fabric = L.Fabric(strategy="{}", devices=2)
+model = fabric.setup_module(net)
+for index, batch in enumerate(batches):
+    with fabric.no_backward_sync(model{}):
+        loss = model(batch)
+    {}fabric.backward(loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("enabled", "indent", "is_said"),
+    [
+        (", enabled=index % 2 == 0", "", True),
+        (", False", "", True),
+        (", enabled=index % 2 == 0", "    ", False),
+        # Without it, and with True, the reduction is on again behind the context.
+        ("", "", False),
+        (", enabled=True", "", False),
+    ],
+)
+def test_a_backward_behind_fabrics_context(enabled: str, indent: str, *, is_said: bool) -> None:
+    """`tests/frameworks/test_lightning_claims.py` holds what Lightning's context leaves behind."""
+    texts = said(ACCUMULATING.format("fsdp", enabled, indent))
+    assert any("leaves the reduction off" in text for text in texts) is is_said
+    assert not any("leaves" in text for text in said(ACCUMULATING.format("ddp", enabled, indent)))
+
+
 def test_a_strategy_in_a_config_counts_as_well(tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text("_target_: lightning.pytorch.Trainer\nstrategy: fsdp\n")
     body = "        loss = self.net(batch)\n        self.manual_backward(loss)\n        opt.zero_grad()\n"

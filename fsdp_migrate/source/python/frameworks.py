@@ -118,8 +118,14 @@ class Frameworks:
         return trains_by_fsdp1(self.index, is_told=self.links.is_trained)
 
     @functools.cached_property
-    def _has_units(self) -> bool:
+    def has_units(self) -> bool:
+        """Whether a policy of Lightning's FSDP1 strategy wraps parts of modules, too."""
         return self.links.has_units or UNITS.search(self.index.module.code) is not None
+
+    @property
+    def sets_up_by_fabric(self) -> bool:
+        """Whether a Fabric of FSDP1's strategy sets up what the source has."""
+        return self._fabric
 
     @property
     def trains_by_lightning(self) -> bool:
@@ -161,7 +167,7 @@ class Frameworks:
                 return {"fsdp", "other"}
             if is_within_a_module(self.index, node, self.links.mixins, self.links.own_hooks):
                 return set(SHARDED)
-            if self._has_units and is_in_a_step(self.index, node):
+            if self.has_units and is_in_a_step(self.index, node):
                 return set(SHARDED)
             if self._fits.is_sharded(node):
                 return set(SHARDED)

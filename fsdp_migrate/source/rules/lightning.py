@@ -101,8 +101,11 @@ _STATE_TYPE = "state_dict_type"
 _SETS_UP = frozenset({"setup", "setup_module"})
 _OWN = "what this is given to is a class of the project: see that it hands its arguments on as they are"
 _TWO = "several strategies would give the LightningModule several hooks"
-# What is said of the hook where it is not written as well.
-_OF_THE_HOOK = ("Put the hook into the LightningModule.", "stands in `configure_model`, where FSDP2 is told.")
+# What is said of the hook where it is not written as well, and of folders, which the strategy's comment says.
+_SAID_ELSEWHERE = (
+    *("Put the hook into the LightningModule.", "stands in `configure_model`, where FSDP2 is told."),
+    LIGHTNING_FOLDERS,
+)
 
 
 @dataclass
@@ -417,7 +420,7 @@ def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Fou
     findings = [
         each
         for each in asked.converted.findings
-        if not f"{each.message} {each.hint or ''}".strip().endswith(_OF_THE_HOOK)
+        if not f"{each.message} {each.hint or ''}".strip().endswith(_SAID_ELSEWHERE)
     ]
     yield from said_of(findings, asked.values, lambda subject: asked.trainer or asked.node)
     shown = f"{_NEW}({asked.values.shown(_arguments(asked.wanted))})"

@@ -6,6 +6,7 @@ What is decided by a name after wrapping, such as which parameters are decayed, 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,6 +71,17 @@ _PART = (
     "which is meant; a checkpoint of FSDP1 has the old groups."
 )
 _OLD_GROUPS = "; a checkpoint of FSDP1 has the old groups"
+_OF_UNITS = (
+    "of what stands in a unit FSDP1's names had `_fsdp_wrapped_module.` behind the unit's here, in a "
+    "LightningModule, so that this was another part of the name, or no match; FSDP2's are the model's, so "
+    "this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the old "
+    "groups."
+)
+_SAVED = (
+    "of what stands in a unit FSDP1's names had `_fsdp_wrapped_module.` in them here, in a LightningModule, "
+    "and those of the state that is saved had not: what is looked up by them was not found, and is now. See "
+    "which parameters the file is to hold."
+)
 _CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
 _MATCHES = frozenset({"findall", "fnmatch", "fnmatchcase", "fullmatch", "match", "search"})
@@ -82,6 +94,12 @@ _PUTS = frozenset({"add", "append", "insert"})
 # use_orig_params=True as Hugging Face's Trainer does.
 _OF_A_MODULE = frozenset({"fabric", "lightning"})
 _KEEP_NAMES = frozenset({"transformers"})
+# A unit's name ends before that: `blocks.0.attn`, `blocks.{i}.attn`, `blocks\\.\\d+\\.attn`.
+_ACROSS = re.compile(r"(?:\d|\\d[+*]?\)?|\.[+*]|\])\\?\.[A-Za-z_]")
+_BEHIND_A_VALUE = re.compile(r"\.[A-Za-z_]")
+_PAST_A_UNIT = 3
+"""The first part of a name that may stand behind a unit's: ``model.blocks.0.attn``."""
+_SAVERS = frozenset({"on_load_checkpoint", "on_save_checkpoint"})
 _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 
@@ -100,6 +118,9 @@ def find(source: Source) -> Iterator[Found]:
             is_own = source.models.sharded_by(model) in _OF_A_MODULE | _KEEP_NAMES
             found = looked_for_within(values, call) if _flat_of(source, model, flat) and not is_own else ()
             yield from (Found("FM318", test, _FROM_OUTSIDE, "commented") for test in found)
+            continue
+        if _is_by_state(source, call, model):
+            yield Found("FM318", call, _SAVED, "commented")
             continue
         for loop, names in named_loops(source.index, call):
             if isinstance(loop, _LOOPS):
@@ -127,6 +148,9 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
         return
     sharded_by = source.models.sharded_by(by.model)
     if sharded_by in _OF_A_MODULE:
+        asks = is_choice and _has_units(source, by.model)
+        asked = _across_units(source, loop, names) if asks else ()
+        yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
         return
     # A part has names of the model's own, but for those of flat parameters.
     is_inner = by.model is not by.asked or text_of(by.asked).endswith(".module")
@@ -137,6 +161,46 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
     if not is_inner:
         said_of |= dict.fromkeys(_of_names_before(source, loop, names, by.copies), _FROM_BEFORE)
     yield from (Found("FM318", node, said, "commented") for node, said in said_of.items())
+
+
+def _has_units(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is a LightningModule whose parts FSDP1's strategy wrapped, too."""
+    return source.models.sharded_by(model) == "lightning" and source.models.frameworks.has_units
+
+
+def _is_by_state(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
+    """Tell whether a hook that sees what is saved asks a LightningModule with units for its names."""
+    function = source.index.function(call)
+    is_saver = function is not None and function.name.value in _SAVERS
+    return is_saver and _has_units(source, model) and not _CLEANED.search(text_of(function or call))
+
+
+def _across_units(source: Source, loop: cst.CSTNode, names: tuple[str, str]) -> Iterator[cst.BaseExpression]:
+    """Yield what is asked of names in a loop that a unit's mark would stand in: ``"blocks.0.attn" in n``."""
+    for test, _ in _tests(source, loop, names):
+        read = [each for one in walk_for(test, cst.Name) if (each := _value(source, one)) is not None]
+        texts = (text for each in (test, *read) for text in walk_for(each, cst.SimpleString))
+        formatted = (text for each in (test, *read) for text in walk_for(each, cst.FormattedString))
+        if any(_ACROSS.search(str(text.evaluated_value)) for text in texts) or any(
+            map(_is_across, formatted)
+        ):
+            yield test
+    for part in _counted_parts(loop, names[0]):
+        place = part.slice[0].slice
+        number = place.value if isinstance(place, cst.Index) else None
+        if isinstance(number, cst.Integer) and number.evaluated_value >= _PAST_A_UNIT:
+            yield part
+
+
+def _is_across(text: cst.FormattedString) -> bool:
+    """Tell whether a part of a name stands behind a value: ``f"blocks.{i}.attn"``."""
+    parts = text.parts
+    return any(
+        isinstance(one, cst.FormattedStringExpression)
+        and isinstance(other, cst.FormattedStringText)
+        and _BEHIND_A_VALUE.match(other.value)
+        for one, other in itertools.pairwise(parts)
+    )
 
 
 def _said(
@@ -213,13 +277,15 @@ def _is_from_the_start(source: Source, test: cst.BaseExpression) -> bool:
 
 def _counted_parts(loop: cst.CSTNode, name: str) -> Iterator[cst.Subscript]:
     """Yield the parts of a name that are counted from its beginning: ``int(n.split(".")[1])``."""
+    made = {text_of(each.targets[0].target): each.value for each in walk_for(loop, cst.Assign)}
     for node in walk_for(loop, cst.Subscript):
-        func = node.value.func if isinstance(node.value, cst.Call) else None
+        value = made.get(text_of(node.value), node.value)  # `parts = n.split(".")`, and `parts[1]` of that
+        func = value.func if isinstance(value, cst.Call) else None
         is_split = isinstance(func, cst.Attribute) and func.attr.value in {"split", "partition"}
         inner = node.slice[0].slice if len(node.slice) == 1 else None
         is_placed = isinstance(inner, cst.Index) and isinstance(inner.value, cst.Integer)
         is_names = is_split and is_placed and text_of(cst.ensure_type(func, cst.Attribute).value) == name
-        if is_names and not _is_behind_a_word(cst.ensure_type(node.value, cst.Call), node):
+        if is_names and not _is_behind_a_word(cst.ensure_type(value, cst.Call), node):
             yield node
 
 

@@ -343,3 +343,71 @@ def test_another_file_keeps_names_of_a_model_of_its_own(tmp_path: Path, keeps: s
     (tmp_path / "a.py").write_text(f"{FSDP}\n{_OWN.format(keeps)}")
     (tmp_path / "b.py").write_text(f"{FSDP}\nmodel = FSDP(net, use_orig_params=True)\n")
     assert ("FM318" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
+_LIT = """\
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import FSDPStrategy
+
+
+class Lit(pl.LightningModule):
+    def {}(self{}):
+{}
+
+trainer = pl.Trainer(devices=2, strategy=FSDPStrategy({}))
+trainer.fit(Lit())
+"""
+_POLICY = "auto_wrap_policy={Block}"
+_GROUPS = "for n, p in self.named_parameters():\n    {}\n    groups.setdefault(k, []).append(p)\n"
+
+
+def _of_lit(body: str, hook: str = "configure_optimizers", arguments: str = _POLICY) -> set[str]:
+    lines = "".join(f"        {line}\n" for line in body.splitlines())
+    given = ", checkpoint" if hook.endswith("checkpoint") else ""
+    return {code for code, _ in codes(_LIT.format(hook, given, lines, arguments), header="")}
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("xs = [p for n, p in self.named_parameters() if 'blocks.0.attn' in n]\n", True),
+        ("xs = [p for n, p in self.named_parameters() if n == 'model.blocks.0.attn.weight']\n", True),
+        ("xs = [p for n, p in self.named_parameters() if f'blocks.{i}.attn' in n]\n", True),
+        ("xs = [p for n, p in self.named_parameters() if re.search(r'blocks\\.\\d+\\.attn', n)]\n", True),
+        (
+            "late = ('blocks.7.mlp',)\nxs = [p for n, p in self.named_parameters() if n.startswith(late)]\n",
+            True,
+        ),
+        (_GROUPS.format("k = n.split('.')[3]"), True),
+        (_GROUPS.format("parts = n.split('.')\n    k = parts[3]"), True),
+        # The mark stands behind the unit's name: what ends before it, or begins behind it, has none in it.
+        ("xs = [p for n, p in self.named_parameters() if 'bias' in n or n.endswith('norm.weight')]\n", False),
+        ("xs = [p for n, p in self.named_parameters() if n.startswith('model.blocks.0.')]\n", False),
+        ("xs = [p for n, p in self.named_parameters() if f'blocks.{i}.' in n]\n", False),
+        ("xs = [p for n, p in self.named_parameters() if re.search(r'blocks\\.\\d+', n)]\n", False),
+        (_GROUPS.format("k = n.split('.')[2]"), False),
+        (_GROUPS.format("k = n.split('.')[-1]"), False),
+        (_GROUPS.format("k = n.replace('_fsdp_wrapped_module.', '').split('.')[3]"), False),
+    ],
+)
+def test_names_within_a_lightning_module(body: str, *, is_said: bool) -> None:
+    """There `self` is what FSDP1 has wrapped, whose own wrapper would clean the names: units' marks stay."""
+    assert ("FM318" in _of_lit(body)) is is_said
+    assert "FM318" not in _of_lit(body, arguments="")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("keep = {n for n, p in self.named_parameters() if p.requires_grad}\nsave(keep, checkpoint)\n", True),
+        ("grads = {k: v.requires_grad for k, v in self.named_parameters()}\nsave(grads, checkpoint)\n", True),
+        (
+            "keep = {clean_tensor_name(n) for n, p in self.named_parameters()}\nsave(keep, checkpoint)\n",
+            False,
+        ),
+        ("for key in list(checkpoint['state_dict']):\n    drop(key, checkpoint)\n", False),
+    ],
+)
+def test_names_by_which_a_saved_state_is_chosen(body: str, *, is_said: bool) -> None:
+    assert ("FM318" in _of_lit(body, "on_save_checkpoint")) is is_said
+    assert "FM318" not in _of_lit(body, "on_save_checkpoint", "")
