@@ -85,6 +85,7 @@ HOUSE: House = (
                 "source.tensor_parts",
             ],
             [
+                "source.asking_functions",
                 "source.called_methods",
                 "source.check_functions",
                 "source.compiled_names",
@@ -97,10 +98,12 @@ HOUSE: House = (
                 "source.kept_lists",
                 "source.kept_parameters",
                 "source.lightning_checks",
+                "source.lightning_heirs",
                 "source.lightning_modules",
                 "source.lightning_names",
                 "source.lightning_numbers",
                 "source.lightning_otherwise",
+                "source.lightning_prefix",
                 "source.lightning_words",
                 "source.lightning_wrappers",
                 "source.local_numbers",
@@ -110,6 +113,7 @@ HOUSE: House = (
                 "source.parameter_values",
                 "source.set_layers",
                 "source.settings_in_python",
+                "source.unless_wrapped",
                 "source.wrapped_twice",
             ],
             [
@@ -132,6 +136,7 @@ HOUSE: House = (
             [
                 "source.asked_states",
                 "source.children_of_wrappers",
+                "source.handing_on",
                 "source.names_from_outside",
                 "source.plain_copies",
                 "source.states_by_name",

@@ -43,6 +43,7 @@ UNTRIED = {
     ("accelerate", "1.6"): "1.5 has no FSDP2 that could be asked",
     ("axolotl", "0.8.1"): "0.8.0 has no FSDP2; of 0.8.1 the sources were read alone",
     ("lightning", "2.0"): "1.9 and 2.0 cannot be imported beside this torch",
+    ("lightning", "2.1"): "2.0 cannot be imported beside this torch; its sources were read",
     ("lightning", "2.3"): "2.2 has no such strategy that could be asked",
     ("mosaicml", "0.31"): "0.30 has no FSDP2; the composer lane has the newest alone",
     ("mosaicml", "0.32"): "0.31 casts by fixed dtypes; the composer lane has the newest alone",

@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
-from fsdp_migrate.source import catalog
-from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.argument_places import argument_at, parameters_of
 from fsdp_migrate.source.python.nodes import argument_of
 from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from fsdp_migrate.source.project import Module, Project
     from fsdp_migrate.source.python.text import Source
 
 
@@ -30,20 +26,6 @@ Asked = frozenset[tuple[int, str]]
 """Arguments, by place and name, of whose class a function asks whether something is of it."""
 _ASKS: Final = frozenset({"isinstance", "issubclass"})
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def asking_functions(project: Project, modules: Iterable[Module]) -> dict[Path, dict[str, Asked]]:
-    """Return by file the functions of other files that it imports, as its imports write them."""
-    found: dict[Path, dict[str, Asked]] = {}
-    for module in modules:
-        if catalog.FSDP not in project.texts[module.path]:
-            continue
-        for written in module.imports.values():
-            made = project.find(module, written)
-            asked = asked_parameters(made.node) if made is not None and made.module is not module else None
-            if asked:
-                found.setdefault(module.path, {})[written] = asked
-    return found
 
 
 def asked_parameters(function: ast.AST) -> Asked:
@@ -66,9 +48,10 @@ def _is_only_asked(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) 
     asked: set[ast.AST] = set()
     handed: set[ast.AST] = set()
     for call in (each for each in ast.walk(function) if isinstance(each, ast.Call)):
-        if dotted(call.func) in _ASKS and len(call.args) > 1:
+        called = ast.unparse(call.func)
+        if called in _ASKS and len(call.args) > 1:
             asked.update(ast.walk(call.args[1]))
-        elif last_name(call.func) == function.name:  # by itself, for each part: `wraps(child, kinds)`
+        elif called.rpartition(".")[2] == function.name:  # by itself, for each part: `wraps(child, kinds)`
             handed.update((*call.args, *(each.value for each in call.keywords)))
     body = (each for line in function.body for each in ast.walk(line))
     uses = [each for each in body if isinstance(each, ast.Name) and each.id == name]

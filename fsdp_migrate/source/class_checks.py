@@ -1,4 +1,7 @@
-"""The functions of a project that ask whether a model is FSDP1's, and nothing else: ``is_sharded(model)``."""
+"""The functions of a project that ask whether a model is FSDP1's, and nothing else: ``is_sharded(model)``.
+
+And those that are given the class for that: ``wraps(model, FSDP)``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.asking_functions import asked_parameters
 from fsdp_migrate.source.project import Place, dotted
 
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from fsdp_migrate.source.asking_functions import Asked
     from fsdp_migrate.source.project import Definition, Module, Project
 
 
@@ -28,6 +33,20 @@ def class_checks(project: Project, modules: Iterable[Module]) -> dict[Path, froz
         asking = frozenset(each for each, made in own.items() if made is not None and _asks(project, made))
         if asking:
             found[module.path] = asking
+    return found
+
+
+def asking_functions(project: Project, modules: Iterable[Module]) -> dict[Path, dict[str, Asked]]:
+    """Return by file what it imports that asks for a class which it is given, as its imports write it."""
+    found: dict[Path, dict[str, Asked]] = {}
+    for module in modules:
+        if catalog.FSDP not in project.texts[module.path]:
+            continue
+        for written in module.imports.values():
+            made = project.find(module, written)
+            asked = asked_parameters(made.node) if made is not None and made.module is not module else None
+            if asked:
+                found.setdefault(module.path, {})[written] = asked
     return found
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
-from fsdp_migrate.source.asking_functions import asking_functions
-from fsdp_migrate.source.class_checks import class_checks
+from fsdp_migrate.source.class_checks import asking_functions, class_checks
 from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
 from fsdp_migrate.source.hooks_of_states import has_state_hooks
@@ -74,19 +73,18 @@ class Told:
         self.known.seen.clear()
         self.known.names_seen.clear()
         gives, given = self._named()
-        setters = {path for path, text in self.known.project.texts.items() if "set_state_dict_type" in text}
-        types = setters | self.known.types_from
         project = self.known.project
+        types = {path for path, text in project.texts.items() if "set_state_dict_type" in text}
+        types |= self.known.types_from
         whole_project = self._of_all()
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         optimizers = self._optimizers()
-        methods = methods_by_file(self.known.project, self.known.methods)
-        states = states_by_file(self.known.project, self.known.methods)
+        methods = methods_by_file(project, self.known.methods)
+        states = states_by_file(project, self.known.methods)
         makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
         kept = told_parameters(self.known)
-        paths = {m.path for m in self.known.looked_at}.union(
-            gives, given, names, taken, methods, states, makers
-        )
+        paths = {m.path for m in self.known.looked_at}
+        paths.update(gives, given, names, taken, methods, states, makers)
         parts = sharding_parts(self.known, self.known.looked_at)
         paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
         wrappers = {each.path: wrapper_classes(project, each) for each in self.known.looked_at}
