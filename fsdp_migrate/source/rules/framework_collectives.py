@@ -20,7 +20,7 @@ from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.heirs import values_of
 from fsdp_migrate.source.python.held import EACH, taken
-from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -53,6 +53,11 @@ _IN_PLACE = re.compile(r"^(?:add|copy|div|fill|max|min|mul|sub|lerp)_$")
 _FORMAT = re.compile(r"\{[^{}]*:[^{}]+\}")
 _ARRAYS = frozenset({"numpy", "tolist"})
 _SAME = frozenset({"clone", "cpu", "detach", "float"})
+# `hasattr(norm, "item")`, `isinstance(norm, torch.Tensor)`, `torch.is_tensor(norm)`
+_ASKS_FOR_TENSORS = re.compile(
+    r"hasattr\([\w.]+, ?['\"](?:item|full_tensor|to_local)['\"]\)\Z"
+    r"|isinstance\([\w.]+, ?[\w.]*Tensor\)\Z|(?:torch\.)?is_tensor\([\w.]+\)\Z"
+)
 _MAY_FIND = re.compile(r"gather|reduce|broadcast|numpy\(|tolist\(|clip_grad_norm_")
 
 
@@ -122,7 +127,7 @@ def _put_into_text(call: cst.Call) -> list[cst.BaseExpression]:
     asked = func.value if isinstance(func, cst.Attribute) and func.attr.value == "format" else None
     text = asked.value if isinstance(asked, cst.SimpleString) else ""
     # Which part is whose is not looked at where only some have a format.
-    return given if text.count("{") == len(_FORMAT.findall(text)) else []
+    return given if text.count("{") == len(_FORMAT.findall(text)) > 0 else []
 
 
 def _is_weights(node: cst.BaseExpression) -> bool:
@@ -137,4 +142,19 @@ def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
         isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
     ):
         node = node.func.value
-    return NORM in source.models.kinds(node) or is_accelerates_norm(source, node)
+    is_one = NORM in source.models.kinds(node) or is_accelerates_norm(source, node)
+    return is_one and not _is_made_a_number(source, node)
+
+
+def _is_made_a_number(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a test for tensors has made a number of it: ``if torch.is_tensor(n): n = n.item()``."""
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    around, order = {*source.index.ancestors(node)}, source.index.order
+    for each in source.index.bindings_of(node):
+        tests = [each.value.test] if isinstance(each.value, cst.IfExp) else []
+        branches = [above for above in source.index.ancestors(each.node) if isinstance(above, cst.If)]
+        tests += [each.test for each in branches if each not in around and order[each] < order[node]]
+        if any(_ASKS_FOR_TENSORS.match(text_of(test)) for test in tests):
+            return True
+    return False

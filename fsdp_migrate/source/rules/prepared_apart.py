@@ -190,7 +190,7 @@ def _refused(source: Source, call: cst.Call) -> str:
         return _SEVERAL if _lists_several(source, call) else ""
     if (trainer := _optimizer_to_come(source, call)) is not None:
         return _NOT_YET.format(trainer)
-    names = _names(call)
+    names = _names(source, call)
     others = [name for name in names if _OTHERS.search(name)]
     models = _models(source, call)
     if len(models) > 1:
@@ -233,7 +233,7 @@ def _lists_several(source: Source, call: cst.Call) -> bool:
 def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether all that a model is prepared with is shown to be something else than its optimizer."""
     known = {*_models(source, call), *made_as_others(source.index)}
-    return all(name in known or _DATA.search(name) for name in _names(call))
+    return all(name in known or _DATA.search(name) for name in _names(source, call))
 
 
 def _is_trainers(source: Source, call: cst.Call) -> bool:
@@ -243,7 +243,7 @@ def _is_trainers(source: Source, call: cst.Call) -> bool:
         any(map(HUGGING_FACES.match, led_to(source.index, each.func)))
         and source.index.order[each] > source.index.order[call]
         and source.index.function(each) is source.index.function(call)
-        and not models.isdisjoint([*_names(each)[:1], *_given_as(each, "model")])
+        and not models.isdisjoint([*_names(source, each)[:1], *_given_as(each, "model")])
         for each in source.calls
     )
 
@@ -285,14 +285,43 @@ def _whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Iter
             yield own
 
 
-def _names(call: cst.Call) -> list[str]:
-    return [(dotted(arg.value) or "?").split(".")[-1].lower() for arg in call.args]
+def _names(source: Source, call: cst.Call) -> list[str]:
+    """Return what a call is given is called; an item as one of its list: ``models[i]`` as a ``model``."""
+    return [_name_of(source, arg.value) for arg in call.args]
+
+
+def _name_of(source: Source, node: cst.BaseExpression) -> str:
+    if isinstance(node, cst.Subscript):
+        return _one_of(node.value)
+    over = _gone_through(source, node) if isinstance(node, cst.Name) and node in source.index.scopes else None
+    return _one_of(over) if over is not None else (dotted(node) or "?").split(".")[-1].lower()
+
+
+def _one_of(whole: cst.BaseExpression) -> str:
+    return (dotted(whole) or "?").split(".")[-1].lower().removesuffix("s") or "?"
+
+
+def _gone_through(source: Source, name: cst.Name) -> cst.BaseExpression | None:
+    """Return the list whose items a loop gives a name: ``for i, net in enumerate(self.models)``."""
+    bindings = source.index.bindings_of(name)
+    loops = [
+        above
+        for each in bindings
+        for above in source.index.ancestors(each.node)
+        if isinstance(above, (cst.For, cst.CompFor)) and each.node in {*walk_for(above.target, cst.Name)}
+    ]
+    if len(loops) != len(bindings) or len(loops) != 1:
+        return None
+    over = loops[0].iter
+    if isinstance(over, cst.Call) and dotted(over.func) == "enumerate" and over.args:
+        over = over.args[0].value
+    return over if isinstance(over, (cst.Name, cst.Attribute)) else None
 
 
 def _models(source: Source, call: cst.Call) -> list[str]:
     """Return what the models are called that a call is given."""
     asked = asked_as_models(source.index)
-    return [name for name in _names(call) if is_model(name, asked)]
+    return [name for name in _names(source, call) if is_model(name, asked)]
 
 
 def _is_second(source: Source, call: cst.Call, calls: list[cst.Call]) -> bool:

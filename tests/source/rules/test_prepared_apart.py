@@ -37,6 +37,23 @@ def test_a_model_alone_gets_a_comment(call: str) -> None:
     assert turned(PLUGIN + call, header="").endswith(call)
 
 
+@pytest.mark.parametrize(
+    ("call", "is_said"),
+    [
+        ("for i in range(2):\n    models[i] = accelerator.prepare(models[i])\n", True),
+        ("for i, m in enumerate(self.nets):\n    self.nets[i] = accelerator.prepare(m)\n", True),
+        ("models = [accelerator.prepare(m) for m in models]\n", True),
+        ("optimizers = [accelerator.prepare(o) for o in optimizers]\n", True),
+        ("for i in range(2):\n    m, o = accelerator.prepare(models[i], optimizers[i])\n", False),
+        ("for m, o in zip(models, optimizers):\n    m, o = accelerator.prepare(m, o)\n", False),
+        ("loaders = [accelerator.prepare(x) for x in loaders]\n", False),
+        ("data['train'] = accelerator.prepare(data['train'])\n", False),
+    ],
+)
+def test_models_of_a_list_are_prepared_alone(call: str, *, is_said: bool) -> None:
+    assert ("FM449 Accelerate's FSDP2 refuses it" in comments(call, PLUGIN)) is is_said
+
+
 @pytest.mark.parametrize(("test", "is_said"), [("not use_fsdp", False), ("use_fsdp", True), ("x", True)])
 def test_where_fsdp_is_off_there_is_nothing_to_say(test: str, *, is_said: bool) -> None:
     call = f"if {test}:\n    model = accelerator.prepare(model)\n"
