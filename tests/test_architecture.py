@@ -172,8 +172,8 @@ HOUSE: House = (
     [
         "sharding",
         (
-            "source.checkpoint_readers source.checkpoint_runs source.own_configs source.proof_steps "
-            "source.saved_files source.sarif source.steps source.surroundings"
+            "source.argument_files source.checkpoint_readers source.checkpoint_runs source.own_configs "
+            "source.proof_steps source.saved_files source.sarif source.steps source.surroundings"
         ),
     ],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],

@@ -230,8 +230,7 @@ def next_steps(
     asks = is_prepared or any(use.code in _ASKING for use in rewrites)
     own = [each for each in converted if not (asks and each.is_switch)]
     steps += _steps_for_configs(own, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
-    steps += _steps_for_launches(launches, configs)
-    steps += steps_for_arguments(paths, configs, launches)
+    steps += [*_steps_for_launches(launches, configs), *steps_for_arguments(paths, configs, launches)]
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += _steps_for_apart(apart)
