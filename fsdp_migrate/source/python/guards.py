@@ -79,6 +79,7 @@ class Guards:
     _without: dict[cst.FunctionDef, bool] = field(default_factory=dict, repr=False)
     _facts: dict[int, Facts] = field(default_factory=dict, repr=False)
     """By the nodes of this source what is known where they stand: many ask of the same."""
+    _cases: dict[cst.MatchCase, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
     _chosen: dict[cst.FunctionDef, tuple[Fact, ...]] = field(default_factory=dict, repr=False)
     _sure: dict[int, list[Sure]] = field(default_factory=dict, repr=False)
     """By the blocks of this source what their statements make sure for those below."""
@@ -262,9 +263,19 @@ class Guards:
             # The right of `and` is evaluated where the left is true, that of `or` where it is not.
             yield above.left, isinstance(above.operator, cst.And)
         elif isinstance(above, cst.MatchCase) and below is above.body:
-            yield from asked_by_case(cst.ensure_type(self.index.parents[above], cst.Match), above)
+            yield from self._asked_by_case(above)
         elif isinstance(above, _COMPREHENSIONS) and below is not above.for_in:
             yield from ((each.test, True) for each in above.for_in.ifs)
+
+    def _asked_by_case(self, case: cst.MatchCase) -> tuple[Fact, ...]:
+        """Return what a case asks, each time by the same nodes, which stand where it does."""
+        if case not in self._cases:
+            match = cst.ensure_type(self.index.parents[case], cst.Match)
+            self._cases[case] = tuple(asked_by_case(match, case))
+            for asked, _ in self._cases[case]:
+                self.index.parents[asked] = case
+                self.index.order[asked] = self.index.order[case]
+        return self._cases[case]
 
     def _chosen_by(self, function: cst.FunctionDef) -> tuple[Fact, ...]:
         """Return what every place that calls a function, or hands it on, knows of Accelerate's launch."""
