@@ -38,9 +38,9 @@ _INFERENCE: Final = (
 )
 _STATE: Final = (
     "FSDP1's strategy asked its wrapper for the state, which took no notice of a new dict that this gives: "
-    "checkpoints held the whole module. ModelParallelStrategy asks the module itself: they hold what this "
-    "gives, and resuming raises where keys are not among it. Take keys out in on_save_checkpoint, and set "
-    "self.strict_loading = False."
+    "checkpoints held the whole module. ModelParallelStrategy asks the module itself: saving raises where "
+    "this gives keys by other names, and resuming where keys are not among it. Name or take them out in "
+    "on_save_checkpoint, and set self.strict_loading = False."
 )
 _UNSYNCED: Final = (
     "behind a no_backward_sync whose `enabled` was false ModelParallelStrategy leaves the reduction off "
