@@ -59,6 +59,7 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import told
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.rewritten_before import texts_before
+from fsdp_migrate.source.sharded_classes import with_sharded_classes
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
 from fsdp_migrate.source.unseen_names import with_unseen_names
@@ -121,6 +122,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     links = with_wrapping_places(project, links)
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
+    links = with_sharded_classes(project.texts, links, frameworks.files)
     links = with_reach(project, links, frameworks.files, around)
     links = with_prepared(project, links, lambda them: Told(_followed(them, frameworks, around)).links())
     failures = following.failures if following is not None else {}

@@ -94,6 +94,8 @@ class Links:
     """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
     classes_kept_whole: frozenset[str] = frozenset()
     """Those of them of which FSDP1 may not have taken up what parts were given."""
+    sharded_classes: frozenset[str] = frozenset()
+    """Modules' classes of this file that go through their own parameters, and are sharded as a whole."""
     subclasses: frozenset[str] = frozenset()
     """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()
@@ -295,6 +297,7 @@ class Links:
             self.reads_embeddings,
             self.run_by_trainer,
             self.wrapped_classes,
+            self.sharded_classes,
             self.failure,
             self.prepared,
         )
