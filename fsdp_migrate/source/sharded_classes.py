@@ -34,9 +34,7 @@ def with_sharded_classes(
     framework shards.
     """
     likely = {
-        path: text
-        for path, text in texts.items()
-        if "def forward(" in text and _GOES_THROUGH.search(text)
+        path: text for path, text in texts.items() if "def forward(" in text and _GOES_THROUGH.search(text)
     }
     sharding = [text for path, text in texts.items() if path in files or _SHARDS.search(text)]
     found = dict(links)

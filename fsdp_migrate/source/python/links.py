@@ -148,6 +148,8 @@ class Links:
     """Whether Lightning's FSDP1 wraps parts of a module by a policy, whose parameters a step sees sharded."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
+    given_words: frozenset[tuple[str, str]] = frozenset()
+    """Functions of this file, with the parameter to which ``fsdp`` of the Trainer's arguments comes."""
     own_hooks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By such a class, or a LightningModule, the methods of its own that run once the model is sharded."""
     beside_lightning: bool = False
@@ -296,6 +298,7 @@ class Links:
             self.has_spectral_norms,
             self.reads_embeddings,
             self.run_by_trainer,
+            self.given_words,
             self.wrapped_classes,
             self.sharded_classes,
             self.failure,
