@@ -219,6 +219,8 @@ class Links:
     """What this file's tests replace by name in modules of the project that have no such name."""
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
+    names_at_run: bool = False
+    """The same, where no text of the project shows the value: ``use_orig_params=cfg.x``."""
     unseen_names: bool = False
     """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
