@@ -193,6 +193,8 @@ class Links:
     nested: frozenset[int] = frozenset()
     """The lines of this file that call FSDP1's class for parts of a model which is wrapped as well, where
     functions of several files do it."""
+    wrapped_again: frozenset[int] = frozenset()
+    """The lines of this file that call FSDP1's class for a model which a function of another file wraps."""
     called_here: frozenset[str] = frozenset()
     """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()

@@ -116,8 +116,8 @@ def test_parameters_that_are_chosen_by_their_names(body: str) -> None:
         ("orig: bool = True\nmodel = FSDP(net, use_orig_params=orig)\n", False),
         (
             (
-                "def wrap(net, use_orig_params=True):\n    return FSDP(net, use_orig_params=use_orig_params)\n"
-                "model = wrap(net)\n"
+                "def wrap(net, use_orig_params=True):\n"
+                "    return FSDP(net, use_orig_params=use_orig_params)\nmodel = wrap(net)\n"
             ),
             False,
         ),
