@@ -143,7 +143,7 @@ HOUSE: House = (
                 "source.stepped_lists",
                 "source.unknown_wrappers",
             ],
-            ["source.kept_before", "source.model_runs", "source.wrapped_classes"],
+            ["source.kept_before", "source.model_runs", "source.sharded_classes", "source.wrapped_classes"],
             "source.writes_elsewhere",
             "source.written_elsewhere",
             "source.rules",

@@ -25,6 +25,7 @@ from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
 from fsdp_migrate.source.given_contexts import lines_in_contexts
 from fsdp_migrate.source.given_optimizers import with_given_optimizers
 from fsdp_migrate.source.given_otherwise import GivenOtherwise
+from fsdp_migrate.source.given_words import with_given_words
 from fsdp_migrate.source.handed_functions import is_partial
 from fsdp_migrate.source.handed_on import HandedOn
 from fsdp_migrate.source.kept_in_families import with_kept_in_families
@@ -59,6 +60,7 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import told
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.rewritten_before import texts_before
+from fsdp_migrate.source.sharded_classes import with_sharded_classes
 from fsdp_migrate.source.strategy_places import with_strategy_places
 from fsdp_migrate.source.told import Told
 from fsdp_migrate.source.unseen_names import with_unseen_names
@@ -116,11 +118,13 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_kept_in_families(project, links, following)
     links = with_chosen_optimizers(project, with_given_optimizers(project, links, frameworks))
     links = with_frameworks(project.texts, frameworks, links, around)
+    links = with_given_words(project, links) if frameworks.trainers else links
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
     links = with_wrapping_places(project, links)
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
+    links = with_sharded_classes(project.texts, links, frameworks.files)
     links = with_reach(project, links, frameworks.files, around)
     links = with_prepared(project, links, lambda them: Told(_followed(them, frameworks, around)).links())
     failures = following.failures if following is not None else {}

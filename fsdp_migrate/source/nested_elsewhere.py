@@ -28,9 +28,14 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)
 _THROUGH: Final = frozenset({"enumerate", "list", "reversed"})
 _ROUNDS: Final = 3
+_PREPARE: Final = "prepare_fully_shard"
 
 At = tuple["Path", int]
 """The file and the line of a call of FSDP1's class."""
+
+
+_Site = tuple[ast.Call, ast.expr, frozenset[At]]
+"""A call that wraps, the model that it is given, and where FSDP1's class is called for it."""
 
 
 class _Wrapper(NamedTuple):
@@ -39,6 +44,8 @@ class _Wrapper(NamedTuple):
     place: int
     name: str
     made: frozenset[At]
+    is_sure: bool
+    """Whether it does so in any case."""
 
 
 @dataclass(eq=False)
@@ -64,18 +71,33 @@ def with_nesting(project: Project, links: Mapping[Path, Links]) -> dict[Path, Li
     lines: dict[Path, set[int]] = {}
     for path, line in finding.nested():
         lines.setdefault(path, set()).add(line)
-    told = {path: replace(links.get(path, NOTHING), nested=frozenset(each)) for path, each in lines.items()}
+    again: dict[Path, set[int]] = {}
+    for path, line in finding.again:
+        again.setdefault(path, set()).add(line)
+    told = {
+        path: replace(
+            links.get(path, NOTHING),
+            nested=frozenset(lines.get(path, ())),
+            wrapped_again=frozenset(again.get(path, ())),
+        )
+        for path in {*lines, *again}
+    }
     return {**links, **told}
 
 
 @dataclass(eq=False)
 class _Finding:
     project: Project
+    again: set[At] = field(default_factory=set)
+    """The calls around what a function of another file has wrapped already."""
     _wrappers: dict[str, _Wrapper] = field(default_factory=dict)
+    _turned: set[At] = field(default_factory=set)
+    """The calls that an earlier rewriting has turned."""
 
     def nested(self) -> Iterator[At]:
         """Yield the calls that make such models, of functions of other files and beside them."""
-        paths = [path for path, text in self.project.texts.items() if catalog.FSDP in text]
+        words = (catalog.FSDP, _PREPARE)
+        paths = [p for p, text in self.project.texts.items() if any(word in text for word in words)]
         for _ in range(_ROUNDS):
             before = len(self._wrappers)
             for scope in self._scopes(paths):
@@ -106,18 +128,34 @@ class _Finding:
             if found is not None and isinstance(found[0], ast.Name) and found[0].id in own:
                 name = found[0].id
                 key = f"{scope.module.path}:{scope.name}"
-                self._wrappers[key] = _Wrapper(own.index(name), name, found[1])
+                is_sure = all(self._is_wrapped_always(scope, each) for each in returned)
+                self._wrappers[key] = _Wrapper(own.index(name), name, found[1], is_sure)
 
     def _wrapped(self, call: ast.Call, scope: _Scope) -> tuple[ast.expr, frozenset[At]] | None:
         """Return what a call wraps, and where FSDP1's class is called for it."""
         text = dotted(call.func) or ""
-        if catalog.fsdp1_name(self.project.qualified(text, Place(scope.module, ""))) == catalog.FSDP:
-            model = _argument(call, 0, "module")
-            return None if model is None else (model, frozenset({(scope.module.path, call.lineno)}))
+        known = self.project.qualified(text, Place(scope.module, ""))
+        is_turned = known == f"fsdp_migrate.{_PREPARE}"
+        if is_turned or catalog.fsdp1_name(known) == catalog.FSDP:
+            model, at = _argument(call, 0, "module"), (scope.module.path, call.lineno)
+            self._turned |= {at} if is_turned else set()
+            return None if model is None else (model, frozenset({at}))
         called = self._called(text, scope)
         wrapper = self._wrappers.get(called.key) if called is not None else None
         model = _argument(call, wrapper.place, wrapper.name) if wrapper is not None else None
         return None if model is None or wrapper is None else (model, wrapper.made)
+
+    def _is_wrapped_always(self, scope: _Scope, node: ast.expr) -> bool:
+        """Tell whether what a function returns is wrapped in any case: not below an ``if``."""
+        if isinstance(node, ast.Call):
+            return self._wrapped(node, scope) is not None
+        body = scope.node.body if isinstance(scope.node, _FUNCTIONS) else []
+        given = [
+            each.value
+            for each in body
+            if isinstance(each, ast.Assign) and _text(node) in map(ast.unparse, each.targets)
+        ]
+        return bool(given) and isinstance(given[-1], ast.Call) and self._wrapped(given[-1], scope) is not None
 
     def _called(self, text: str, scope: _Scope) -> Definition | None:
         if text.startswith("self."):
@@ -127,6 +165,8 @@ class _Finding:
     def _in_scope(self, scope: _Scope) -> Iterator[At]:
         calls = [node for node in scope.nodes if isinstance(node, ast.Call)]
         sites = [(call, *found) for call in calls if (found := self._wrapped(call, scope)) is not None]
+        self._note_again(scope, sites)
+        sites = [each for each in sites if each[2].isdisjoint(self._turned)]
         places = {id(call): set(_places(scope, call, model)) for call, model, _ in sites}
         for call, _, made in sites:
             for whole, model, others in sites:
@@ -137,6 +177,51 @@ class _Finding:
                 is_part = any(each.startswith(below) for each in places[id(call)])
                 if call is not whole and is_part and not is_own and not _exclude(scope, call, whole):
                     yield from made | others
+
+    def _note_again(self, scope: _Scope, sites: list[_Site]) -> None:
+        """Note what wraps a model that a call of another file's function has wrapped just before."""
+        for call, model, made in sites:
+            inner = next((each for each in sites if each[0] is _given_last(scope, call, model)), None)
+            if inner is None or not self._is_sure(inner[0], scope):
+                continue
+            if {path for path, _ in made | inner[2]} != {scope.module.path}:
+                self.again |= {at for at in made if at[0] == scope.module.path} or made
+
+    def _is_sure(self, call: ast.Call, scope: _Scope) -> bool:
+        called = self._called(dotted(call.func) or "", scope)
+        wrapper = self._wrappers.get(called.key) if called is not None else None
+        return wrapper is None or wrapper.is_sure
+
+
+def _given_last(scope: _Scope, call: ast.Call, model: ast.expr) -> ast.expr | None:
+    """Return what a model is that a call is given, or was given last above it, where both run."""
+    model = _itself(model)
+    if isinstance(model, ast.Call):
+        return model
+    given = [
+        each
+        for each in scope.nodes
+        if isinstance(each, ast.Assign)
+        and ast.unparse(model) in map(ast.unparse, each.targets)
+        and (each.end_lineno or each.lineno) < call.lineno
+    ]
+    last = max(given, key=lambda each: each.lineno, default=None)
+    if last is None or any(_runs_one(node, last, call) for node in scope.nodes):
+        return None
+    return _itself(last.value)
+
+
+def _runs_one(node: ast.AST, one: ast.AST, other: ast.AST) -> bool:
+    """Tell whether a place stands in a branch, or a loop, in which another does not."""
+    if not isinstance(node, (ast.If, ast.For, ast.While, ast.Try)):
+        return False
+    parts = [
+        node.body,
+        node.orelse,
+        *([each.body for each in node.handlers] if isinstance(node, ast.Try) else []),
+    ]
+    inside = [{id(each) for stmt in part for each in ast.walk(stmt)} for part in parts]
+    return any(id(one) in part and id(other) not in part for part in inside)
 
 
 def _exclude(scope: _Scope, one: ast.Call, other: ast.Call) -> bool:
@@ -186,6 +271,10 @@ def _names(node: ast.expr) -> set[str]:
 
 
 def _text(node: ast.expr) -> str:
+    return ast.unparse(_itself(node))
+
+
+def _itself(node: ast.expr) -> ast.expr:
     """Return a model as it stands: without ``.to(device)``, and what goes through it."""
     while isinstance(node, ast.Call):
         if dotted(node.func) in _THROUGH and node.args:
@@ -194,4 +283,4 @@ def _text(node: ast.expr) -> str:
             node = node.func.value
         else:
             break
-    return ast.unparse(node)
+    return node

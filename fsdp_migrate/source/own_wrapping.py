@@ -165,9 +165,26 @@ def _only_makes(known: ProjectKinds, module: Module, owner: Definition) -> bool:
             continue  # as an annotation
         if isinstance(call, ast.Call) and dotted(call.func) in {"isinstance", "super"}:
             continue
+        if isinstance(call, ast.Attribute) and _makes_no_object(owner, call.attr):
+            continue  # `Pipeline.read(path)`
         if not isinstance(call, ast.Call) or call.func is not node or not _is_named(call, above):
             return False
     return True
+
+
+def _makes_no_object(owner: Definition, name: str) -> bool:
+    """Tell whether something of a class itself is a static method, or a plain value: none has its objects.
+
+    A static method that makes one calls the class, which is seen where it stands.
+    """
+    made = owner.module.definitions.get(f"{owner.name}.{name}")
+    if made is not None:
+        decorators = getattr(made.node, "decorator_list", [])
+        return any(dotted(each) == "staticmethod" for each in decorators)
+    body = owner.node.body if isinstance(owner.node, ast.ClassDef) else []
+    given = [each for each in body if isinstance(each, (ast.Assign, ast.AnnAssign))]
+    targets = (t for each in given for t in (each.targets if isinstance(each, ast.Assign) else [each.target]))
+    return any(dotted(each) == name for each in targets)
 
 
 def _is_named(call: ast.Call, above: dict[ast.AST, ast.AST]) -> bool:

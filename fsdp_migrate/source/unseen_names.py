@@ -14,6 +14,7 @@ from fsdp_migrate.source.asked_around import COMMENT, settings_around
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.accelerate_models import ACCELERATE
 from fsdp_migrate.source.python.argument_places import every_argument
+from fsdp_migrate.source.python.kept_names import is_known_at_run_alone
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
 
@@ -42,6 +43,7 @@ def with_unseen_names(
 
     What a config of the project says is taken for what they are, and for what Accelerate's plugin is given.
     """
+    links = _with_names_at_run(project, links, around)
     makes = [path for path, text in project.texts.items() if catalog.FSDP in text and "**" in text]
     found = {_of_module(project, each) for each in filter(None, map(project.module, makes))} - {False}
     by_launch = [path for path, each in links.items() if _is_by_launch(each)]
@@ -50,16 +52,36 @@ def with_unseen_names(
     asked = any(_KEEPS.search(COMMENT.sub("", text)) for _, text in settings_around(around))
     says = (COMMENT.sub("", text) for text in project.texts.values() if ARGUMENT in text.lower())
     if by_launch and (asked or any(map(_KEEPS.search, says))):
-        links = {**links, **{path: replace(links[path], keeps_names=True) for path in by_launch}}
+        links = {
+            **links,
+            **{path: replace(links[path], keeps_names=True, names_at_run=False) for path in by_launch},
+        }
     if not found:
         return dict(links)
     keeps = True in found or asked
     told = {*links, *(path for path, text in project.texts.items() if catalog.FSDP in text)}
     known = {path: links.get(path, NOTHING) for path in told}
     return {
-        path: replace(each, keeps_names=each.keeps_names or keeps, unseen_names=True)
+        path: replace(
+            each,
+            keeps_names=each.keeps_names or keeps,
+            names_at_run=each.names_at_run and not keeps,
+            unseen_names=True,
+        )
         for path, each in known.items()
     }
+
+
+def _with_names_at_run(
+    project: Project, links: Mapping[Path, Links], around: Iterable[str | os.PathLike[str]]
+) -> Mapping[Path, Links]:
+    """Tell files where names are kept whether only the run shows it."""
+    if not any(each.keeps_names for each in links.values()):
+        return links
+    told = [COMMENT.sub("", text) for _, text in settings_around(around)]
+    if any(map(_KEEPS.search, told)) or not is_known_at_run_alone([*project.texts.values(), *told]):
+        return links
+    return {path: replace(each, names_at_run=each.keeps_names) for path, each in links.items()}
 
 
 def _is_by_launch(links: Links) -> bool:

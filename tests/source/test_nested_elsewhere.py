@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source import rewrite_paths, scan_paths
 from tests.source.samples import IMPORTS
 
 
@@ -86,3 +86,46 @@ def test_parts_and_then_the_whole(tmp_path: Path, use: str, lines: set[str]) -> 
 )
 def test_models_of_their_own(tmp_path: Path, use: str) -> None:
     assert _nested(tmp_path, use) == set()
+
+
+SURE = """\
+def wrap(model, cfg):
+    model = model.to(0)
+    model = FSDP(model, **cfg)
+    return model
+
+def maybe(model, cfg):
+    if cfg:
+        model = FSDP(model)
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("net = wrap(net, {})\n    return FSDP(net)", True),
+        ("return FSDP(wrap(net, {}).cuda())", True),
+        ("self.net = wrap(net, {})\n    return FSDP(self.net)", True),
+        ("if flag:\n        net = wrap(net, {})\n        net = FSDP(net)\n    return net", True),
+        # Not in the same run, not sure to be wrapped, not the same model.
+        ("if flag:\n        net = wrap(net, {})\n    else:\n        net = FSDP(net)\n    return net", False),
+        ("if flag:\n        net = wrap(net, {})\n    return FSDP(net)", False),
+        ("net = maybe(net, {})\n    return FSDP(net)", False),
+        ("other = wrap(net, {})\n    return other, FSDP(build())", False),
+        ("net = wrap(net, {})\n    net = build()\n    return FSDP(net)", False),
+        ("return wrap(net, {})", False),
+    ],
+)
+def test_a_model_that_another_file_wraps_already(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    """The function of the other file is turned: others may call it alone. The outer call is not."""
+    (tmp_path / "wrapping.py").write_text(IMPORTS + SURE)
+    (tmp_path / "main.py").write_text(
+        f"{IMPORTS}from wrapping import maybe, wrap\n\ndef build_all(self, net, flag):\n    {body}\n"
+    )
+    found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM303"]
+    assert [use.path.rpartition("/")[2] for use in found] == ["main.py"] * is_said
+    assert all("a function of another file has wrapped already" in use.becomes for use in found)
+    rewrite_paths([tmp_path], write=True)
+    assert "prepare_fully_shard(model, cfg)" in (tmp_path / "wrapping.py").read_text()
+    assert rewrite_paths([tmp_path]).changed == ()

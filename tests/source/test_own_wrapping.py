@@ -99,3 +99,33 @@ def test_a_wrappers_own_parameters_are_known_over_files(tmp_path: Path) -> None:
     assert "FM326" in after(
         tmp_path, {**files, "main.py": files["main.py"].replace("second", "net")}, "other.py"
     )
+
+
+STATIC = (
+    "import torch\n" + CLASS + "    {}def read(path):\n        return {}\n"
+    "    KEY = 'net'\n    {}def make(*given):\n        return None\n"
+).replace(
+    "        self.module = FSDP(module)\n",
+    "        module.load_state_dict(Wrapper.read('a.pt')[Wrapper.KEY])\n        self.module = FSDP(module)\n",
+)
+DECORATED = "@staticmethod\n    "
+
+
+@pytest.mark.parametrize(
+    ("above", "given", "main", "is_certain"),
+    [
+        (DECORATED, "torch.load(path)", "", True),
+        (DECORATED, "torch.load(path)", "Wrapper.read('b.pt')\n", True),
+        ("@classmethod\n    ", "torch.load(path)", "", False),
+        (DECORATED, "FSDP(Wrapper(path))", "", False),
+        (DECORATED, "torch.load(path)", "model = FSDP(Wrapper.make(net))\nprint(Wrapper)\n", False),
+    ],
+)
+@pytest.mark.parametrize("name", ["read", "load_state"])
+def test_a_static_method_asks_no_object(
+    tmp_path: Path, above: str, given: str, main: str, name: str, *, is_certain: bool
+) -> None:
+    """`Pipeline.load_state(path)` only reads a file: nothing is asked of objects."""
+    text = STATIC.format(above, given, DECORATED).replace("read(", f"{name}(")
+    files = {"wrapper.py": text, "main.py": IMPORT + main.replace("read(", f"{name}(")}
+    assert ("FM303" not in after(tmp_path, files, "wrapper.py")) is is_certain

@@ -94,6 +94,8 @@ class Links:
     """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
     classes_kept_whole: frozenset[str] = frozenset()
     """Those of them of which FSDP1 may not have taken up what parts were given."""
+    sharded_classes: frozenset[str] = frozenset()
+    """Modules' classes of this file that go through their own parameters, and are sharded as a whole."""
     subclasses: frozenset[str] = frozenset()
     """Imported classes that derive from FSDP1's, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()
@@ -146,6 +148,8 @@ class Links:
     """Whether Lightning's FSDP1 wraps parts of a module by a policy, whose parameters a step sees sharded."""
     run_by_trainer: Mapping[str, str] = field(default_factory=dict)
     """This file's classes that are Hugging Face's Trainers, or callbacks, where one shards by FSDP1."""
+    given_words: frozenset[tuple[str, str]] = frozenset()
+    """Functions of this file, with the parameter to which ``fsdp`` of the Trainer's arguments comes."""
     own_hooks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By such a class, or a LightningModule, the methods of its own that run once the model is sharded."""
     beside_lightning: bool = False
@@ -189,6 +193,8 @@ class Links:
     nested: frozenset[int] = frozenset()
     """The lines of this file that call FSDP1's class for parts of a model which is wrapped as well, where
     functions of several files do it."""
+    wrapped_again: frozenset[int] = frozenset()
+    """The lines of this file that call FSDP1's class for a model which a function of another file wraps."""
     called_here: frozenset[str] = frozenset()
     """Functions of this file of which every call in the project is seen, and stands in it."""
     runners: frozenset[tuple[str, str | int]] = frozenset()
@@ -215,6 +221,8 @@ class Links:
     """What this file's tests replace by name in modules of the project that have no such name."""
     keeps_names: bool = False
     """Whether a file of the project may shard by ``use_orig_params=True``."""
+    names_at_run: bool = False
+    """The same, where no text of the project shows the value: ``use_orig_params=cfg.x``."""
     unseen_names: bool = False
     """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
@@ -294,7 +302,9 @@ class Links:
             self.has_spectral_norms,
             self.reads_embeddings,
             self.run_by_trainer,
+            self.given_words,
             self.wrapped_classes,
+            self.sharded_classes,
             self.failure,
             self.prepared,
         )

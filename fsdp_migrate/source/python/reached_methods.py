@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import libcst as cst
+
+from fsdp_migrate.source.python.nodes import dotted, walk_for
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -32,3 +36,24 @@ def reached(
         found |= new
         todo += new
     return frozenset(found)
+
+
+def run_by_forward(owner: cst.ClassDef) -> set[str]:
+    r"""Return the methods of a class that its forward runs, itself or by others.
+
+    Example:
+        >>> made = "class Net:\n    def forward(self, x): return self.a(x)\n    def a(self, x): return x\n"
+        >>> owner = cst.ensure_type(cst.parse_module(made).body[0], cst.ClassDef)
+        >>> sorted(run_by_forward(owner))
+        ['a', 'forward']
+    """
+    methods = {each.name.value: each for each in owner.body.body if isinstance(each, cst.FunctionDef)}
+    found, todo = set[str](), ["forward"]
+    while todo:
+        name = todo.pop()
+        if name in found or name not in methods:
+            continue
+        found.add(name)
+        calls = (dotted(call.func) or "" for call in walk_for(methods[name].body, cst.Call))
+        todo += [text.removeprefix("self.") for text in calls if text.startswith("self.")]
+    return found

@@ -64,6 +64,11 @@ _TWICE = (
     "prepare_fully_shard(model, {...}) of both. Parameters that the first call ignored for the second are "
     "sharded with the others then."
 )
+_AGAIN = (
+    "FSDP around a model that a function of another file has wrapped already, and FSDP2 shards a model once: "
+    "leave this one out, and give its arguments where that function calls prepare_fully_shard(model, {...}). "
+    "Parameters that the first call ignored for the second are sharded with the others then."
+)
 _BY_A_FUNCTION = (
     "FSDP inside FSDP: this is called for parts of a model, and for the whole. Shard the whole once, "
     "prepare_fully_shard(model, {'auto_wrap_policy': ...}), and select the parts by the policy: CustomPolicy "
@@ -129,6 +134,8 @@ def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> st
             return _WITHOUT
     if call in wrapped_twice(source, calls):
         return _TWICE
+    if source.position(call)[0] in source.links.wrapped_again:
+        return _AGAIN
     if call in nested_by_functions(source, calls):
         return _BY_A_FUNCTION
     owners = {source.index.class_of(each) for each in calls}
@@ -240,6 +247,7 @@ def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
     """
     calls = [each for each in calls if not is_unless_wrapped(source, each)]
     twice = wrapped_twice(source, calls) | nested_by_functions(source, calls)
+    twice |= {each for each in calls if source.position(each)[0] in source.links.wrapped_again}
     inner = {call for call in calls if _wraps_a_part(source, call)}
     wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}
     pairs = {

@@ -16,6 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.names_from_outside import looked_for_within
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
+from fsdp_migrate.source.python.kept_names import is_known_at_run_alone
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
@@ -44,6 +45,11 @@ _IF_FLAT = (
     "here, one for a unit, with names that end in `_flat_param`; FSDP2's have the model's names, so this "
     "then decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the old "
     "groups."
+)
+_AT_RUN = (
+    "unless use_orig_params is true when this runs, FSDP1's parameters were flat here, one for a unit, with "
+    "names that end in `_flat_param`; FSDP2's have the model's names, so this then decides differently, "
+    "without an error. Decide which is meant; a checkpoint of FSDP1 has the old groups."
 )
 _START = (
     "FSDP1's names began with `_fsdp_wrapped_module.` here, so that this was never true; FSDP2's are the "
@@ -298,8 +304,10 @@ def _is_behind_a_word(call: cst.Call, part: cst.Subscript) -> bool:
 
 def _of_flat(source: Source) -> str:
     """Return what is said of flat parameters' names; nothing where something asks for the model's own."""
-    if source.links.keeps_names or catalog.MAY_KEEP_NAMES.search(source.code):
-        return ""
+    if source.links.keeps_names:
+        return _AT_RUN if source.links.names_at_run else ""
+    if catalog.MAY_KEEP_NAMES.search(source.code):
+        return _AT_RUN if is_known_at_run_alone([source.code]) else ""
     if not source.links.is_given and not any(
         source.models.is_constructor(each.func) for each in source.calls
     ):

@@ -11,6 +11,7 @@ from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
 from fsdp_migrate.source.python.nodes import dotted, short, word_of
+from fsdp_migrate.source.python.trainer_arguments import are_arguments
 from fsdp_migrate.source.python.trainer_models import SETTINGS, TRAINER
 from fsdp_migrate.source.uses import Found
 
@@ -53,9 +54,6 @@ _TEXT = (
 _RAISES = "this raises"
 _IS_OTHER = "this is another answer than before"
 _TAKES_WORDS = frozenset({"any", "all", "enumerate", "iter", "len", "list", "map", "set", "sorted", "tuple"})
-_ARGUMENTS = re.compile(r"(?:\w+\.)*_?(?:train\w*_)?arg(?:ument)?s")
-_OF_ARGUMENTS = re.compile(r"\b(?:HfArgumentParser|\w*TrainingArguments|\w*Trainer)\b")
-_PARSED = re.compile(r"['\"]--fsdp['\"]|\bArgumentParser\(")
 _TRAINERS = re.compile(r"^(?:transformers|trl)\b.*Trainer$")
 _TRAINER = re.compile(r"(?:self\._?)?(?:\w+_)?trainer")
 _PUTS = frozenset({"setdefault", "update"})
@@ -68,6 +66,7 @@ def find(source: Source) -> Iterator[Found]:
     """Find the arguments of Trainers that ask for FSDP1, and Trainers that shard by it themselves."""
     yield from _sharding_themselves(source)
     yield from _asking_for_fsdp(source)
+    yield from _reading_what_is_given(source)
     asked = list(_asked_of_composer(source))
     yield from asked
     for call in source.calls if asked else ():
@@ -186,8 +185,30 @@ def _asking_for_fsdp(source: Source) -> Iterator[Found]:
             continue
         if is_its or is_one:
             yield Found("FM358", node, _NO_FSDP.format(owner), "commented")
-        elif _is_of_arguments(source, owner) and (what := _read_as_words(source, node)):
+        elif are_arguments(owner, source.code) and (what := _read_as_words(source, node)):
             yield Found("FM358", node, _TEXT.format(what, f"{owner}.fsdp"), "commented")
+
+
+def _reading_what_is_given(source: Source) -> Iterator[Found]:
+    """Find parameters, and names, to which the arguments' ``fsdp`` comes and which are read as its words."""
+    index, given = source.index, source.links.given_words
+    is_asked = source.models.frameworks.trainers.is_asked and ".fsdp" in source.code
+    for node in index.by_kind.get(cst.Name, ()) if given or is_asked else ():
+        name = cst.ensure_type(node, cst.Name)
+        what = _read_as_words(source, name) if name in index.scopes else ""
+        if not what:
+            continue
+        bindings, function = index.bindings_of(name), index.function(name)
+        if len(bindings) == 1 and bindings[0].kind == "param" and function is not None:
+            is_its = (index.path_of(function), name.value) in given
+        else:
+            values = [dotted(each.value) or "" if each.value is not None else "" for each in bindings]
+            is_its = bool(values) and all(
+                each.endswith(".fsdp") and are_arguments(each.removesuffix(".fsdp"), source.code)
+                for each in values
+            )
+        if is_its:
+            yield Found("FM358", name, _TEXT.format(what, name.value), "commented")
 
 
 def _is_annotated(source: Source, node: cst.BaseExpression) -> bool:
@@ -199,14 +220,7 @@ def _is_annotated(source: Source, node: cst.BaseExpression) -> bool:
     return any(_TRAINERS.match(name) for each in said for name in source.index.qualified(each))
 
 
-def _is_of_arguments(source: Source, owner: str) -> bool:
-    """Tell whether a name is the Trainer's arguments', and not of an own parser with a flag ``--fsdp``."""
-    if _ARGUMENTS.fullmatch(owner) is None or not _OF_ARGUMENTS.search(source.code):
-        return False
-    return _PARSED.search(source.code) is None or "HfArgumentParser(" in source.code
-
-
-def _read_as_words(source: Source, node: cst.Attribute) -> str:
+def _read_as_words(source: Source, node: cst.Attribute | cst.Name) -> str:
     """Return what becomes of a place that reads ``args.fsdp`` as a text or a list; nothing of others."""
     above = source.index.parents[node]
     if isinstance(above, cst.Arg):

@@ -24,7 +24,8 @@ from fsdp_migrate.source.model_runs import (
 )
 from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
-from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import last_name, short, text_of, walk_for
+from fsdp_migrate.source.python.reached_methods import run_by_forward
 from fsdp_migrate.source.uses import Found
 from fsdp_migrate.source.wrapped_classes import keeps_old_weights, keeps_units_whole
 from fsdp_migrate.source.written_elsewhere import written_elsewhere
@@ -271,7 +272,7 @@ def _in_classes(source: Source, writes: list[Written]) -> Iterator[Found]:
         is_module = any(text_of(base.value).endswith("Module") for base in owner.bases)
         if not is_module or owner.name.value not in made:
             continue
-        if function.name.value in _run_by_forward(owner):
+        if function.name.value in run_by_forward(owner):
             said = _PUT_IN_FORWARD if each.is_put else _IN_FORWARD
             if _is_unsharded(source) and not each.is_put:
                 said = _KEPT_UNSHARDED.format("the model", *_WITHIN)
@@ -291,17 +292,3 @@ def _is_never_trained(source: Source, owner: cst.ClassDef, part: cst.BaseExpress
     if any(text_of(each) == text for each in frozen_models(source)):
         return bool(calls)
     return bool(calls) and all(is_without_gradients(source.index, each) for each in calls)
-
-
-def _run_by_forward(owner: cst.ClassDef) -> set[str]:
-    """Return the methods of a class that its forward runs, itself or by others."""
-    methods = {each.name.value: each for each in owner.body.body if isinstance(each, cst.FunctionDef)}
-    found, todo = set[str](), ["forward"]
-    while todo:
-        name = todo.pop()
-        if name in found or name not in methods:
-            continue
-        found.add(name)
-        calls = (dotted(call.func) or "" for call in walk_for(methods[name].body, cst.Call))
-        todo += [text.removeprefix("self.") for text in calls if text.startswith("self.")]
-    return found

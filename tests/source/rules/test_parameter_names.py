@@ -98,8 +98,73 @@ def test_parameters_that_are_chosen_by_their_names(body: str) -> None:
     assert not _is_said(body.replace("model.named", "net.named"), f"{body}model = FSDP(model)\n")
     assert _is_said(body, "model = FSDP(net, use_orig_params=False)\n")
     assert _is_said(body, "kw = {'device_id': 0}\nmodel = FSDP(net, **kw)\n")
-    for asks in ("use_orig_params=True", "use_orig_params=cfg.orig", "**{'use_orig_params': True}"):
+    for asks in (
+        "use_orig_params=True",
+        "use_orig_params=cfg.get('orig', True)",
+        "**{'use_orig_params': True}",
+    ):
         assert not _is_said(body, f"model = FSDP(net, {asks})\n"), asks
+
+
+@pytest.mark.parametrize(
+    ("wrap", "is_said"),
+    [
+        # Until now any value but False was taken for True here, and nothing was said.
+        ("model = FSDP(net, use_orig_params=cfg.orig)\n", True),
+        ("model = FSDP(net, use_orig_params=keeps(cfg))\n", True),
+        ("model = FSDP(net, **{'use_orig_params': cfg.orig})\n", True),
+        ("orig: bool = True\nmodel = FSDP(net, use_orig_params=orig)\n", False),
+        (
+            (
+                "def wrap(net, use_orig_params=True):\n"
+                "    return FSDP(net, use_orig_params=use_orig_params)\nmodel = wrap(net)\n"
+            ),
+            False,
+        ),
+        (
+            (
+                "parser.add_argument('--orig', type=bool, default=True)\n"
+                "model = FSDP(net, use_orig_params=args.orig)\n"
+            ),
+            False,
+        ),
+        (
+            (
+                "parser.add_argument('--orig', action='store_true')\n"
+                "model = FSDP(net, use_orig_params=args.orig)\n"
+            ),
+            True,
+        ),
+    ],
+)
+def test_names_that_only_the_run_shows_to_be_kept(wrap: str, *, is_said: bool) -> None:
+    found = [use.becomes for use in uses(f"{wrap}{NAMES[0]}") if use.code == "FM318"]
+    assert [said.startswith("unless use_orig_params is true when this runs") for said in found] == [
+        True
+    ] * is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_said"),
+    [
+        ("fsdp.yaml", "orig: true\n", False),
+        ("fsdp.yaml", "orig: false\n", True),
+        ("fsdp.yaml", "# orig: true\n", True),
+        ("fsdp.yaml", "use_orig_params: true\n", False),
+        ("settings.py", "class Settings:\n    orig: bool = field(default=True)\n", False),
+        ("settings.py", "class Settings:\n    orig: bool = False\n", True),
+        ("run.sh", "torchrun train.py --use_orig_params\n", False),
+    ],
+)
+def test_what_else_shows_that_names_are_kept(tmp_path: Path, name: str, text: str, *, is_said: bool) -> None:
+    (tmp_path / name).write_text(text)
+    wrap = f"{FSDP}from groups import groups\n\nmodel = FSDP(net, use_orig_params=cfg.orig)\ngroups(model)\n"
+    (tmp_path / "train.py").write_text(wrap)
+    (tmp_path / "groups.py").write_text(f"def groups(model):\n    {NAMES[0]}    return xs\n")
+    found = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM318"]
+    assert [said.startswith("unless use_orig_params is true when this runs") for said in found] == [
+        True
+    ] * is_said
 
 
 @pytest.mark.parametrize("body", OTHERS)

@@ -222,3 +222,60 @@ def test_a_flag_of_an_own_parser_stays_a_text(tmp_path: Path) -> None:
         (tmp_path / "run.sh").write_text("torchrun main.py --fsdp 'full_shard auto_wrap' --output_dir o\n")
         (tmp_path / "main.py").write_text(code)
         assert len([use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]) == count
+
+
+GIVES = MAIN.replace("print({})", "model.get_model().build(None, {})")
+TAKES = (
+    "class Net:\n    def build(self, settings, fsdp=None):\n        {}\n        if {}:\n            pass\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "above", "read", "says"),
+    [
+        ("fsdp=training_args.fsdp", "pass", "fsdp is not None and len(fsdp) > 0", "this raises"),
+        ("training_args.fsdp", "pass", "'full_shard' in fsdp", "this raises"),
+        ("training_args.fsdp", "pass", "fsdp != ''", "this is another answer"),
+        ("training_args.fsdp", "pass", "fsdp", ""),
+        ("fsdp=training_args.fsdp_config", "pass", "len(fsdp) > 0", ""),
+        ("fsdp=settings.fsdp", "pass", "len(fsdp) > 0", ""),
+        ("fsdp=bool(training_args.fsdp)", "pass", "len(fsdp) > 0", ""),
+        ("settings=training_args.fsdp", "pass", "len(fsdp) > 0", ""),
+        ("fsdp=training_args.fsdp", "fsdp = 'a'", "len(fsdp) > 0", ""),
+    ],
+)
+@pytest.mark.parametrize("is_handed_on", [False, True])
+def test_words_of_fsdp_that_are_given_on(
+    tmp_path: Path, given: str, above: str, read: str, says: str, *, is_handed_on: bool
+) -> None:
+    """LLaVA and its many heirs give them to the function that makes the vision tower."""
+    (tmp_path / "run.sh").write_text("torchrun main.py --fsdp 'full_shard auto_wrap' --output_dir o\n")
+    (tmp_path / "main.py").write_text(GIVES.format("VALUE").replace("VALUE", given))
+    takes = TAKES.format(above, read)
+    if is_handed_on:
+        between = TAKES.format("self.net.make(fsdp=fsdp)", "settings")
+        (tmp_path / "between.py").write_text(between)
+        takes = takes.replace("def build", "def make")
+    (tmp_path / "arch.py").write_text(takes)
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]
+    assert [(use.code, says in use.becomes) for use in found] == ([("FM358", True)] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("read", "is_said"),
+    [
+        ("words = training_args.fsdp\nprint(len(words))", True),
+        ("words = args.other\nprint(len(words))", False),
+    ],
+)
+def test_words_of_fsdp_by_another_name(tmp_path: Path, read: str, *, is_said: bool) -> None:
+    (tmp_path / "run.sh").write_text("torchrun main.py --fsdp 'full_shard auto_wrap' --output_dir o\n")
+    (tmp_path / "main.py").write_text(MAIN.replace("print({})", read))
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"]
+    assert [use.code for use in found] == ["FM358"] * is_said
+
+
+def test_words_of_fsdp_that_nothing_asks_the_trainer_for(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(GIVES.format("fsdp=training_args.fsdp"))
+    (tmp_path / "arch.py").write_text(TAKES.format("pass", "len(fsdp) > 0"))
+    assert [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"] == []
