@@ -144,7 +144,7 @@ HOUSE: House = (
                 "source.unknown_wrappers",
             ],
             ["source.kept_before", "source.model_runs", "source.wrapped_classes"],
-            "source.writes_elsewhere",
+            ["source.trained_models", "source.writes_elsewhere"],
             "source.written_elsewhere",
             "source.rules",
             "source.still_fsdp1",

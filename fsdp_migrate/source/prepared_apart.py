@@ -32,16 +32,19 @@ _ACCELERATE: Final = "accelerate"
 _ITS_CODES: Final = frozenset({"FM320", "FM427", _CODE})
 """Of its plugin and its variables in sources, and of calls of ``prepare``."""
 _TESTS: Final = re.compile(r"^[ \t]*(?:async )?def test_|\bunittest\b", re.MULTILINE)
-Kind = Literal["trained", "untrained", "unclear", "held", "second"]
-_KINDS: Final[tuple[Kind, ...]] = ("trained", "untrained", "unclear", "held", "second")
+Kind = Literal["trained", "several", "untrained", "unclear", "held", "second"]
+_KINDS: Final[tuple[Kind, ...]] = ("trained", "several", "untrained", "unclear", "held", "second")
 
 
 @dataclass(frozen=True)
 class PreparedApart:
-    """Where Accelerate is given a model alone: in files that train, in those that only infer, in others."""
+    """Where Accelerate is given a model alone: one that is trained, one that is not, and others."""
 
     trained: tuple[str, ...] = ()
+    several: tuple[str, ...] = ()
+    """Where a call is given several models, or one of several that one optimizer holds."""
     untrained: tuple[str, ...] = ()
+    """Of models that no optimizer holds: in files that only infer, and frozen ones beside a trained one."""
     unclear: tuple[str, ...] = ()
     """In files without an optimizer: the model may be trained by another file's, or not at all."""
     held: tuple[str, ...] = ()
@@ -91,8 +94,9 @@ def find_prepared_apart(
             if (place := f"{path}:{number}") not in told:
                 found.setdefault(kind, []).append(place)
     ignored = (place for place in find_ignored(every) if place not in settings)
-    trained, untrained, unclear, held, second = (tuple(found.get(kind, ())) for kind in _KINDS)
-    return PreparedApart(trained, untrained, unclear, held, second, *find_not_loaded(every), tuple(ignored))
+    not_loaded, torn = find_not_loaded(every)
+    kinds = {kind: tuple(found.get(kind, ())) for kind in _KINDS}
+    return PreparedApart(**kinds, not_loaded=not_loaded, torn=torn, ignored=tuple(ignored))
 
 
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:
@@ -119,7 +123,14 @@ def _lines(code: str, path: str) -> dict[int, Kind]:
         return {}
     try:
         source = Source(code, path)
-        kinds: dict[Stopped, Kind] = {"refused": _kind(code), "holds more": "held", "second": "second"}
+        kind = _kind(code)
+        kinds: dict[Stopped, Kind] = {
+            "refused": kind,
+            "not trained": "untrained" if kind == "trained" else kind,
+            "several": "untrained" if kind == "untrained" else "several",
+            "holds more": "held",
+            "second": "second",
+        }
         return {source.position(call)[0]: kinds[why] for call, why in stopped_calls(source)}
     except (FSDPMigrateError, RecursionError):  # Python 2, or none
         lines = [n for n, line in enumerate(code.splitlines(), 1) if _is_alone(line)]
