@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
-from fsdp_migrate.source.asked_around import configs_elsewhere, configs_unknown
+from fsdp_migrate.source.asked_around import ASKS_HF, asked_around, configs_elsewhere, configs_unknown
 from fsdp_migrate.source.pins import packages_of
 from fsdp_migrate.source.prepared_apart import PreparedApart, find_prepared_apart
 from fsdp_migrate.source.steps import next_steps
@@ -244,6 +244,34 @@ def test_a_source_that_is_taken_for_accelerates_without_its_config(
     assert configs_elsewhere([tmp_path]) == told
     steps = [each.text for each in next_steps([], report, [], [], elsewhere=told)]
     assert any(f"not in these folders: {launch}" in each for each in steps) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ('FSDP_CONFIG="conf/fsdp.yaml"\n{}${{FSDP_CONFIG}} train.py\n', None),
+        ("export FSDP_CONFIG=conf/fsdp.yaml  # ours\n{}$FSDP_CONFIG train.py\n", None),
+        ("FSDP_CONFIG=${{1:-conf/fsdp.yaml}}\n{}$FSDP_CONFIG train.py\n", None),
+        ('FSDP_CONFIG="${{FSDP_CONFIG:-$ROOT/conf/fsdp.yaml}}"\n{}"$FSDP_CONFIG" train.py\n', None),
+        ("FSDP=fsdp\n{}conf/${{FSDP}}.yaml train.py\n", None),
+        ("if x; then\n  FSDP=conf/fsdp.yaml\nelse\n  FSDP=a/fsdp.yaml\nfi\n{}$FSDP train.py\n", None),
+        # It is not here, or not said, or one of two is not here.
+        ("FSDP_CONFIG=conf/fsdp8.yaml\n{}$FSDP_CONFIG train.py\n", "conf/fsdp8.yaml"),
+        ("FSDP=conf/fsdp.yaml\nFSDP=a/my_fsdp.yaml\n{}$FSDP train.py\n", "a/my_fsdp.yaml"),
+        ("FSDP_CONFIG=$1\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
+        ("MY_FSDP_CONFIG=conf/fsdp.yaml\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
+        ("# FSDP_CONFIG=conf/fsdp.yaml\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
+    ],
+)
+def test_a_config_that_a_variable_of_the_script_names(tmp_path: Path, script: str, told: str | None) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    text = script.format("accelerate launch --config_file ")
+    (tmp_path / "job.sh").write_text(text)
+    line = text[: text.index("accelerate")].count("\n") + 1
+    expected = [] if told is None else [f"{told} ({tmp_path / 'job.sh'}:{line})"]
+    assert configs_elsewhere([tmp_path]) == expected
+    assert asked_around([tmp_path / "job.sh"], ASKS_HF)
 
 
 @pytest.mark.parametrize(
