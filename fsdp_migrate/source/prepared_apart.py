@@ -10,6 +10,7 @@ from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.ignored_modules import find_ignored
+from fsdp_migrate.source.launched_otherwise import launched_otherwise
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerate_models import has_optimizer, only_infers
@@ -21,6 +22,7 @@ from fsdp_migrate.source.rules.prepared_apart import stopped_calls
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
+    from pathlib import Path
 
     from fsdp_migrate.source.rules.prepared_apart import Stopped
     from fsdp_migrate.source.uses import ScanReport
@@ -82,6 +84,7 @@ def find_prepared_apart(
     told = {f"{use.path}:{use.line}" for use in uses if use.code == _CODE}
     settings = {f"{use.path}:{use.line}" for use in uses if use.code == _OF_SETTINGS}
     found: dict[Kind, list[str]] = {}
+    codes: dict[Path, str] = {}
     every, is_asked = list(paths), _asks_accelerate(report, frameworks)
     for path in find_sources(every) if is_asked else ():
         try:
@@ -90,7 +93,11 @@ def find_prepared_apart(
             continue
         if is_a_test(path) and _TESTS.search(code):  # they run by themselves, whatever a config asks for
             continue
-        for number, kind in sorted(_lines(code, str(path)).items()):
+        codes[path] = code
+    lines = {path: _lines(code, str(path)) for path, code in codes.items()}
+    plain = launched_otherwise([path for path in lines if lines[path]], codes, every)
+    for path in (each for each in lines if each not in plain):
+        for number, kind in sorted(lines[path].items()):
             if (place := f"{path}:{number}") not in told:
                 found.setdefault(kind, []).append(place)
     ignored = (place for place in find_ignored(every) if place not in settings)
