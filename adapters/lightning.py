@@ -35,6 +35,7 @@ from fsdp_migrate.adapters.engine.lightning_hook import (
     SYNC_BATCHNORM,
     function_code,
     hook_code,
+    module_of,
     where_it_goes,
 )
 from fsdp_migrate.adapters.engine.lightning_hydra import is_hydra, tell_of_group, tell_of_reader
@@ -276,7 +277,7 @@ class LightningAdapter:
             "ModelParallelStrategy shards nothing itself: the LightningModule's `configure_model` does, as "
             "emitted."
         )
-        draft.say("FM355", block.name, text, where_it_goes(block.settings.hook()))
+        draft.say("FM355", block.name, text, where_it_goes(block.settings.hook(module_of(block.root))))
 
 
 def _arguments(block: Block) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -286,27 +287,72 @@ def find_packed(folder: Path) -> str:
 
 
 @kept_in_a_look
-def find_own_hook(folder: Path) -> OwnHook | None:
+def find_own_hook(folder: Path, module: str = "") -> OwnHook | None:
     """Return the ``configure_model`` that a LightningModule of the project around a folder has, or None.
 
+    ``module``: the class that a config names, by its path: its own, or that of a class it derives from. Of
+    one that is not in the project, and where none is named, the first is returned, with how many more are.
+
     Example:
-        >>> find_own_hook(Path("/absent")) is None
+        >>> find_own_hook(Path("/absent"), "tasks.Regression") is None
         True
     """
-    for path, text in texts_around(folder):
-        if not _HOOK.search(text) or not _LIGHTNING.search(text):
-            continue
-        try:
-            classes = [each for each in ast.walk(parse_any(text)) if isinstance(each, ast.ClassDef)]
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        for owner in classes:
-            bases = any(not ast.unparse(base).endswith(_NO_MODULES) for base in owner.bases)
-            made = (each for each in owner.body if isinstance(each, ast.FunctionDef))
-            hook = next((each for each in made if each.name == "configure_model"), None)
-            if bases and hook is not None and not _SHARDS.search(ast.unparse(hook)):
-                return OwnHook(owner.name, f"{path.name}:{hook.lineno}", tuple(_early_returns(hook)))
+    texts = texts_around(folder)
+    if module and (classes := _classes_named(texts, module)):
+        return _hook_along(texts, classes, set())
+    found = [
+        hook
+        for path, text in texts
+        if _HOOK.search(text) and _LIGHTNING.search(text)
+        for owner in _classes_in(text)
+        if (hook := _hook_of(path, owner)) is not None
+    ]
+    return replace(found[0], others=len(found) - 1) if found else None
+
+
+def _classes_in(text: str) -> list[ast.ClassDef]:
+    try:
+        return [each for each in ast.walk(parse_any(text)) if isinstance(each, ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def _classes_named(texts: Iterable[tuple[Path, str]], module: str) -> list[tuple[Path, ast.ClassDef]]:
+    """Return the classes of a name, those first whose files are called as the path to it says."""
+    *above, name = module.split(".")
+    word = re.compile(rf"^[ \t]*class {re.escape(name)}\b", re.MULTILINE)
+    found = [(path, each) for path, text in texts if word.search(text) for each in _classes_in(text)]
+    found = [(path, each) for path, each in found if each.name == name]
+    return sorted(found, key=lambda each: -len({*above} & {*each[0].parts[:-1], each[0].stem}))
+
+
+def _hook_along(
+    texts: tuple[tuple[Path, str], ...], classes: list[tuple[Path, ast.ClassDef]], seen: set[str]
+) -> OwnHook | None:
+    """Return the hook of the first of some classes, or of the nearest that it derives from."""
+    for path, owner in classes[:1]:
+        if _method(owner) is not None:
+            return _hook_of(path, owner)
+        for base in map(ast.unparse, owner.bases):
+            if base not in seen:
+                found = _hook_along(texts, _classes_named(texts, base), seen | {base})
+                if found is not None:
+                    return found
     return None
+
+
+def _method(owner: ast.ClassDef) -> ast.FunctionDef | None:
+    made = (each for each in owner.body if isinstance(each, ast.FunctionDef))
+    return next((each for each in made if each.name == "configure_model"), None)
+
+
+def _hook_of(path: Path, owner: ast.ClassDef) -> OwnHook | None:
+    """Return the hook of a class that may be a LightningModule, and does not shard there itself."""
+    hook = _method(owner)
+    bases = any(not ast.unparse(base).endswith(_NO_MODULES) for base in owner.bases)
+    if not bases or hook is None or _SHARDS.search(ast.unparse(hook)):
+        return None
+    return OwnHook(owner.name, f"{path.name}:{hook.lineno}", tuple(_early_returns(hook)))
 
 
 def _early_returns(hook: ast.FunctionDef) -> list[int]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate.adapters.document.nodes import Mapping
+from fsdp_migrate.adapters.engine.base import mapping_at, plain_values
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, FSDP1Config, SizeWrap
 from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.findings import counted
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.adapters.document.nodes import Node
     from fsdp_migrate.adapters.engine.settings import OwnHook
 
 
@@ -21,10 +25,16 @@ _BESIDE_OWN = (
     f"{_PUT_HOOK} `{{}}` ({{}}) has a `configure_model` already, and a second one would take its place: put "
     "the lines of the hook at the end of that{}."
 )
+_BESIDE_SEVERAL = (
+    f"{_PUT_HOOK} `{{}}` ({{}}) and {{}} of the project have a `configure_model` already, and a second one "
+    "would take its place: where yours is one of them, put the lines of the hook at the end of that, and "
+    "above each `return` in it."
+)
 _ABOVE_RETURNS = (
     ", and above the `return` of line {} too: a model that is there already would not be sharded (the lines "
     "do nothing the second time)"
 )
+_MODULES = ("model", "module", "lightning_module", "pl_module", "task")
 _HYBRID = frozenset({"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2", "NO_SHARD"})
 
 
@@ -72,6 +82,25 @@ def hook_code(
     )
 
 
+def module_of(root: Node) -> str:
+    """Return the path of the class of the LightningModule that a config names, or nothing.
+
+    Example:
+        >>> from fsdp_migrate.adapters.document.yaml_reader import read_yaml
+        >>> module_of(read_yaml("model: {class_path: tasks.Lit}")[0])
+        'tasks.Lit'
+    """
+    if not isinstance(root, Mapping):
+        return ""
+    for name in _MODULES:
+        held = mapping_at(root, name)
+        values = plain_values(held) if held is not None else {}
+        for key in ("class_path", "_target_"):
+            if isinstance(value := values.get(key), str):
+                return value
+    return ""
+
+
 def where_it_goes(own: OwnHook | None) -> str:
     """Say where the hook is put, where the LightningModule may have the method already.
 
@@ -81,6 +110,8 @@ def where_it_goes(own: OwnHook | None) -> str:
     """
     if own is None:
         return _PUT_HOOK
+    if own.others:
+        return _BESIDE_SEVERAL.format(own.owner, own.place, counted(own.others, "more class", "more classes"))
     lines = ", ".join(map(str, own.returns))
     return _BESIDE_OWN.format(own.owner, own.place, _ABOVE_RETURNS.format(lines) if lines else "")
 

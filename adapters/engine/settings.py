@@ -25,6 +25,8 @@ class OwnHook:
     owner: str
     place: str
     returns: tuple[int, ...] = ()
+    others: int = 0
+    """How many more classes of the project have one, where nothing says which is run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ class Settings:
     ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model that holds one
     of transformers, which may, ``defines`` whether it has a class of a name, ``embeds`` whether that class
     holds the model's embeddings, or None where it has none, and ``spectral`` where it makes a layer of
-    ``spectral_norm``, or nothing, and ``packs`` the same of weights in 4 bits; ``hook`` names its
-    LightningModule that has a ``configure_model`` of its own, or is None, and ``classifies`` tells whether
-    its models of transformers are classifiers, as their names say. ``names_packed`` tells of the name of
-    another file whether it asks for weights in 4 bits, ``is_packed`` that the command does.
+    ``spectral_norm``, or nothing, and ``packs`` the same of weights in 4 bits; ``hook`` names the
+    ``configure_model`` that a class of a name has, or one of the project's, or None, and ``classifies`` tells
+    whether its models of transformers are classifiers, as their names say. ``names_packed`` tells of another
+    file's name whether it asks for weights in 4 bits, ``is_packed`` that the command does.
     ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
     command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
     Accelerate beside it. ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a
@@ -67,7 +69,7 @@ class Settings:
     embeds: Callable[[str], bool | None] = lambda name: None
     spectral: Callable[[], str] = lambda: ""
     packs: Callable[[], str] = lambda: ""
-    hook: Callable[[], OwnHook | None] = lambda: None
+    hook: Callable[[str], OwnHook | None] = lambda module: None
     classifies: Callable[[], bool] = lambda: False
     names_packed: Callable[[str], bool] = lambda name: False
     is_packed: bool = False

@@ -277,8 +277,10 @@ EXPLANATIONS = {
     ),
     "FM449": (
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
-        ' optimizer, and stops at the start: "a model and optimizer must be passed together".',
-        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. A model that"
+        ' optimizer, and stops at the start: "a model and optimizer must be passed together". It takes one model in a call: "Only one model is supported".',
+        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. It is one model in a call:"
+        " where one optimizer holds the parameters of several models, make one optimizer for each and step them all, or make the models parts of one module whose"
+        " `forward` runs them, and prepare that. Each has to have the classes that `fsdp_transformer_layer_cls_to_wrap` names. A model that"
         " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, or mixed precision casts it, which else changes its outputs,"
         " give `prepare` an optimizer of it that never steps. A checkpoint of FSDP1 has no folder `optimizer_1` of that one, and `load_state` stops: let"
         " the new run save once, and copy this folder into the old checkpoint. A model that is left out is not in what `save_state` writes.",

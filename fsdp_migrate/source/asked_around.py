@@ -89,6 +89,12 @@ _NAMED_OTHERWISE: Final = re.compile(
     rf"{_LAUNCHED_BY}(?P<name>(?![^\s'\",\]]*(?i:fsdp|deepspeed|ds_|zero|ddp|multi_?gpu|single|_cpu|tpu|megatron))"
     r"[\w./~-]+(?![\w./~$<{-]))"
 )
+_VARIABLE: Final = re.compile(r"\$[{(]?(?P<variable>[A-Za-z_]\w*)[})]?")
+# `export NAME="text"`, `NAME ?= text`, `local NAME=${1:-text}`.
+_SET: Final = (
+    r"^[ \t]*(?:(?:declare|export|local|readonly|set|typeset)[ \t]+)?{}[ \t]*[:?]?=[ \t]*['\"]?"
+    r"(?:\$\{{\w+:?[-=])?['\"]?(?P<value>[^\s'\"#;]*[^\s'\"#;}}])"
+)
 _SPEAKS: Final = re.compile(r"^[^#\n]*(?i:fsdp)", re.MULTILINE)
 _BY_ACCELERATE: Final = re.compile(
     r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|transformers|trl)\b", re.MULTILINE
@@ -130,7 +136,7 @@ def asked_around(paths: Iterable[str | os.PathLike[str]], pattern: re.Pattern[st
             return True
         if pattern in _BY_LAUNCH and "config" in text:
             told = COMMENT.sub("", text)
-            named.update(each["name"] for each in _NAMED.finditer(told))
+            named.update(name for each in _NAMED.finditer(told) for name in _written_out(each["name"], told))
             is_new = is_new or _IS_NEW.search(told) is not None
     return bool(named) and not is_new and _is_elsewhere(every, named)
 
@@ -188,8 +194,20 @@ def _missing(paths: list[str | os.PathLike[str]], pattern: re.Pattern[str], *, a
             line = told.count("\n", 0, each.start("name")) + 1
             # Of pages and notebooks the commands alone were read.
             place = f"{path}" if path.suffix in {NOTEBOOK, *PAGES} else f"{path}:{line}"
-            found.setdefault(each["name"], place)
+            for name in _written_out(each["name"], told):
+                found.setdefault(name, place)
     return [f"{name} ({place})" for name, place in found.items() if _is_elsewhere(paths, [name])]
+
+
+def _written_out(name: str, script: str) -> list[str]:
+    """Return what a config may be called: with what its script puts into the variable of its name."""
+    used = _VARIABLE.search(name)
+    if used is None:
+        return [name]
+    set_to = re.finditer(_SET.format(used["variable"]), script, re.MULTILINE)
+    found = [name.replace(used[0], each["value"]) for each in set_to]
+    is_told = found and not any("$" in each.rpartition("/")[2] for each in found)
+    return list(dict.fromkeys(found)) if is_told else [name]
 
 
 def _shows_fsdp(paths: list[str | os.PathLike[str]]) -> bool:

@@ -1,5 +1,7 @@
 """Functions of a project that are given a class, and ask whether something is of it: ``wraps(model, FSDP)``.
 
+Also those that give the class back, where whoever calls them asks so: ``isinstance(model, fsdp_class())``.
+
 What such a call asks is what ``isinstance(model, FSDP)`` asks, and nothing is made of the class there.
 """
 
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.argument_places import argument_at, parameters_of
-from fsdp_migrate.source.python.nodes import argument_of
+from fsdp_migrate.source.python.nodes import argument_of, text_of
 from fsdp_migrate.source.python.written_names import written_names
 
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 Asked = frozenset[tuple[int, str]]
 """Arguments, by place and name, of whose class a function asks whether something is of it."""
 _ASKS: Final = frozenset({"isinstance", "issubclass"})
+_WITHIN: Final = (cst.BinaryOperation, cst.BooleanOperation, cst.Element, cst.IfExp, cst.Tuple)
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -91,3 +94,61 @@ def asked_by(source: Source, function: cst.CSTNode) -> Asked:
     except (SyntaxError, ValueError):
         return frozenset()
     return asked_parameters(parsed)
+
+
+def is_held_for_checks(source: Source, node: cst.CSTNode, *, or_methods: bool) -> bool:
+    """Tell whether a class is given back by a function, or kept in a tuple, and is only asked for by that.
+
+    ``or_methods``: its functions may be called as well, which what is asked before is about.
+    """
+    above = source.index.parents[node]
+    while isinstance(above, _WITHIN):
+        node, above = above, source.index.parents[above]
+    found: list[cst.CSTNode] | None = None
+    if isinstance(above, cst.Return):
+        function = source.index.function(above)
+        found = _calls_alone(source, function) if function is not None else None
+    elif isinstance(above, cst.Assign) and isinstance(node, cst.Tuple):
+        found = _kept_as(source, above)
+    asked = [_is_asked(source, each, or_methods=or_methods, depth=0) for each in found or ()]
+    return None not in asked and any(asked)
+
+
+def _calls_alone(source: Source, function: cst.FunctionDef) -> list[cst.CSTNode] | None:
+    """Return the calls of a function; None where anything else is done with its name."""
+    calls = [call for call in source.calls if function in source.models.guards.functions(call.func)]
+    called = {id(part) for call in calls for part in (call.func, getattr(call.func, "attr", None))}
+    names = (cst.ensure_type(each, cst.Name) for each in source.index.by_kind.get(cst.Name, ()))
+    uses = [each for each in names if each.value == function.name.value and each is not function.name]
+    return [*calls] if all(id(each) in called for each in uses) else None
+
+
+def _kept_as(source: Source, assign: cst.Assign) -> list[cst.CSTNode] | None:
+    """Return where a name is read that an assignment gives a class; None where that is not seen."""
+    target = assign.targets[0].target
+    if len(assign.targets) != 1 or not isinstance(target, cst.Name) or source.index.scopes[target].is_class:
+        return None
+    home = source.index.function(assign)
+    names = (cst.ensure_type(each, cst.Name) for each in source.index.by_kind.get(cst.Name, ()))
+    same = [each for each in names if each.value == target.value and each is not target]
+    uses = [each for each in same if home is None or home in {*source.index.ancestors(each)}]
+    return [*uses] if all(each in source.index.scopes for each in uses) else None
+
+
+def _is_asked(source: Source, node: cst.CSTNode, *, or_methods: bool, depth: int) -> bool | None:
+    """Tell whether a class is asked for where a node stands for it; None where more is done with it."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Assign) and depth == 0:
+        found = _kept_as(source, above)
+        asked = [_is_asked(source, each, or_methods=or_methods, depth=1) for each in found or ()]
+        return None if found is None or None in asked else any(asked)
+    while isinstance(above, (cst.Element, cst.Tuple)):
+        node, above = above, source.index.parents[above]
+    call = source.index.parents[above] if isinstance(above, cst.Arg) else None
+    if isinstance(call, cst.Call) and len(call.args) > 1 and call.args[1] is above:
+        return True if text_of(call.func) in _ASKS else None
+    is_test = isinstance(above, (cst.If, cst.IfExp)) and above.test is node
+    is_nothing = isinstance(above, cst.Comparison) and text_of(above).endswith(("isNone", "isnotNone"))
+    is_truth = isinstance(above, (cst.BooleanOperation, cst.UnaryOperation))
+    is_method = or_methods and isinstance(above, cst.Attribute)
+    return False if is_test or is_nothing or is_truth or is_method else None

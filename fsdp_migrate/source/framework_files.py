@@ -322,9 +322,10 @@ def _asked_by_configs(
     flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
     flags += [text for text in texts.values() if SWITCH in text]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
-    is_asked = is_asked or (bool(found) and asked_around(around, pattern))
     is_asked = is_asked or (name == "accelerate" and bool(found) and _name_its_files(texts, around))
-    return found if is_asked else set()
+    if is_asked or not found or not asked_around(around, pattern):
+        return found if is_asked else set()
+    return found - launched_otherwise(found, texts, around) if name == "accelerate" else found
 
 
 def _name_its_files(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> bool:

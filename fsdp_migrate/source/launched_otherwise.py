@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.asked_around import ASKS_HF, COMMENT, asks, settings_around
 from fsdp_migrate.source.files import is_shell
 from fsdp_migrate.source.launchers import commands_of
-from fsdp_migrate.source.plain_commands import asks_nothing, folders_of
+from fsdp_migrate.source.plain_commands import asks_nothing, configs_of, folders_of
 from fsdp_migrate.source.shown_commands import PAGES, SCRIPT, scripts_below
 
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
+
+
+_ACCELERATES: Final = re.compile(r"^[\s{]*['\"]?distributed_type['\"]?\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 
 
 @dataclass(eq=False)
@@ -34,6 +37,10 @@ class Starts:
     is_unclear: bool = False
     by_arguments: bool = True
     _named: Counter[str] = field(default_factory=Counter, repr=False)
+    _asking: set[Path] = field(default_factory=set, repr=False)
+    """Accelerate's own configs, whose scripts are those of the commands that name them."""
+    _told: set[Path] = field(default_factory=set, repr=False)
+    """The configs that commands name whose scripts are seen."""
 
     @classmethod
     def read(cls, around: Iterable[str | os.PathLike[str]], *, by_arguments: bool = True) -> Starts:
@@ -41,6 +48,7 @@ class Starts:
         found = cls(by_arguments=by_arguments)
         for path, text in settings_around(around):
             found.note(path, COMMENT.sub("", text))
+        found.is_unclear = found.is_unclear or bool(found._asking - found._told)
         return found
 
     def note(self, path: Path, text: str) -> None:
@@ -48,10 +56,15 @@ class Starts:
         commands = [each for _, each in commands_of(text)] if is_shell(path) or path.suffix in PAGES else []
         self.texts.append(text)
         is_commands = any(asks(each, ASKS_HF) for each in commands)
-        self.is_unclear = self.is_unclear or (asks(text, ASKS_HF) and not is_commands)
+        if asks(text, ASKS_HF) and not is_commands:
+            rest = _ACCELERATES.sub("", text)
+            is_config = not commands and rest != text and not asks(rest, ASKS_HF)
+            self._asking |= {path.resolve()} if is_config else set()
+            self.is_unclear = self.is_unclear or not is_config
         for each in commands:
             starts, is_one = list(_started(path, each)), asks(each, ASKS_HF)
             self.is_unclear = self.is_unclear or (is_one and not starts)
+            self._told.update(config.resolve() for config in configs_of(path, each) if starts)
             is_plain = not is_one and asks_nothing(path, each, by_arguments=self.by_arguments)
             (self.plain if is_plain else self.others).update(starts)
             self._named.update(start.name for start in starts)
@@ -72,14 +85,15 @@ def launched_otherwise(
 ) -> set[Path]:
     """Return the files that only commands without FSDP start, in a project that other commands ask for it.
 
-    Where a config or the environment asks for it, or a command may do so by a variable, there are none.
+    Where the environment asks for it, or a config that no command names, or a command may do so by a
+    variable, there are none.
 
     Example:
         >>> launched_otherwise([], {}, [])
         set()
     """
-    starts = Starts.read(around)
-    if starts.is_unclear:
+    starts = Starts.read(around) if files else None
+    if starts is None or starts.is_unclear:
         return set()
     found = (path for path in files if path.resolve() in starts.plain - starts.others)
     return {

@@ -64,9 +64,26 @@ def _is_plain_launch(place: Path, flags: str) -> bool:
     )
 
 
+def configs_of(place: Path, command: str) -> list[Path]:
+    """Return the configs that a command of a file names for Accelerate, and that are there.
+
+    Example:
+        >>> from pathlib import Path
+        >>> configs_of(Path("run.sh"), "accelerate launch --config_file none.yaml train.py")
+        []
+    """
+    launch = _LAUNCH.search(command)
+    named = _CONFIG.search(launch["flags"]) if launch is not None else None
+    return [] if named is None else _found(place, named["name"])
+
+
+def _found(place: Path, name: str) -> list[Path]:
+    return [folder / name for folder in folders_of(place) if (folder / name).is_file()]
+
+
 def _is_plain_config(place: Path, name: str) -> bool:
     """Tell whether a config is there, and has Accelerate do something else than FSDP."""
-    found = [folder / name for folder in folders_of(place) if (folder / name).is_file()]
+    found = _found(place, name)
     return bool(found) and all(map(_is_of_another_kind, found))
 
 

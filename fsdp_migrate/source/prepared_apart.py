@@ -10,6 +10,7 @@ from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.catalog import MODEL_ALONE
 from fsdp_migrate.source.files import find_sources, read_source
 from fsdp_migrate.source.ignored_modules import find_ignored
+from fsdp_migrate.source.launched_otherwise import launched_otherwise
 from fsdp_migrate.source.loaded_by_rank_0 import find_not_loaded
 from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.accelerate_models import has_optimizer, only_infers
@@ -21,6 +22,7 @@ from fsdp_migrate.source.rules.prepared_apart import stopped_calls
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
+    from pathlib import Path
 
     from fsdp_migrate.source.rules.prepared_apart import Stopped
     from fsdp_migrate.source.uses import ScanReport
@@ -32,16 +34,19 @@ _ACCELERATE: Final = "accelerate"
 _ITS_CODES: Final = frozenset({"FM320", "FM427", _CODE})
 """Of its plugin and its variables in sources, and of calls of ``prepare``."""
 _TESTS: Final = re.compile(r"^[ \t]*(?:async )?def test_|\bunittest\b", re.MULTILINE)
-Kind = Literal["trained", "untrained", "unclear", "held", "second"]
-_KINDS: Final[tuple[Kind, ...]] = ("trained", "untrained", "unclear", "held", "second")
+Kind = Literal["trained", "several", "untrained", "unclear", "held", "second"]
+_KINDS: Final[tuple[Kind, ...]] = ("trained", "several", "untrained", "unclear", "held", "second")
 
 
 @dataclass(frozen=True)
 class PreparedApart:
-    """Where Accelerate is given a model alone: in files that train, in those that only infer, in others."""
+    """Where Accelerate is given a model alone: one that is trained, one that is not, and others."""
 
     trained: tuple[str, ...] = ()
+    several: tuple[str, ...] = ()
+    """Where a call is given several models, or one of several that one optimizer holds."""
     untrained: tuple[str, ...] = ()
+    """Of models that no optimizer holds: in files that only infer, and frozen ones beside a trained one."""
     unclear: tuple[str, ...] = ()
     """In files without an optimizer: the model may be trained by another file's, or not at all."""
     held: tuple[str, ...] = ()
@@ -79,6 +84,7 @@ def find_prepared_apart(
     told = {f"{use.path}:{use.line}" for use in uses if use.code == _CODE}
     settings = {f"{use.path}:{use.line}" for use in uses if use.code == _OF_SETTINGS}
     found: dict[Kind, list[str]] = {}
+    codes: dict[Path, str] = {}
     every, is_asked = list(paths), _asks_accelerate(report, frameworks)
     for path in find_sources(every) if is_asked else ():
         try:
@@ -87,12 +93,17 @@ def find_prepared_apart(
             continue
         if is_a_test(path) and _TESTS.search(code):  # they run by themselves, whatever a config asks for
             continue
-        for number, kind in sorted(_lines(code, str(path)).items()):
+        codes[path] = code
+    lines = {path: _lines(code, str(path)) for path, code in codes.items()}
+    plain = launched_otherwise([path for path in lines if lines[path]], codes, every)
+    for path in (each for each in lines if each not in plain):
+        for number, kind in sorted(lines[path].items()):
             if (place := f"{path}:{number}") not in told:
                 found.setdefault(kind, []).append(place)
     ignored = (place for place in find_ignored(every) if place not in settings)
-    trained, untrained, unclear, held, second = (tuple(found.get(kind, ())) for kind in _KINDS)
-    return PreparedApart(trained, untrained, unclear, held, second, *find_not_loaded(every), tuple(ignored))
+    not_loaded, torn = find_not_loaded(every)
+    kinds = {kind: tuple(found.get(kind, ())) for kind in _KINDS}
+    return PreparedApart(**kinds, not_loaded=not_loaded, torn=torn, ignored=tuple(ignored))
 
 
 def _asks_accelerate(report: ScanReport | None, frameworks: Iterable[str]) -> bool:
@@ -119,7 +130,14 @@ def _lines(code: str, path: str) -> dict[int, Kind]:
         return {}
     try:
         source = Source(code, path)
-        kinds: dict[Stopped, Kind] = {"refused": _kind(code), "holds more": "held", "second": "second"}
+        kind = _kind(code)
+        kinds: dict[Stopped, Kind] = {
+            "refused": kind,
+            "not trained": "untrained" if kind == "trained" else kind,
+            "several": "untrained" if kind == "untrained" else "several",
+            "holds more": "held",
+            "second": "second",
+        }
         return {source.position(call)[0]: kinds[why] for call, why in stopped_calls(source)}
     except (FSDPMigrateError, RecursionError):  # Python 2, or none
         lines = [n for n, line in enumerate(code.splitlines(), 1) if _is_alone(line)]

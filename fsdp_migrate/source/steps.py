@@ -89,6 +89,12 @@ _TOGETHER = (
     "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "
     "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
 )
+_SEVERAL = (
+    "Give Accelerate each model that is trained in a call of its own, with an optimizer of its own, and "
+    "leave out those that are not: its FSDP2 takes one model in a call, and an optimizer of that model "
+    "alone. Where one optimizer holds several, make one for each, or make the models parts of one module "
+    "whose `forward` runs them"
+)
 _COMPOSER, _COMPOSERS = "composer", "FM328"
 _ASKING = frozenset({*PREPARING, "FM427", "FM428"})
 """What shards in a source, and settings that it gives a framework, in which `rewrite` writes FSDP2's."""
@@ -313,6 +319,7 @@ def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
         return []
     said = (
         (_TOGETHER, "FM449", apart.trained),
+        (_SEVERAL, "FM449", apart.several),
         (_LEFT_OUT, "FM449", apart.untrained),
         (_EITHER, "FM449", apart.unclear),
         (_HELD, "FM449", apart.held),

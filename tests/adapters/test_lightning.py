@@ -370,6 +370,47 @@ def test_a_module_that_has_the_hook_already_is_named(
     assert "`return`" not in said
 
 
+_HAS = "class {}({}):\n    def configure_model(self):\n        self.net = make()\n\n\n"
+_LACKS = "class {}({}):\n    size = 1\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("model: {class_path: tasks.Own}", "`Own` (tasks.py:9) has a `configure_model` already"),
+        ("model:\n  _target_: project.tasks.Own", "`Own` (tasks.py:9) has a `configure_model` already"),
+        # Of the class that it derives from, and of two of a name that of the file which the path names.
+        ("model: {class_path: tasks.Heir}", "`Own` (tasks.py:9) has a `configure_model` already"),
+        ("model: {class_path: tasks.Twice}", "`Twice` (tasks.py:18) has a `configure_model` already"),
+        ("model: {class_path: tasks.Bare}", None),
+        ("model: {class_path: tasks.Shards}", None),
+        # Nothing says which it is, or it is not here.
+        ("", "`First` (a.py:4) and 5 more classes of the project have a `configure_model` already"),
+        ("model: {class_path: others.Own2}", "`First` (a.py:4) and 5 more classes of the project have"),
+    ],
+)
+def test_the_hook_is_that_of_the_class_which_the_config_names(
+    tmp_path: Path, model: str, said: str | None
+) -> None:
+    lit = "L.LightningModule"
+    files = {
+        "fsdp.yaml": f"{STRATEGY}{model}\n",
+        "a.py": f"import lightning as L\n\n{_HAS.format('First', lit)}{_HAS.format('Twice', lit)}",
+        "tasks.py": (
+            f"import lightning as L\n\n{_LACKS.format('Bare', lit)}\n{_HAS.format('Own', lit)}"
+            f"{_LACKS.format('Heir', 'Own')}{_HAS.format('Twice', lit)}"
+            f"{_HAS.format('Shards', lit).replace('make', 'fully_shard')}{_HAS.format('Last', lit) * 2}"
+        ),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = convert_config_file(tmp_path / "fsdp.yaml").conversion.findings
+    hints = " ".join(each.hint or "" for each in found)
+    assert "Put the hook into the LightningModule." in hints
+    assert ("`configure_model` already" in hints) is (said is not None)
+    assert said is None or said in hints
+
+
 @pytest.mark.parametrize(
     ("body", "line"),
     [

@@ -87,3 +87,59 @@ def test_a_file_that_only_asks_does_not_train(tmp_path: Path) -> None:
     assert still_fsdp1(scan_paths([tmp_path]).uses) == ()
     path.write_text(path.read_text().replace("isinstance(module, kinds)", "kinds(module)"))
     assert [use.code for use in still_fsdp1(scan_paths([tmp_path]).uses)] == ["FM303"]
+
+
+GIVES = "def kind():\n    return {}\n\n\n"
+ASKS = "def asks(m):\n    if kind() is not None and isinstance(m, kind()):\n        return m\n"
+BY_NAME = "def asks(m):\n    held = kind()\n    return held is not None and isinstance(m, (held, int))\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "then"),
+    [
+        (GIVES.format("FSDP") + ASKS, "return FSDPModule"),
+        (GIVES.format("FSDP") + BY_NAME, "return FSDPModule"),
+        (GIVES.format("(FSDP, DDP)") + ASKS, "return (FSDPModule, DDP)"),
+        (GIVES.format("FSDP if is_there else None") + ASKS, "return FSDPModule if is_there else None"),
+        ("KINDS = (FSDP, DDP)\ndef asks(m):\n    return isinstance(m, KINDS)\n", "KINDS = (FSDPModule, DDP)"),
+    ],
+)
+def test_a_class_that_is_given_back_to_be_asked_for(tmp_path: Path, code: str, then: str) -> None:
+    assert then in rewrite_source(f"{FSDP}{code}")
+    (tmp_path / "a.py").write_text(f"{FSDP}{code}")
+    assert still_fsdp1(scan_paths([tmp_path]).uses) == ()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        GIVES.format("FSDP"),
+        GIVES.format("FSDP") + "model = kind()(model)\n",
+        GIVES.format("FSDP") + ASKS + "model = kind()(model)\n",
+        GIVES.format("FSDP") + ASKS + "make(kind)\n",
+        GIVES.format("FSDP") + ASKS + "def wrap(m):\n    held = kind()\n    return held(m)\n",
+        GIVES.format("FSDP") + ASKS + "def reads(m):\n    return kind().summon_full_params(m)\n",
+        "KINDS = (FSDP, DDP)\nmodel = KINDS[0](model)\nfound = isinstance(model, KINDS)\n",
+        "class Kept:\n    KINDS = (FSDP, DDP)\nfound = isinstance(model, Kept.KINDS)\n",
+    ],
+)
+def test_a_class_that_is_given_back_for_more_is_left_to_a_person(code: str) -> None:
+    found = [use.code for use in scan_source(f"{FSDP}{code}") if use.action == "commented"]
+    assert found[:1] == ["FM303"]
+
+
+# As MELT has it: both classes, each by a function, and the functions of FSDP1's below the check.
+OF_BOTH = (
+    "def of_fsdp2():\n    from torch.distributed.fsdp import FSDPModule\n    return FSDPModule\n\n\n"
+    "def unshards(m):\n    held = kind()\n    if held is not None and isinstance(m, held):\n"
+    "        return held.summon_full_params(m)\n    if isinstance(m, of_fsdp2()):\n        m.unshard()\n"
+)
+
+
+def test_a_class_that_is_given_back_beside_fsdp2s_has_a_branch_that_does_not_run(tmp_path: Path) -> None:
+    code = f"{FSDP}{GIVES.format('FSDP')}{OF_BOTH}"
+    assert [use.code for use in scan_source(code) if use.action == "commented"] == ["FM420"]
+    (tmp_path / "a.py").write_text(code)
+    assert still_fsdp1(scan_paths([tmp_path]).uses) == ()
+    told = f"{FSDP}{GIVES.replace('kind', 'fsdp1_class').format('FSDP')}{ASKS.replace('kind', 'fsdp1_class')}"
+    assert [use.code for use in scan_source(told) if use.action == "commented"] == ["FM335"]

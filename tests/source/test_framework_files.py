@@ -10,6 +10,7 @@ import pytest
 from fsdp_migrate import convert_config_file
 from fsdp_migrate.source import rewrite_paths, scan_paths
 from fsdp_migrate.source.asked_around import is_accelerates
+from fsdp_migrate.source.prepared_apart import find_prepared_apart
 
 
 if TYPE_CHECKING:
@@ -167,6 +168,49 @@ def test_a_config_that_is_here_says_itself_what_it_asks_for(
     prepares = PREPARES.replace("from make import make\n", "from accelerate import Accelerator\n")
     found = codes(tmp_path, "x = 1\n", prepares.replace("make()", "Accelerator()"))
     assert found == ({"FM333"} if is_asked else set())
+
+
+_LAUNCH = "accelerate launch --config_file {} {}\n"
+_PLAIN = f"```\n{_LAUNCH.format('ddp.yaml', 'scripts/train.py')}"
+_SHARDS = _LAUNCH.format("fsdp.yaml", "scripts/big.py")
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_asked"),
+    [
+        ({"README.md": f"{_PLAIN}{_SHARDS}```\n"}, False),
+        ({"README.md": f"{_PLAIN}```\n", "big.sh": _SHARDS}, False),
+        ({"train.sh": _LAUNCH.format("ddp.yaml", "scripts/train.py"), "big.sh": _SHARDS}, False),
+        # It is launched with FSDP too, or no command names that config, or one whose script is not seen.
+        ({"README.md": f"{_PLAIN}{_SHARDS}{_LAUNCH.format('fsdp.yaml', 'scripts/train.py')}```\n"}, True),
+        ({"README.md": f"{_PLAIN}{_SHARDS}{_LAUNCH.format('$CONFIG', 'scripts/train.py')}```\n"}, True),
+        ({"README.md": f"{_PLAIN}```\n"}, True),
+        ({"README.md": f"{_PLAIN}```\n", "any.sh": _LAUNCH.format("fsdp.yaml", '"$@"')}, True),
+        ({"README.md": f"{_PLAIN}{_SHARDS}```\n", "other.yaml": "distributed_type: FSDP\n"}, True),
+        ({"README.md": f"{_PLAIN}{_SHARDS}```\n", "go.sh": "export ACCELERATE_USE_FSDP=true\n"}, True),
+        ({"README.md": f"{_PLAIN}{_SHARDS}```\n", "scripts/big.py": "from train import run\n"}, True),
+        ({"README.md": f"{_PLAIN}{_SHARDS}```\n", "go.sh": "$RUN scripts/train.py\n"}, True),
+    ],
+)
+def test_a_script_that_is_launched_by_a_config_without_fsdp_alone(
+    tmp_path: Path, beside: dict[str, str], *, is_asked: bool
+) -> None:
+    prepares = "from accelerate import Accelerator\naccelerator = Accelerator()\nmodel = {}\n"
+    prepares += "torch.save(model.state_dict(), 'model.pt')\noptimizer = AdamW(model.parameters())\n"
+    (tmp_path / "scripts").mkdir()
+    files = {
+        "ddp.yaml": "distributed_type: MULTI_GPU\n",
+        "fsdp.yaml": "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n",
+        "scripts/train.py": prepares.format("accelerator.prepare(model)"),
+        "scripts/big.py": "x = 1\n",
+        **beside,
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    report = scan_paths([tmp_path])
+    assert {use.code for use in report.uses} == ({"FM333"} if is_asked else set())
+    apart = find_prepared_apart([tmp_path], report, ["accelerate"])
+    assert apart.trained == ((f"{tmp_path / 'scripts/train.py'}:3",) if is_asked else ())
 
 
 @pytest.mark.parametrize(

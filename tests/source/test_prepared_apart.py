@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
-from fsdp_migrate.source.asked_around import configs_elsewhere, configs_unknown
+from fsdp_migrate.source.asked_around import ASKS_HF, asked_around, configs_elsewhere, configs_unknown
 from fsdp_migrate.source.pins import packages_of
 from fsdp_migrate.source.prepared_apart import PreparedApart, find_prepared_apart
 from fsdp_migrate.source.steps import next_steps
@@ -31,8 +31,6 @@ LATER = "optimizer = accelerator.prepare(torch.optim.AdamW(parameters))\n"
     [
         ("model = accelerator.prepare(model)\n", [1]),
         ("encoder = self.accelerator.prepare(encoder)\n", [1]),
-        ("encoder, teacher = accelerator.prepare(encoder, teacher)\n", [1]),
-        ("clip_model, siglip_model = accelerator.prepare(\n    clip_model, siglip_model\n)\n", [1]),
         ("encoder, opt = accelerator.prepare(encoder, opt)\n", []),
         (
             "if accelerator.distributed_type != DistributedType.FSDP:\n    e = accelerator.prepare(net_e)\n",
@@ -46,6 +44,100 @@ def test_calls_are_found_by_what_they_are_given(tmp_path: Path, call: str, lines
     path = tmp_path / "train.py"
     path.write_text(call + LATER.replace("accelerator.prepare", ""))
     assert find_prepared_apart([tmp_path]).trained == tuple(f"{path}:{line}" for line in lines)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "encoder, teacher = accelerator.prepare(encoder, teacher)\n",
+        "clip_model, siglip_model = accelerator.prepare(\n    clip_model, siglip_model\n)\n",
+        "x, y = accelerator.prepare(*[model, critic])\n",
+    ],
+)
+def test_several_models_in_a_call_have_a_step_of_their_own(tmp_path: Path, call: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(call + LATER.replace("accelerator.prepare", ""))
+    found = find_prepared_apart([tmp_path])
+    assert (found.several, found.trained) == ((f"{path}:1",), ())
+    path.write_text(f"{call}model.generate(tokens)\n")
+    assert find_prepared_apart([tmp_path]).untrained == (f"{path}:1",)
+
+
+OF_BOTH = "optimizer = AdamW(list(midi.parameters()) + list(vlm.parameters()))\n"
+ALONE_LATER = "optimizer, loader = accelerator.prepare(optimizer, loader)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "several", "trained"),
+    [
+        (f"midi, vlm = accelerator.prepare(midi, vlm)\n{OF_BOTH}{ALONE_LATER}", [1, 3], []),
+        (f"midi = accelerator.prepare(midi)\nvlm = accelerator.prepare(vlm)\n{OF_BOTH}", [1, 2], []),
+        ("m, v, o = accelerator.prepare(midi, vlm, optimizer)\nmidi(x)\nvlm(x)\n", [1], []),
+        # An optimizer of one model, and of one that nothing prepares.
+        (
+            f"midi = accelerator.prepare(midi)\noptimizer = AdamW(midi.parameters())\n{ALONE_LATER}",
+            [],
+            [1, 3],
+        ),
+        (f"midi = accelerator.prepare(midi)\n{OF_BOTH}", [], [1]),
+    ],
+)
+def test_models_of_one_optimizer_are_not_told_to_go_each_with_theirs(
+    tmp_path: Path, code: str, several: list[int], trained: list[int]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(code)
+    found = find_prepared_apart([tmp_path])
+    assert found.several == tuple(f"{path}:{line}" for line in several)
+    assert found.trained == tuple(f"{path}:{line}" for line in trained)
+    assert (found.untrained, found.unclear, found.held) == ((), (), ())
+
+
+TRAINED_BESIDE = "optimizer = AdamW(model.parameters())\n"
+REFERENCE = "ref = accelerator.prepare_model(ref)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_trained"),
+    [
+        # Frozen, or switched to `eval()` there, or held by none of the optimizers that are made.
+        (f"ref.requires_grad_(False)\n{REFERENCE}optimizer = make(config)\n", False),
+        (f"for p in ref.parameters():\n    p.requires_grad = False\n{REFERENCE}optim = load()\n", False),
+        (f"{REFERENCE}ref.eval()\noptimizer.step()\n", False),
+        (f"{REFERENCE}{TRAINED_BESIDE}", False),
+        (f"{REFERENCE}dataset = Data(model=ref)\n{TRAINED_BESIDE}", False),
+        # It is trained, or may be: by an optimizer that is not seen, in another model, by an adapter.
+        (f"{REFERENCE}optimizer = AdamW(ref.parameters())\n", True),
+        (f"{REFERENCE}optimizer = make_optimizer(ref)\n", True),
+        (f"{REFERENCE}optimizer = make_optimizer(config)\n", True),
+        (f"{REFERENCE}model = Both(ref, head)\n{TRAINED_BESIDE}", True),
+        (f"{REFERENCE}optimizer = make(config)\ntrain(ref, optimizer)\nref.eval()\n", True),
+        (f"{REFERENCE}ref.eval()\noptimizer.step()\nref.train()\n", True),
+        (f"ref.requires_grad_(False)\nref = get_peft_model(ref)\n{REFERENCE}optimizer = make()\n", True),
+        (f"ref.requires_grad_(False)\nref.add_adapter(lora)\n{REFERENCE}optimizer = make()\n", True),
+        (f"if x:\n    ref.eval()\n{REFERENCE}optimizer.step()\n", True),
+        (f"def other(ref):\n    ref.eval()\n{REFERENCE}optimizer.step()\n", True),
+    ],
+)
+def test_a_model_that_is_not_trained_beside_one_that_is(
+    tmp_path: Path, code: str, *, is_trained: bool
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(code)
+    line = code[: code.index(REFERENCE)].count("\n") + 1
+    found = find_prepared_apart([tmp_path])
+    assert found.trained == ((f"{path}:{line}",) if is_trained else ())
+    assert found.untrained == (() if is_trained else (f"{path}:{line}",))
+
+
+def test_a_frozen_model_that_a_class_keeps(tmp_path: Path) -> None:
+    path, kept = tmp_path / "train.py", "class Run:\n    def start(self):\n        self.t = make()\n{}{}"
+    prepares = "        self.t = self.accelerator.prepare_model(self.t)\n        self.opt.step()\n"
+    path.write_text(kept.format("        self.t.requires_grad_(False)\n", prepares))
+    assert find_prepared_apart([tmp_path]).untrained == (f"{path}:5",)
+    trains = "    def run(self):\n        self.t.train()\n"
+    path.write_text(kept.format("        self.t.requires_grad_(False)\n", prepares) + trains)
+    assert find_prepared_apart([tmp_path]).trained == (f"{path}:5",)
 
 
 HEADS = "optimizer = AdamW(chain(model.parameters(), {}.parameters()))\n"
@@ -155,6 +247,34 @@ def test_a_source_that_is_taken_for_accelerates_without_its_config(
 
 
 @pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ('FSDP_CONFIG="conf/fsdp.yaml"\n{}${{FSDP_CONFIG}} train.py\n', None),
+        ("export FSDP_CONFIG=conf/fsdp.yaml  # ours\n{}$FSDP_CONFIG train.py\n", None),
+        ("FSDP_CONFIG=${{1:-conf/fsdp.yaml}}\n{}$FSDP_CONFIG train.py\n", None),
+        ('FSDP_CONFIG="${{FSDP_CONFIG:-$ROOT/conf/fsdp.yaml}}"\n{}"$FSDP_CONFIG" train.py\n', None),
+        ("FSDP=fsdp\n{}conf/${{FSDP}}.yaml train.py\n", None),
+        ("if x; then\n  FSDP=conf/fsdp.yaml\nelse\n  FSDP=a/fsdp.yaml\nfi\n{}$FSDP train.py\n", None),
+        # It is not here, or not said, or one of two is not here.
+        ("FSDP_CONFIG=conf/fsdp8.yaml\n{}$FSDP_CONFIG train.py\n", "conf/fsdp8.yaml"),
+        ("FSDP=conf/fsdp.yaml\nFSDP=a/my_fsdp.yaml\n{}$FSDP train.py\n", "a/my_fsdp.yaml"),
+        ("FSDP_CONFIG=$1\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
+        ("MY_FSDP_CONFIG=conf/fsdp.yaml\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
+        ("# FSDP_CONFIG=conf/fsdp.yaml\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
+    ],
+)
+def test_a_config_that_a_variable_of_the_script_names(tmp_path: Path, script: str, told: str | None) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    text = script.format("accelerate launch --config_file ")
+    (tmp_path / "job.sh").write_text(text)
+    line = text[: text.index("accelerate")].count("\n") + 1
+    expected = [] if told is None else [f"{told} ({tmp_path / 'job.sh'}:{line})"]
+    assert configs_elsewhere([tmp_path]) == expected
+    assert asked_around([tmp_path / "job.sh"], ASKS_HF)
+
+
+@pytest.mark.parametrize(
     ("launch", "beside", "is_told"),
     [
         ("configs/a.yaml", {"left.py": "import accelerate\nremove('pytorch_model_fsdp.bin')\n"}, True),
@@ -193,6 +313,6 @@ def test_each_step_of_what_accelerate_is_given_names_its_code() -> None:
     steps = [each.text for each in next_steps([], ScanReport((), 0), [], [], apart=found)]
     codes = {name: code for name in names for text in steps for code in _CODE.findall(text) if name in text}
     assert codes == {
-        **dict.fromkeys(("trained", "untrained", "unclear", "held", "second"), "FM449"),
+        **dict.fromkeys(("trained", "several", "untrained", "unclear", "held", "second"), "FM449"),
         **dict.fromkeys(("not_loaded", "torn", "ignored"), "FM343"),
     }

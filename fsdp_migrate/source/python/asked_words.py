@@ -28,7 +28,8 @@ _DONE = re.compile(r"^_?(is_|was_|has_)?fsdp1?_?(active|applied|wrapped)$")
 _HELD = re.compile(r"^_?fsdp1?_(config|model|module|plugin|wrapped\w*|wrapper\w*)$")
 DDP = re.compile(r"^(torch_|pytorch_)?(ddp|dataparallel|distributed_data_parallel)$")
 FSDP = re.compile(r"^(torch_|pytorch_)?fsdp1?$")
-SWITCHES = (FSDP_SWITCH, _HELD, _DONE, _DISTRIBUTED)
+_SETTINGS = re.compile(r"^_?fsdp1?_(args|arguments|cfg|config|kwargs|plugin|strategy)$")
+SWITCHES = (FSDP_SWITCH, _HELD, _DONE, _DISTRIBUTED, _SETTINGS)
 """What switches for FSDP, and what holds its models, are called."""
 
 
@@ -74,6 +75,29 @@ def says_off(test: cst.BaseExpression, *, truth: bool, says_all: bool, is_unheld
         is_ddps = is_word(test, DDP, truth=truth, by_member=True)
         return _is_none(test, truth=truth) or is_fsdps or is_ddps or is_unheld(test, truth)
     return (not truth and is_switch(test)) or is_unheld(test, truth)
+
+
+def are_settings_none(test: cst.BaseExpression) -> bool:
+    """Tell whether a test that is true says that there are no settings for FSDP.
+
+    Where it is asserted none are made below, which a branch for it may do: ``if fsdp_config is None:``.
+
+    Example:
+        >>> ask = cst.parse_expression
+        >>> are_settings_none(ask("fsdp_config is None and x")), are_settings_none(ask("fsdp_model is None"))
+        (True, False)
+        >>> are_settings_none(ask("not args.fsdp_cfg")), are_settings_none(ask("fsdp_config is None or x"))
+        (True, False)
+    """
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        return are_settings_none(test.left) or are_settings_none(test.right)
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _SETTINGS.match(last_name(test.expression).lower()) is not None
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
+        return False
+    asked = test.comparisons[0]
+    is_equal = isinstance(asked.operator, (cst.Equal, cst.Is)) and text_of(asked.comparator) == "None"
+    return is_equal and _SETTINGS.match(last_name(test.left).lower()) is not None
 
 
 def is_on_for_ddp(test: cst.BaseExpression, *, truth: bool) -> bool:

@@ -26,6 +26,7 @@ from fsdp_migrate.source.python.asked_words import (
     DDPS_SWITCH,
     FSDP,
     SWITCHES,
+    are_settings_none,
     is_case,
     is_on_for_ddp,
     says_off,
@@ -113,7 +114,9 @@ class Guards:
         if self.is_unsharded is not None and self.is_unsharded(node):
             return True
         if self._has_switch and any(
-            says_off(t, truth=v, says_all=self._says_all) or (not v and was_done(t))
+            says_off(t, truth=v, says_all=self._says_all)
+            or (not v and was_done(t))
+            or (isinstance(self.index.parents.get(t), cst.Assert) and v and are_settings_none(t))
             for t, v in self.facts(node)
         ):
             return True

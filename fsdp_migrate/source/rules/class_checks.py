@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asking_functions import is_asked_by_default, is_asked_by_function
+from fsdp_migrate.source.asking_functions import is_asked_by_default, is_asked_by_function, is_held_for_checks
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.method_calls import renamed
 from fsdp_migrate.source.python.branches import leaves
@@ -100,7 +100,10 @@ def find(source: Source) -> Iterator[Found]:
         if name != catalog.FSDP:
             continue
         if not _asks_for_the_class(source, node):
-            yield from () if knows_fsdp2 else _of_type(source, node)
+            if is_held_for_checks(source, node, or_methods=knows_fsdp2):
+                yield _held_for_checks(source, node, knows_fsdp2=knows_fsdp2)
+            else:
+                yield from () if knows_fsdp2 else _of_type(source, node)
             continue
         check = _check_of(source, node)
         said = _said_of(source, node, check, knows_fsdp2=knows_fsdp2)
@@ -115,6 +118,22 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
         else:
             yield _beside_fsdp2(source, node, check)
+
+
+def _held_for_checks(source: Source, node: cst.BaseExpression, *, knows_fsdp2: bool) -> Found:
+    """Return what becomes of the class that a function gives back, or a tuple holds, for checks alone."""
+    if knows_fsdp2:
+        return Found("FM420", node, _OF_FSDP1, "commented", covers=(node,))
+    if _is_about_fsdp1(source, node):
+        return Found("FM335", node, _BY_NAME, "commented", covers=(node,))
+    if source.links.fsdp2_alone:
+        return stays("FM305", node, (node,))
+    if may_be_made_by_others(source.links, source.code):
+        return Found("FM305", node, _OF_OTHERS, "commented", covers=(node,))
+    if _falls_back(source):
+        return Found("FM305", node, _FALLS_BACK, "commented", covers=(node,))
+    new = source.local_name(MODULE)
+    return Found("FM305", node, new, "rewritten", (renamed(node, new),), (MODULE,), covers=(node,))
 
 
 def _said_of(

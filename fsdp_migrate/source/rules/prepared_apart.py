@@ -29,9 +29,9 @@ from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, given_by_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
-from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.starred import added_to, given_to
 from fsdp_migrate.source.python.trainer_models import TRAINER
+from fsdp_migrate.source.trained_models import held_together, is_not_trained, whose_parameters
 from fsdp_migrate.source.uses import Found
 
 
@@ -52,12 +52,14 @@ _LEFT_OUT = (
     " Left out it computes in its own dtype: where mixed precision casts what is prepared, its outputs "
     "differ from FSDP1's, and with the optimizer they do not."
 )
-_UNTRAINED = (
-    "Accelerate's FSDP2 refuses a model without an optimizer, and there is none here. Leave out a model that "
+_WITHOUT = (
+    "Accelerate's FSDP2 refuses a model without an optimizer, and {}. Leave out a model that "
     "is not trained, `model.to(accelerator.device)`, or have it sharded with an optimizer that never steps: "
     "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`."
     f"{_LEFT_OUT}"
 )
+_UNTRAINED = _WITHOUT.format("there is none here")
+_FROZEN = _WITHOUT.format("none is made of this one here")
 _EITHER = (
     "Accelerate's FSDP2 refuses it: a model and its optimizer must be passed together, and no optimizer is "
     "made here. Where the model is trained, write `model, optimizer = accelerator.prepare(model, optimizer)` "
@@ -79,6 +81,12 @@ _SEVERAL = (
     "its own, and leave out those that are not, `ema.to(accelerator.device)`. An average that is left out "
     "takes `p.full_tensor()` of the trained model's parameters where it is updated, on every rank."
 )
+_SHARED = (
+    "one optimizer holds the parameters of {}, and Accelerate's FSDP2 takes one model in a call, with an "
+    "optimizer of its parameters alone. Give each an optimizer and a call of its own, `model, optimizer = "
+    "accelerator.prepare(model, optimizer)`, and step them all; or make them parts of one module whose "
+    "`forward` runs them, and prepare it with the optimizer."
+)
 _SECOND = (
     "Accelerate's FSDP2 looks for each class of `transformer_cls_names_to_wrap` (in a config "
     "`fsdp_transformer_layer_cls_to_wrap`) in every model, and stops at one that has none; FSDP1 looked in "
@@ -95,8 +103,7 @@ _AGAIN = (
     "raises. {} it the optimizer and loaders without the model, launch it without FSDP of its own, "
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
-_DEEPEST = 3
-Stopped = Literal["refused", "holds more", "second"]
+Stopped = Literal["refused", "not trained", "several", "holds more", "second"]
 """Why Accelerate's FSDP2 stops at a call: by what it is given, its optimizer, or the layers' classes."""
 _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
@@ -122,6 +129,10 @@ def find(source: Source) -> Iterator[Found]:
         meant = "" if call in again or _is_elsewhere(source, call) else _refused(source, call)
         if meant == _MEANT and _is_trainers(source, call):
             meant = _BY_TRAINER
+        elif meant in {_MEANT, _SEVERAL} and has_optimizer(source.code) and _are_untrained(source, call):
+            meant = _FROZEN
+        elif meant in {_MEANT, _SEVERAL} and (together := _held_together(source, call)):
+            meant = _SHARED.format(named(together))
         elif meant == _MEANT and not has_optimizer(source.code):
             meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
@@ -146,12 +157,55 @@ def stopped_calls(source: Source) -> Iterator[tuple[cst.Call, Stopped]]:
     for call in calls:
         if _is_elsewhere(source, call):
             continue
-        if _refused(source, call):
-            yield call, "refused"
+        if meant := _refused(source, call):
+            yield call, _why(source, call, meant)
         elif _held_besides(source, call):
             yield call, "holds more"
         elif _is_second(source, call, calls):
             yield call, "second"
+
+
+def _why(source: Source, call: cst.Call, meant: str) -> Stopped:
+    """Return why a call is refused: its models are trained by none, or are several, or are without theirs."""
+    if _are_untrained(source, call):
+        return "not trained"
+    return "several" if meant == _SEVERAL or _held_together(source, call) else "refused"
+
+
+def _are_untrained(source: Source, call: cst.Call) -> bool:
+    """Tell whether a call is given models, and none that the source trains."""
+    models = _given_models(source, call)
+    return bool(models) and all(is_not_trained(source, call, each) for each in models)
+
+
+def _given_models(source: Source, call: cst.Call) -> list[cst.BaseExpression]:
+    if method_that_shards(source.index, call.func) == "prepare_model":
+        return [each.value for each in call.args[:1]]
+    asked = asked_as_models(source.index)
+    return [each.value for each in call.args if is_model(_name_of(source, each.value), asked)]
+
+
+def _held_together(source: Source, call: cst.Call) -> list[str]:
+    """Return the models of one optimizer that are prepared here, where a call is given one of them, or it."""
+    calls = [each for each in source.calls if method_that_shards(source.index, each.func)]
+    prepared_here = {text_of(arg.value) for each in calls for arg in each.args}
+    for arg in call.args:
+        text, owners = text_of(arg.value), _owners(source, arg.value)
+        held = [owners] if owners else held_together(source, call, text)
+        for each in held:
+            together = [owner for owner in dict.fromkeys(each) if owner in prepared_here]
+            if len(together) > 1 and (owners or text in together):
+                return together
+    return []
+
+
+def _owners(source: Source, node: cst.BaseExpression) -> list[str]:
+    """Return whose parameters an optimizer holds, by its name."""
+    if not isinstance(node, (cst.Attribute, cst.Name)) or "opt" not in _name_of(source, node):
+        return []
+    is_seen = isinstance(node, cst.Attribute) or node in source.index.scopes
+    made = last_value(source.index, node) if is_seen else None
+    return [] if made is None else [text_of(each) for each in whose_parameters(source, made)]
 
 
 def _knows_of_fsdp(source: Source) -> bool:
@@ -260,29 +314,12 @@ def _held_besides(source: Source, call: cst.Call) -> list[str]:
     for node in given:
         made = last_value(source.index, node) if "opt" in (dotted(node) or "").lower() else None
         if isinstance(made, cst.Call):
-            held = dict.fromkeys(text_of(each) for each in _whose_parameters(source, made))
+            held = dict.fromkeys(text_of(each) for each in whose_parameters(source, made))
             owner = next((name for name in held if name in models), None)
             # Without the model's own it is not known what the model holds.
             if owner is not None:
                 return [name for name in held if name != owner and not name.startswith(f"{owner}.")]
     return []
-
-
-def _whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.BaseExpression]:
-    """Yield whose parameters an expression holds, by the names in it too."""
-    for each in walk_for(node, cst.Call):
-        if isinstance(each.func, cst.Attribute) and each.func.attr.value in PARAMETERS:
-            yield each.func.value
-    for name in walk_for(node, cst.Name) if depth < _DEEPEST else ():
-        value = last_value(source.index, name) if name in source.index.scopes else None
-        if isinstance(value, (cst.List, cst.ListComp, cst.Call, cst.BinaryOperation)):
-            yield from _whose_parameters(source, value, depth + 1)
-    owns: list[cst.Name | cst.Attribute] = [*walk_for(node, cst.Name), *walk_for(node, cst.Attribute)]
-    for own in owns:
-        is_seen = isinstance(own, cst.Attribute) or own in source.index.scopes
-        value = last_value(source.index, own) if is_seen else None
-        if isinstance(value, cst.Call) and text_of(value.func).rpartition(".")[2] == "Parameter":
-            yield own
 
 
 def _names(source: Source, call: cst.Call) -> list[str]:

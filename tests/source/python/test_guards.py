@@ -235,3 +235,29 @@ def test_a_name_that_alone_is_given_the_sharded_model(again: str, *, is_plain: b
     (tmp_path / "a.py").write_text(f"{IMPORTS}{text}")
     said = [use.code for use in scan_paths([tmp_path]).uses if use.code in {"FM308", "FM333", "FM450"}]
     assert (not said) is is_plain
+
+
+@pytest.mark.parametrize(
+    ("line", "is_plain"),
+    [
+        # As PanzaMail has it: what the Trainer is given as FSDP's settings is asserted to be none.
+        ("assert fsdp_config is None, 'not with FSDP'", True),
+        ("assert cfg.fsdp_cfg is None and ready", True),
+        ("assert not fsdp_config", True),
+        ("if fsdp_config is not None:\n            raise ValueError", True),
+        ("assert fsdp_config is None or other", False),
+        ("assert fsdp_config is not None", False),
+        ("assert other_config is None", False),
+        ("if fsdp_config is None:\n            fsdp_config = {}", False),
+        ("pass", False),
+    ],
+)
+def test_settings_that_are_asserted_to_be_none(line: str, *, is_plain: bool, tmp_path: Path) -> None:
+    text = (
+        "def run(net, fsdp_config, cfg, other, rosa):\n    model = wrap(net)\n    model.train()\n"
+        f"    if rosa:\n        {line}\n        if rank == 0:\n"
+        "            torch.save(model.state_dict(), 'a.pt')\n\n\ndef wrap(net):\n    return FSDP(net)\n"
+    )
+    (tmp_path / "a.py").write_text(f"{IMPORTS}{text}")
+    said = [use.code for use in scan_paths([tmp_path]).uses if use.code in {"FM308", "FM333", "FM450"}]
+    assert (not said) is is_plain

@@ -88,6 +88,28 @@ def test_a_model_is_known_by_what_is_asked_of_it(before: str, call: str, said: s
     assert (said in found) if said else ("FM449" not in found)
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("midi, vlm = accelerator.prepare(midi, vlm)\n{}", "parameters of `midi`, `vlm`, and"),
+        ("midi = accelerator.prepare(midi)\nvlm = accelerator.prepare(vlm)\n{}", "make them parts of one"),
+        (
+            "midi, vlm = accelerator.prepare(midi, vlm)\nopt = AdamW(net.parameters())\n",
+            "none is made of this",
+        ),
+        ("model, vlm = accelerator.prepare(model, vlm)\nopt = make_optimizer(vlm)\n", "takes one model in a"),
+        ("midi = accelerator.prepare(midi)\nopt = AdamW(midi.parameters())\n", "Make the optimizer first"),
+    ],
+)
+def test_models_of_one_optimizer_and_of_none(code: str, said: str) -> None:
+    both = "opt = AdamW([{'params': midi.parameters()}, {'params': vlm.parameters()}])\n"
+    assert said in comments(f"midi(x)\nvlm(x)\n{code.format(both)}", PLUGIN)
+
+
+def test_what_is_explained_of_several_models() -> None:
+    assert "one model in a call" in explain_code("FM449").action
+
+
 TOKENS = "AutoTokenizer.from_pretrained(path)"
 
 
