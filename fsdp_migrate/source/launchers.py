@@ -261,7 +261,7 @@ def commands_of(text: str) -> Iterator[tuple[int, str]]:
     r"""Yield each command of a shell script with its line; lines that go on are put together.
 
     Example:
-        >>> list(commands_of("# no\na \\\n  -b\nc\n"))
+        >>> list(commands_of("# no\na \\\n  -b\nc \\\n  # -d\n"))
         [(2, 'a -b'), (4, 'c')]
     """
     parts: list[str] = []
@@ -272,6 +272,8 @@ def commands_of(text: str) -> Iterator[tuple[int, str]]:
             if line.lstrip().startswith("#"):
                 continue
         bare = line.strip()
+        if bare.startswith("#"):  # a word that begins so opens a comment, which ends the command
+            bare = ""
         parts.append(bare.removesuffix("\\").rstrip())
         if bare.endswith("\\"):
             continue

@@ -154,6 +154,15 @@ def test_a_command_that_a_page_shows_is_named_with_its_line(tmp_path: Path) -> N
     assert f"config {found.path}" not in said
 
 
+def test_a_comment_ends_a_command_that_goes_on(tmp_path: Path) -> None:
+    run = "torchrun train.py --bf16 True \\\n  --fsdp 'full_shard auto_wrap' \\\n  # --tf32 True\n"
+    (tmp_path / "run.sh").write_text(run)
+    (found,) = find_launches([tmp_path])
+    assert (found.state, found.command[-4:]) == ("changes", "rap'")
+    (tmp_path / "run.sh").write_text("torchrun train.py \\\n  # --fsdp full_shard \\\n  --x y\n")
+    assert find_launches([tmp_path]) == []
+
+
 @pytest.mark.parametrize(
     ("page", "script", "before"),
     [

@@ -148,6 +148,8 @@ def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
 
 def _is_made_a_number(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether a test for tensors has made a number of it: ``if torch.is_tensor(n): n = n.item()``."""
+    if isinstance(node, cst.IfExp):
+        return _ASKS_FOR_TENSORS.match(text_of(node.test)) is not None
     if not isinstance(node, cst.Name) or node not in source.index.scopes:
         return False
     around, order = {*source.index.ancestors(node)}, source.index.order

@@ -141,7 +141,11 @@ def _find(source: Source) -> Iterator[Found]:
     # A name alone tells nothing where a class of the source's own has a public attribute of it.
     telling = _FSDP1S - {name for name in own if not name.startswith("_")}
     for node in source.attributes:
-        if node.attr.value in catalog.WRAPPER_ATTRIBUTES and _is_asked_of_a_model(source, node):
+        if (
+            node.attr.value in catalog.WRAPPER_ATTRIBUTES
+            and _is_asked_of_a_model(source, node)
+            and not _are_settings(source, node)
+        ):
             yield Found("FM317", node, _OWN, "commented")
         if node.attr.value not in _NAMES | _FSDP1S or node in source.references:
             continue
@@ -149,6 +153,17 @@ def _find(source: Source) -> Iterator[Found]:
             continue
         yield _of_attribute(source, node)
     yield from _by_their_names(source, telling)
+
+
+def _are_settings(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether ``params`` is what a model was made of, as Llama's has it, and no list of FSDP1's."""
+    if node.attr.value != "params":
+        return False
+    above = source.index.parents[node]
+    target = above.targets[0].target if isinstance(above, cst.Assign) else None
+    readers = source.readers(target) if isinstance(target, cst.Name) else []
+    asked = [node, *(each for each in readers if each is not target)]
+    return any(isinstance(source.index.parents[each], cst.Attribute) for each in asked)
 
 
 def _groups_set(source: Source) -> Iterator[cst.Attribute]:

@@ -87,6 +87,8 @@ def test_unwrapping_step_by_step_does_not_go_round_for_ever(body: str) -> None:
         "from kit.fsdp import FSDPModule",
         "from kit.fsdp import FSDPModule as Two",
         "import kit\nTwo = kit.FSDP2",
+        # Another file of the project: `FSDP2Module = FSDPModule`.
+        "from kit.fsdp2 import FSDP2Module as Two",
     ],
 )
 def test_fsdp2s_class_is_known_through_other_packages(home: str) -> None:

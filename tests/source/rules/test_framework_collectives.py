@@ -83,6 +83,7 @@ def test_what_takes_no_dtensors(text: str) -> None:
         f"{ACCELERATE}{CLIPS}print(f'norm {{norm.item():.3f}} {{x:.3f}}')\n",
         f"{ACCELERATE}{CLIPS}print('norm {{:.3f}}'.format(norm.item()))\n",
         f"{ACCELERATE}{CLIPS}if hasattr(norm, 'item'):\n    norm = norm.item()\nprint(f'{{norm:.3f}}')\n",
+        f"{ACCELERATE}{CLIPS}x = torch.tensor([norm.item() if torch.is_tensor(norm) else norm])\n",
         f"{ACCELERATE}{CLIPS}if torch.is_tensor(norm):\n    norm = float(norm)\nx = f'{{norm:.3f}}'\n",
         f"{ACCELERATE}{CLIPS}x = norm.item() if isinstance(norm, Tensor) else norm\ny = f'{{x:.3f}}'\n",
         f"{FABRIC}x = fabric.all_gather(loss)\n",

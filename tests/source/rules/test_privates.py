@@ -71,6 +71,18 @@ def test_privates_by_another_name_or_that_are_set(body: str) -> None:
     assert ("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")
 
 
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("p = model.params\nprint(p.max_batch_size)\n", False),
+        ("print(model.params.dim)\n", False),
+        ("for p in model.params:\n    print(p.grad)\n", True),
+    ],
+)
+def test_params_that_a_model_was_made_of(body: str, *, is_said: bool) -> None:
+    assert (("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said
+
+
 _STREAMS = "{'_unshard_stream', '_default_stream'}"
 
 
