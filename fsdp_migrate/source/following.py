@@ -460,7 +460,7 @@ class _Following(GivenOtherwise):
             if has_model(kinds) and self.left.note(parameter, made or definition, call):
                 self._found_more(parameter)
             if kinds:
-                self._add(parameter, kinds, from_others=is_told)
+                self._give_one(parameter, kinds, is_told=is_told, is_here=definition.module is place.module)
 
     def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
         """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""

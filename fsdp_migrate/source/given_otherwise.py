@@ -145,7 +145,7 @@ class GivenOtherwise(ProjectFacts):
         """Note what a parameter is given by a call that does not name its function."""
         if has_model(kinds) and self.left.note_other(parameter):
             self._found_more(parameter)
-        self._add(parameter, kinds, from_others=True)
+        self._give_one(parameter, kinds, is_told=True)
 
 
 def _in_doubt(kinds: set[str]) -> set[str]:

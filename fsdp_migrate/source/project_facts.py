@@ -88,6 +88,8 @@ class ProjectFacts(PickedKinds):
     """The same of functions that shard what they are given."""
     sets_on_given: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
     """By functions the attributes of their arguments that they make models: ``trainer.model = FSDP(net)``."""
+    given_elsewhere: set[Fact] = field(default_factory=set)
+    """The parameters that calls in other files than their own give models."""
     _news: set[Scope] = field(default_factory=set, repr=False)
     """The scopes to go through: they are new, or asked for something of which more was found since."""
     _patched: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
@@ -204,6 +206,11 @@ class ProjectFacts(PickedKinds):
             self._update(self.facts, fact, kinds)
             if from_others:
                 self._update(self.from_others, fact, kinds)
+
+    def _give_one(self, fact: Fact, kinds: Collection[str], *, is_told: bool, is_here: bool = False) -> None:
+        """Add what a call gives to a parameter. ``is_here``: it stands in the parameter's own file."""
+        self.given_elsewhere |= set[Fact]() if is_here or not has_model(kinds) else {fact}
+        self._add(fact, kinds, from_others=is_told)
 
     def _note_wholes(self, target: ast.expr, value: ast.expr, place: Place) -> None:
         """Note the model of which an assignment wraps a part: ``model.layers[i] = FSDP(layer)``."""

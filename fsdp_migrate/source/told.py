@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
 from fsdp_migrate.source.class_checks import asking_functions, class_checks
@@ -48,7 +48,7 @@ from fsdp_migrate.source.wrapper_classes import class_functions, subclasses, wra
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.following import _Following
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 _TOLD = MODELS | {NORM, STATE, MAKES, TENSOR, "other", FLAT} | BY_ANY
 _WRAPPED = ".module>fsdp"
 _DEEPEST = 3
+
+
+_Told = TypeVar("_Told")
 
 
 @dataclass(eq=False)
@@ -91,17 +94,14 @@ class Told:
         subclasses_of = subclasses(project, self.known.looked_at)
         checks = class_checks(project, self.known.looked_at)
         asking = asking_functions(project, self.known.looked_at)
+        elsewhere = self._given_elsewhere()
         return {
             p: replace(
                 whole_project,
                 gives=gives.get(p, {}),
                 is_given=given.get(p, {}),
-                wraps_given={
-                    name: frozenset(told) for name, told in self.known.wraps_told.get(p, {}).items()
-                },
-                shards_given={
-                    name: frozenset(told) for name, told in self.known.shards_told.get(p, {}).items()
-                },
+                wraps_given=_frozen(self.known.wraps_told.get(p, {})),
+                shards_given=_frozen(self.known.shards_told.get(p, {})),
                 gives_parameters=kept.gives.get(p, {}),
                 keeps_parameters=kept.keeps.get(p, {}),
                 takes_lists=kept.takes.get(p, {}),
@@ -126,6 +126,7 @@ class Told:
                 types_elsewhere=bool(types - {p}),
                 not_run=self._not_run(p),
                 derived_elsewhere=self._derived_elsewhere(p),
+                given_elsewhere=elsewhere.get(p, frozenset()),
             )
             for p in paths
         }
@@ -166,6 +167,14 @@ class Told:
         return frozenset(
             name for where, name, below in every if where == path if any(e.module.path != path for e in below)
         )
+
+    def _given_elsewhere(self) -> dict[Path, frozenset[tuple[str, str]]]:
+        """Return by file the parameters of its functions that calls in other files give models."""
+        found: dict[Path, frozenset[tuple[str, str]]] = {}
+        for key, text in self.known.given_elsewhere:
+            path, name = self.known.project.split(key)
+            found[path] = found.get(path, frozenset()) | {(name, text)}
+        return found
 
     def _named(
         self,
@@ -294,3 +303,7 @@ def _note_attributes(scope: ast.AST, texts: dict[int, set[str]]) -> set[str]:
         left += children_of(node)
     texts[id(scope)] = found
     return found
+
+
+def _frozen(told: Mapping[str, Collection[_Told]]) -> dict[str, frozenset[_Told]]:
+    return {name: frozenset(each) for name, each in told.items()}

@@ -54,6 +54,8 @@ class Links:
     is_given: Mapping[tuple[str, str], Kinds] = field(default_factory=dict)
     """What a name of a function, or ``self.name`` of a class, is given: ``("Trainer.fit", "model")``."""
 
+    given_elsewhere: frozenset[tuple[str, str]] = frozenset()
+    """The parameters of this file's functions that calls in other files give models."""
     wraps_given: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
     """The arguments, by place and name, of whose modules an imported function wraps parts in place."""
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.children_of_wrappers import was_unwrapped
+from fsdp_migrate.source.parts_of_objects import given_to_method
 from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_other_wrapper
 from fsdp_migrate.source.python.branches import calls_fsdp2
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.nodes import dotted, last_name, targets_of, text_of, walk_for
 from fsdp_migrate.source.python.trainer_models import CALLBACK, ON_INIT
 from fsdp_migrate.source.uses import Found
@@ -150,9 +151,25 @@ def _is_wrapped(source: Source, call: cst.Call) -> bool:
     is_told = by in {"", "accelerate"} or _is_a_callbacks(source, model)
     if not is_told or was_unwrapped(source, model):
         return False
-    if source.models.is_inner(model) or source.models.is_wrapped_in_parts_alone(model):
+    if _is_inner(source, model) or source.models.is_wrapped_in_parts_alone(model):
         return False  # FSDP1's wrapper held it, or parts of it are wrapped: it was of its own class
     return not _is_required(source, call)
+
+
+def _is_inner(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether FSDP1's wrapper held a model; of a parameter, whether every call gives what one held."""
+    if source.models.is_inner(model) or not isinstance(model, cst.Name) or model not in source.index.scopes:
+        return source.models.is_inner(model)
+    function = source.index.function(model)
+    bindings = source.index.scopes[model].lookup(model.value)
+    if function is None or [each.kind for each in bindings] != ["param"]:
+        return False
+    is_told = (source.index.path_of(function), model.value) in source.links.given_elsewhere
+    given = [
+        *stands_for(source.index, source.models.guards, model),
+        *given_to_method(source, model),
+    ]
+    return not is_told and bool(given) and all(map(source.models.is_inner, given))
 
 
 def _is_a_callbacks(source: Source, model: cst.BaseExpression) -> bool:

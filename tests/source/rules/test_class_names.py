@@ -270,3 +270,43 @@ def test_the_class_of_what_a_callback_is_given(
 def test_wrappers_of_other_packages_are_no_units(name: str, is_said: bool) -> None:
     body = f"for m in model.modules():\n    if m.__class__.__name__ != '{name}':\n        m.x = 1\n"
     assert (("FM316", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said
+
+
+BESIDE = """\
+import nets
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+class Pipeline:
+    @staticmethod
+    def kind(model):
+        return 1 if isinstance(model, nets.UNet) else 2
+
+    def __init__(self, model):
+        self.wrapper = self.model = model.to(0)
+        if sharded:
+            self.wrapper = FSDP(self.model, use_orig_params=True)
+
+    def step(self, x):
+        return self.wrapper(x, Pipeline.kind(self.{}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "is_said"),
+    [
+        ("model", "", False),
+        ("wrapper", "", True),
+        ("model", "pipe = Pipeline(net)\nPipeline.kind(pipe.wrapper)\n", True),
+        ("model", "Pipeline.kind(FSDP(net))\n", True),
+    ],
+)
+def test_a_function_that_is_given_what_the_wrapper_held(
+    tmp_path: Path, given: str, other: str, *, is_said: bool
+) -> None:
+    (tmp_path / "pipeline.py").write_text(BESIDE.format(given))
+    header = (
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom pipeline import Pipeline\n"
+    )
+    (tmp_path / "main.py").write_text(f"{header}\n{other}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM316"]
+    assert [use.line for use in found] == [7] * is_said
