@@ -351,7 +351,7 @@ def _elsewhere(source: Source) -> Iterator[Found]:
     calls = [call for call in source.calls if not is_of_the_trainer(source, call)]
     for node in (*calls, *source.index.by_kind.get(cst.Dict, ())):
         given = items_of(source, node, any_call=True)
-        if "fsdp" in given and _says_so(source, given["fsdp"]):
+        if "fsdp" in given and (_says_so(source, given["fsdp"]) or _has_its_config(source, node, given)):
             yield from _stated(source, given, given["fsdp"])
     for assign in source.assignments:
         for target in (each.target for each in assign.targets):
@@ -362,6 +362,13 @@ def _elsewhere(source: Source) -> Iterator[Found]:
             if _says_so(source, assign.value) or _is_given_with(source, assign, code(target)):
                 given = {**_beside(source, assign, code(target)), "fsdp": when_on(assign.value)}
                 yield from _stated(source, given, assign)
+
+
+def _has_its_config(source: Source, node: cst.CSTNode, given: Given) -> bool:
+    """Tell whether a dict gives ``fsdp``, whatever it is, beside an ``fsdp_config`` of the Trainer's keys."""
+    value = given.get("fsdp_config") if isinstance(node, cst.Dict) else None
+    home = definition(source, value) if value is not None else None
+    return isinstance(home, cst.Dict) and any(map(_OF_HF.search, items_of(source, home)))
 
 
 def _is_given_with(source: Source, assign: cst.Assign, text: str) -> bool:

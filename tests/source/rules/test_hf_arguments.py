@@ -455,3 +455,16 @@ def test_arguments_of_before_are_said_of_what_a_dict_is_given_too() -> None:
         "= words", "= 'full_shard'"
     )
     assert '"min_num_params": 100' in comments(made, HF)
+
+
+KEYS = '{"transformer_layer_cls_to_wrap": ["Block"], "state_dict_type": "FULL_STATE_DICT"}'
+
+
+@pytest.mark.parametrize(
+    ("config", "is_said"),
+    [(KEYS, True), ("{'auto_wrap_policy': 'size'}", False), ("load(path)", False)],
+)
+def test_a_dict_gives_fsdp_whatever_it_is_beside_its_config(config: str, *, is_said: bool) -> None:
+    """Another file may give it on by ``**``."""
+    text = f"def build(cfg):\n    config = {config}\n    return {{'fsdp': cfg.fsdp, 'fsdp_config': config}}\n"
+    assert ("FM327" in {use.code for use in scan_source(text)}) is is_said
