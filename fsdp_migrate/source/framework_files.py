@@ -38,7 +38,7 @@ from fsdp_migrate.source.python.lightning_models import has_option, trained_else
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.meta_models import made_on_meta
 from fsdp_migrate.source.python.no_shard import may_choose_hybrid
-from fsdp_migrate.source.reach import imports_in
+from fsdp_migrate.source.reach import Imported, imports_in
 from fsdp_migrate.source.runs_without_fsdp import RunsWithoutFSDP
 
 
@@ -177,20 +177,7 @@ def with_frameworks(
     made = (path for path, each in links.items() if each.optimizers and models.files)
     links |= {path: replace(links[path], beside_frameworks=True) for path in made}
     if models.trainers or "accelerate" in models.users:
-        is_named = any(map(_NAMES_RECURRENT.search, texts.values()))
-        words = (_RECURRENT, _PICKS_LAYERS) if is_named else (_RECURRENT,)
-        recurrent = (
-            path
-            for path, text in texts.items()
-            if any(word.search(text) for word in words) and (not is_a_test(path) or _runs_a_framework(text))
-        )
-        links |= {path: replace(links.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
-        own = (path for path, text in texts.items() if _GETTERS.search(text) and not is_a_test(path))
-        links |= {path: replace(links.get(path, NOTHING), beside_getters=True) for path in own}
-        reading = [path for path, text in texts.items() if _EMBEDDINGS.search(text) and not is_a_test(path)]
-        links |= {path: replace(links.get(path, NOTHING), reads_embeddings=True) for path in reading}
-        spectral = _with_spectral_norms(texts, around)
-        links |= {path: replace(links.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
+        links |= _with_layers(texts, models, links, around)
     if on_meta := {*map(made_on_meta, texts.values())} - {""} if models.trainers else set():
         # "buffers" are more than "parameters"
         links |= {path: replace(links.get(path, NOTHING), beside_meta=min(on_meta)) for path in told}
@@ -204,6 +191,33 @@ def with_frameworks(
         )
         for path, each in known.items()
     }
+
+
+def _with_layers(
+    texts: Mapping[Path, str],
+    models: FrameworkModels,
+    links: Mapping[Path, Links],
+    around: Iterable[str | os.PathLike[str]],
+) -> dict[Path, Links]:
+    """Return what is told of the files with layers that Accelerate's FSDP2 takes otherwise than FSDP1."""
+    known = dict(links)
+    imported = Imported(texts, {*models.trainers, *models.users.get("accelerate", ())})
+    near = {path: text for path, text in texts.items() if imported.is_beside_runs(path)}
+    is_named = any(map(_NAMES_RECURRENT.search, texts.values()))
+    words = (_RECURRENT, _PICKS_LAYERS) if is_named else (_RECURRENT,)
+    recurrent = (
+        path
+        for path, text in near.items()
+        if any(word.search(text) for word in words) and (not is_a_test(path) or _runs_a_framework(text))
+    )
+    known |= {path: replace(known.get(path, NOTHING), has_recurrent_layers=True) for path in recurrent}
+    own = (path for path, text in near.items() if _GETTERS.search(text) and not is_a_test(path))
+    known |= {path: replace(known.get(path, NOTHING), beside_getters=True) for path in own}
+    reading = [path for path, text in near.items() if _EMBEDDINGS.search(text) and not is_a_test(path)]
+    known |= {path: replace(known.get(path, NOTHING), reads_embeddings=True) for path in reading}
+    spectral = (path for path in _with_spectral_norms(texts, around) if path in near)
+    known |= {path: replace(known.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
+    return known
 
 
 def _with_spectral_norms(texts: Mapping[Path, str], around: Iterable[str | os.PathLike[str]]) -> list[Path]:

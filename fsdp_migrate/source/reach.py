@@ -37,6 +37,9 @@ _MEGATRON: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+megatron\b", re.MULT
 _BY_NAME: Final = re.compile(r"\bimport_module\(\s*f?['\"]([\w.]+?)(\.\{|['\"])")
 # A method of torch's name, which modules of functions have, too: `nn.utils.clip_grad_norm_(...)`.
 _CLIPS: Final = re.compile(r"(?<!utils)\.clip_grad_norm_\(")
+_ANY_MODULE: Final = re.compile(
+    r"\btrust_remote_code\b|\bimport_module\(|\b__import__\(|\bspec_from_file_location\b|\brunpy\b"
+)
 _FARTHEST: Final = 4
 
 
@@ -128,6 +131,60 @@ def imports_of(project: Project, path: Path) -> Iterator[Path]:
             yield from (each for each in project.texts if parts_of(each)[:-1][-len(names) :] == names)
         else:
             yield from _files(project, path, name, is_name=False)
+
+
+class Imported:
+    """Answers which files of a project those that train may come to import, by what imports are called.
+
+    A file is taken for imported where the end of its path is what another's import begins with: it may be
+    more than there are.
+    """
+
+    def __init__(self, texts: Mapping[Path, str], trains: Collection[Path]) -> None:
+        """Read the imports of a project's files; ``trains``: those in which a framework trains."""
+        self._importers: dict[Path, set[Path]] = {}
+        by_name: dict[str, list[tuple[tuple[str, ...], Path]]] = {}
+        for path in texts:
+            parts = _module_parts(path)
+            by_name.setdefault(parts[-1] if parts else "", []).append((parts, path))
+        for path, text in texts.items():
+            for written, _ in written_imports(text):
+                for wanted in _may_mean(path, written):
+                    for parts, other in by_name.get(wanted[-1], ()):
+                        if parts[-len(wanted) :] == wanted and other != path:
+                            self._importers.setdefault(other, set()).add(path)
+        self._runs = self._above(trains)
+        # A name that is known at run time alone, and code that lies beside a model's weights.
+        self._may_be_any = any(_ANY_MODULE.search(texts.get(path, "")) for path in self._runs)
+
+    def is_beside_runs(self, path: Path) -> bool:
+        """Tell whether a run that trains may import a file; any may be that a run picks by its name."""
+        return self._may_be_any or not self._above([path]).isdisjoint(self._runs)
+
+    def _above(self, files: Collection[Path]) -> set[Path]:
+        """Return some files, and all that import them, through others too."""
+        found, waiting = set(files), list(files)
+        while waiting:
+            new = self._importers.get(waiting.pop(), set()) - found
+            found |= new
+            waiting += new
+        return found
+
+
+def _module_parts(path: Path) -> tuple[str, ...]:
+    return path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
+
+
+def _may_mean(path: Path, written: str) -> Iterator[tuple[str, ...]]:
+    """Yield the modules that an import runs, by the ends of their paths: ``pkg``, then ``pkg.wrap``.
+
+    ``from . import wrap`` and ``from ..wrap import shard`` are written alike here.
+    """
+    names = tuple(each for each in written.split(".") if each)
+    dots = len(written) - len(written.lstrip("."))
+    folders, counts = path.parent.parts, {dots, dots - 1} - {0, -1}
+    bases = [folders[: len(folders) - count + 1] for count in counts] or [()]
+    yield from ((*base, *names[:count]) for base in bases for count in range(1, len(names) + 1))
 
 
 def _files(

@@ -75,3 +75,44 @@ def test_the_model_around_may_say_which_its_embeddings_are(
     (tmp_path / "fsdp.yaml").write_text(YAML.format("FSDP"))
     found = [use.rule for use in scan_paths([tmp_path]).uses if use.code == "FM343"]
     assert ("embedding-weights" in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_said"),
+    [
+        # As PixArt-sigma has it: a package's own `__init__.py` imports the model, and nothing that package.
+        ({"llava/__init__.py": "from llava.net import Net\n"}, False),
+        ({"llava/__init__.py": "", "demo.py": "from llava.net import Net\nNet(c)\n"}, False),
+        ({"llava/__init__.py": "from .net import Net\n", "train.py": "from llava import Net\n"}, True),
+        ({"llava/__init__.py": "", "train.py": "import llava.net\n"}, True),
+        (
+            {
+                "llava/__init__.py": "",
+                "builder.py": "from llava.net import *\n",
+                "train.py": "import builder\n",
+            },
+            True,
+        ),
+        ({"llava/__init__.py": "from . import net\n", "train.py": "import llava\n"}, True),
+        (
+            {"llava/__init__.py": "", "llava/up.py": "from . import net\n", "train.py": "import llava.up\n"},
+            True,
+        ),
+        ({"utils.py": "", "llava/__init__.py": "import torch.utils\nimport llava.net\n"}, False),
+        # What starts it may hand the model on, or a run may take it by its name.
+        ({"llava/__init__.py": "", "main.py": "from llava.net import Net\nimport train\n"}, True),
+        ({"llava/__init__.py": "", "train.py": "net = import_module(config.model)\n"}, True),
+        ({"llava/__init__.py": "", "train.py": "net = A.from_pretrained(p, trust_remote_code=True)\n"}, True),
+    ],
+)
+def test_a_model_that_nothing_which_trains_imports(
+    tmp_path: Path, beside: dict[str, str], *, is_said: bool
+) -> None:
+    (tmp_path / "llava").mkdir()
+    (tmp_path / "llava" / "net.py").write_text(MODEL.format("LlamaForCausalLM", "forward", PRODUCT))
+    (tmp_path / "fsdp.yaml").write_text(YAML.format("FSDP"))
+    train = TRAIN.replace("from model import Net\n", "import utils\n")
+    for name, text in {"train.py": "", **beside}.items():
+        (tmp_path / name).write_text(f"{text}{train}" if name == "train.py" else text)
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "embedding-weights"]
+    assert bool(found) is is_said
