@@ -144,8 +144,6 @@ HOUSE: House = (
                 "source.unknown_wrappers",
             ],
             ["source.kept_before", "source.model_runs", "source.sharded_classes", "source.wrapped_classes"],
-            "source.writes_elsewhere",
-            ["source.kept_before", "source.model_runs", "source.wrapped_classes"],
             ["source.trained_models", "source.writes_elsewhere"],
             "source.written_elsewhere",
             "source.rules",

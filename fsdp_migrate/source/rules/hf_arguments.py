@@ -217,11 +217,10 @@ def _reasons(
         return (_UNKNOWN,)
     if any(arg.star for arg in call.args) and "fsdp_config" not in given:
         return (_HIDDEN,)
-    home = definition(source, given["fsdp_config"]) if "fsdp_config" in given else None
+    asked = given.get("fsdp_config")
+    home = definition(source, asked) if asked is not None else None
     is_dict = home is not None and (isinstance(home, cst.Dict) or is_dict_call(source, home))
-    is_made = isinstance(given.get("fsdp_config"), cst.Call) and not is_dict_call(
-        source, given["fsdp_config"]
-    )
+    is_made = isinstance(asked, cst.Call) and not is_dict_call(source, asked)
     if is_dict and not is_made and values.expression(before.get("fsdp_config")) is not None:
         return (_TAKES_IN if _takes_in(home) else _SHARED,)
     if is_dict and is_made and values.has_unread(converted.after.get("fsdp_config")):
@@ -231,9 +230,8 @@ def _reasons(
 
 def _takes_in(home: cst.BaseExpression | None) -> bool:
     """Tell whether a dict that is written out takes in another: ``{"a": 1, **more}``."""
-    if isinstance(home, cst.Call):
-        return any(arg.star for arg in home.args)
-    return isinstance(home, cst.Dict) and any(isinstance(e, cst.StarredDictElement) for e in home.elements)
+    parts = home.elements if isinstance(home, cst.Dict) else home.args if isinstance(home, cst.Call) else ()
+    return any(isinstance(each, cst.StarredDictElement) or getattr(each, "star", "") for each in parts)
 
 
 def _why(source: Source, place: cst.CSTNode) -> str:
@@ -357,9 +355,8 @@ def _elsewhere(source: Source) -> Iterator[Found]:
         for target in (each.target for each in assign.targets):
             name = target.attr.value if isinstance(target, cst.Attribute) else code(target)
             is_set = name == "fsdp" and isinstance(target, cst.Attribute) and not _is_a_field(source, target)
-            if not is_set and not _IS_ITEM.search(name):
-                continue
-            if _says_so(source, assign.value) or _is_given_with(source, assign, code(target)):
+            is_set = is_set or _IS_ITEM.search(name) is not None
+            if is_set and (_says_so(source, assign.value) or _is_given_with(source, assign, code(target))):
                 given = {**_beside(source, assign, code(target)), "fsdp": when_on(assign.value)}
                 yield from _stated(source, given, assign)
 
