@@ -74,7 +74,10 @@ def test_where_a_forward_reads_the_weights_of_embeddings_they_have_to_stay() -> 
 def test_the_largest_gradient_is_read_of_one_rank_unless_it_is_gathered() -> None:
     """FM326 names what clips by it, and says `.full_tensor()`."""
     assert run_ranks(accelerate_bodies.clip_by_largest, 1) == [(3.0, 3.0), (3.0, 3.0)]
-    assert run_ranks(accelerate_bodies.clip_by_largest, 2) == [(1.0, 3.0), (3.0, 3.0)]
+    (of_rank_0, whole), (of_rank_1, again) = run_ranks(accelerate_bodies.clip_by_largest, 2)
+    # Over gloo torch 2.7 adds gradients up, and does not divide them by the ranks.
+    assert (of_rank_0, of_rank_1) == (whole / 3, whole)
+    assert whole == again
 
 
 def test_fsdp2_looks_for_the_layers_in_every_model() -> None:
