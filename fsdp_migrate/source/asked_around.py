@@ -18,7 +18,7 @@ from fsdp_migrate.source.files import (
     read_source,
 )
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, asked_in_notebook
-from fsdp_migrate.source.shown_commands import PAGES, is_page, shown_commands
+from fsdp_migrate.source.shown_commands import PAGES, Scripts, is_page, shown_commands
 from fsdp_migrate.text_files import newest_backup
 
 
@@ -244,12 +244,13 @@ def settings_around(paths: Iterable[str | os.PathLike[str]]) -> Iterator[tuple[P
     the same in either order.
     """
     every = list(paths)
+    scripts = Scripts(every)
     is_done: bool | None = None
     for path in find_sources(every, SETTINGS | MAYBE_CONFIGS | _BESIDE) if every else ():
         kept = newest_backup(path)
         if kept is not None and is_done is None:
             is_done = _are_sources_turned(every)
-        text = _text_of(path, path if kept is None or is_done else kept)
+        text = _text_of(path, path if kept is None or is_done else kept, scripts)
         if text is not None:
             yield path, text
 
@@ -259,7 +260,7 @@ def _are_sources_turned(paths: Iterable[str | os.PathLike[str]]) -> bool:
     return any(newest_backup(each) or _TURNED.search(_source_of(each)) for each in find_sources(paths))
 
 
-def _text_of(path: Path, read: Path) -> str | None:
+def _text_of(path: Path, read: Path, scripts: Scripts) -> str | None:
     """Return what a file, or the copy that is read for it, says that may ask for something.
 
     What is wrong with one is said elsewhere.
@@ -272,7 +273,7 @@ def _text_of(path: Path, read: Path) -> str | None:
         text = read_source(read)
         if path.suffix in _WINDOWS:
             return _SAID.sub("", text)
-        return shown_commands(path, text) if path.suffix in PAGES else text
+        return shown_commands(path, text, scripts) if path.suffix in PAGES else text
     except (SourceError, OSError):
         return None
 

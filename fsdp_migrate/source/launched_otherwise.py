@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.asked_around import ASKS_HF, COMMENT, asks, settings_around
 from fsdp_migrate.source.files import is_shell
 from fsdp_migrate.source.launchers import commands_of
-from fsdp_migrate.source.plain_commands import asks_nothing, configs_of, folders_of
-from fsdp_migrate.source.shown_commands import PAGES, SCRIPT, scripts_below
+from fsdp_migrate.source.plain_commands import asks_nothing, configs_of
+from fsdp_migrate.source.shown_commands import PAGES, SCRIPT, Scripts, folders_of, script_of
 
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Starts:
     texts: list[str] = field(default_factory=list)
     is_unclear: bool = False
     by_arguments: bool = True
+    scripts: Scripts = field(default_factory=lambda: Scripts([]), repr=False)
     _named: Counter[str] = field(default_factory=Counter, repr=False)
     _asking: set[Path] = field(default_factory=set, repr=False)
     """Accelerate's own configs, whose scripts are those of the commands that name them."""
@@ -45,8 +46,9 @@ class Starts:
     @classmethod
     def read(cls, around: Iterable[str | os.PathLike[str]], *, by_arguments: bool = True) -> Starts:
         """Read the configs, scripts and pages of a project."""
-        found = cls(by_arguments=by_arguments)
-        for path, text in settings_around(around):
+        every = list(around)
+        found = cls(by_arguments=by_arguments, scripts=Scripts(every))
+        for path, text in settings_around(every):
             found.note(path, COMMENT.sub("", text))
         found.is_unclear = found.is_unclear or bool(found._asking - found._told)
         return found
@@ -62,7 +64,7 @@ class Starts:
             self._asking |= {path.resolve()} if is_config else set()
             self.is_unclear = self.is_unclear or not is_config
         for each in commands:
-            starts, is_one = list(_started(path, each)), asks(each, ASKS_HF)
+            starts, is_one = list(_started(path, each, self.scripts)), asks(each, ASKS_HF)
             self.is_unclear = self.is_unclear or (is_one and not starts)
             self._told.update(config.resolve() for config in configs_of(path, each) if starts)
             is_plain = not is_one and asks_nothing(path, each, by_arguments=self.by_arguments)
@@ -106,23 +108,19 @@ def launched_otherwise(
     }
 
 
-def _started(place: Path, command: str) -> Iterator[Path]:
+def _started(place: Path, command: str, scripts: Scripts) -> Iterator[Path]:
     """Yield the script of a command, not of a variable: the first file of Python's that is there."""
     for each in SCRIPT.finditer(command):
         if command[: each.start()].endswith(("=", "='", '="')):
             return
-        name = each["path"] or f"{each['module'].replace('.', '/')}.py"
+        name = script_of(each)
         found = [folder / name for folder in folders_of(place) if (folder / name).is_file()]
-        found = found or _only_one_below(place.parent, name)
+        below = [] if found else scripts.below(place.parent, name)
+        # As after a `cd`; of several it is not known which one is meant.
+        found += below if len(below) == 1 else []
         if found:
             yield found[0].resolve()
             return
-
-
-def _only_one_below(folder: Path, name: str) -> list[Path]:
-    """Return the script of that name in the folders below one, as after a ``cd``; of several none."""
-    found = [folder / each for each in scripts_below(folder) if each.endswith(f"/{name}")]
-    return found if len(found) == 1 else []
 
 
 def _count(name: str, text: str) -> int:

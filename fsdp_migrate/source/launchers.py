@@ -14,7 +14,7 @@ from fsdp_migrate.errors import FindingsError, FSDPMigrateError, NothingToConver
 from fsdp_migrate.source.beside_configs import adds_to_its_config
 from fsdp_migrate.source.files import SHELL, find_sources, is_shell, read_source
 from fsdp_migrate.source.notebook_settings import NOTEBOOK, settings_in_notebook
-from fsdp_migrate.source.shown_commands import PAGES, is_page, numbered_commands
+from fsdp_migrate.source.shown_commands import PAGES, Scripts, is_page, numbered_commands
 
 
 if TYPE_CHECKING:
@@ -104,23 +104,23 @@ def find_launches(paths: Iterable[str | os.PathLike[str]]) -> list[LaunchFound]:
         >>> find_launches(["fsdp_migrate/source"])
         []
     """
-    files = [path for path in find_sources(paths, SHELL | PAGES | {"", NOTEBOOK}) if path.is_file()]
-    scripts = (found for path in files if is_shell(path) for found in _of_script(path))
-    shown = (found for path in files if is_page(path) for found in _of_page(path))
+    every = list(paths)
+    files = [path for path in find_sources(every, SHELL | PAGES | {"", NOTEBOOK}) if path.is_file()]
+    scripts = Scripts(every)
     return [
-        *scripts,
-        *shown,
+        *(found for path in files if is_shell(path) for found in _of_script(path)),
+        *(found for path in files if is_page(path) for found in _of_page(path, scripts)),
         *(each for path in files if path.suffix == NOTEBOOK for each in _of_notebook(path)),
     ]
 
 
-def _of_page(path: Path) -> Iterator[LaunchFound]:
+def _of_page(path: Path, scripts: Scripts) -> Iterator[LaunchFound]:
     """Yield the commands of a page that start scripts beside it with FSDP1's settings."""
     try:
         text = read_source(path)
     except FSDPMigrateError:
         return
-    for line, command in numbered_commands(path, text) if _SPEAKS_OF_FSDP.search(text) else ():
+    for line, command in numbered_commands(path, text, scripts) if _SPEAKS_OF_FSDP.search(text) else ():
         found = _look_at(path, line, command, "") if _SPEAKS_OF_FSDP.search(command) else None
         if found is not None and found.state == "changes":
             yield replace(found, by_hand=True, message=_SHOWN)

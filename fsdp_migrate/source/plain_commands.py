@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.asked_around import COMMENT
+from fsdp_migrate.source.shown_commands import folders_of
 
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _KIND: Final = re.compile(r"^[\s{]*['\"]?distributed_type['\"]?\s*:\s*['\"]?(\w+
 # Hugging Face's Trainer refuses `--fsdp` beside it.
 _DEEPSPEED: Final = re.compile(r"--deepspeed(?:_config)?(?:=|[ ]+)['\"]?(?![-$'\"])[^\s'\"]+['\"]?")
 _TRAINERS: Final = re.compile(r"--deepspeed(?:=|[ ]+)['\"]?(?![-$'\"])[^\s'\"]")
-_MOST_ABOVE: Final = 3
 
 
 def asks_nothing(place: Path, command: str, *, by_arguments: bool = True) -> bool:
@@ -93,14 +93,3 @@ def _is_of_another_kind(config: Path) -> bool:
     except (OSError, ValueError):
         return False
     return bool(kinds) and not any(each.upper() == "FSDP" for each in kinds)
-
-
-def folders_of(place: Path) -> list[Path]:
-    """Return the folders in which a script may stand that a command of a file starts.
-
-    Example:
-        >>> from pathlib import Path
-        >>> folders_of(Path("/a/b/run.sh"))
-        [PosixPath('/a/b'), PosixPath('/a'), PosixPath('/')]
-    """
-    return [place.parent, *place.absolute().parents[1:_MOST_ABOVE]]

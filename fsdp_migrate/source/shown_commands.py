@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.files import NEVER
-from fsdp_migrate.source.tracked import is_environment
+from fsdp_migrate.source.files import find_sources
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    import os
+    from collections.abc import Collection, Iterable, Iterator
 
 
 _COMMAND: Final = re.compile(
@@ -39,12 +39,12 @@ def is_page(path: Path) -> bool:
     return path.suffix in PAGES and not _OF_THE_PAST.match(path.name) and path.is_file()
 
 
-def numbered_commands(page: Path, text: str) -> Iterator[tuple[int, str]]:
+def numbered_commands(page: Path, text: str, scripts: Scripts) -> Iterator[tuple[int, str]]:
     r"""Yield the commands of a page that start a script of its project, each with its line.
 
     Example:
-        >>> from pathlib import Path
-        >>> list(numbered_commands(Path("README.md"), "    torchrun none.py --fsdp full_shard\n"))
+        >>> text = "    torchrun none.py --fsdp full_shard\n"
+        >>> list(numbered_commands(Path("README.md"), text, Scripts([])))
         []
     """
     breaks = 0
@@ -52,15 +52,14 @@ def numbered_commands(page: Path, text: str) -> Iterator[tuple[int, str]]:
     code = dict(_code(joined))
     entered = {each["folder"] for line in code.values() for each in _ENTERS.finditer(line)}
     code = {number: line for number, line in code.items() if _COMMAND.match(line)}
-    below = scripts_below(page.parent) if code else ()
     for number, line in enumerate(joined.splitlines(), 1):
         command = code.get(number, "").replace(_BREAK, "")
-        if command and _starts_one_here(page, command, entered, below):
+        if command and _starts_one_here(page, command, entered, scripts):
             yield number + breaks, command.strip(" \t$>`")
         breaks += line.count(_BREAK)
 
 
-def shown_commands(page: Path, text: str) -> str:
+def shown_commands(page: Path, text: str, scripts: Scripts) -> str:
     r"""Return the commands of a page that start a script of its project, and the configs for them.
 
     Such a script lies beside the page, above, below, or in a folder that a command of the page enters.
@@ -68,11 +67,11 @@ def shown_commands(page: Path, text: str) -> str:
     What a page says in words is left out, and so is how a script of others is started.
 
     Example:
-        >>> from pathlib import Path
-        >>> shown_commands(Path("README.md"), "We use FSDP.\n\n    torchrun none.py --fsdp full_shard\n")
+        >>> text = "We use FSDP.\n\n    torchrun none.py --fsdp full_shard\n"
+        >>> shown_commands(Path("README.md"), text, Scripts([]))
         ''
     """
-    own = [command for _, command in numbered_commands(page, text)]
+    own = [command for _, command in numbered_commands(page, text, scripts)]
     configs = [each["text"] for each in _FENCED.finditer(text)] if own else []
     return "\n".join([*own, *configs])
 
@@ -87,27 +86,58 @@ def _code(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def scripts_below(folder: Path) -> set[str]:
-    """Return the Python files in the folders below one, by their paths within it.
+class Scripts:
+    """The Python files of a project, which are looked for once, and only if a command asks for one.
+
+    Those that ``.gitignore`` names are left out, as a folder of data is.
+
+    Args:
+        paths: The files and folders of the project.
 
     Example:
-        >>> scripts_below(Path("tests/source/scripts")) <= scripts_below(Path("tests/source/scripts").parent)
-        True
+        >>> Scripts(["fsdp_migrate"]).below(Path("fsdp_migrate/source"), "python/absent.py")
+        []
     """
-    found: set[str] = set()
-    for place, folders, files in os.walk(folder):
-        here = Path(place)
-        folders[:] = [name for name in folders if name not in NEVER and not is_environment(here / name)]
-        within = here.relative_to(folder)
-        found.update((within / name).as_posix() for name in files if name.endswith(".py"))
-    return found
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self._paths = list(paths)
+
+    def below(self, folder: Path, name: str) -> list[Path]:
+        """Return the scripts of a name in the folders below one, not those in itself."""
+        around = folder.absolute()
+        return [each for each in self._named.get(Path(name).name, ()) if _lies_below(each, around, name)]
+
+    @functools.cached_property
+    def _named(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for path in find_sources(self._paths) if self._paths else ():
+            found.setdefault(path.name, []).append(path.absolute())
+        return found
 
 
-def _starts_one_here(page: Path, command: str, entered: Collection[str], below: Collection[str]) -> bool:
-    above = [page.parent, *page.absolute().parents[1:_MOST_ABOVE]]
+def _lies_below(script: Path, folder: Path, name: str) -> bool:
+    return folder in script.parents and script.relative_to(folder).as_posix().endswith(f"/{name}")
+
+
+def folders_of(place: Path) -> list[Path]:
+    """Return the folders in which a script may stand that a command of a file starts.
+
+    Example:
+        >>> folders_of(Path("/a/b/run.sh"))
+        [PosixPath('/a/b'), PosixPath('/a'), PosixPath('/')]
+    """
+    return [place.parent, *place.absolute().parents[1:_MOST_ABOVE]]
+
+
+def script_of(named: re.Match[str]) -> str:
+    """Return the file that a command names, by its path or as a module."""
+    return named["path"] or f"{named['module'].replace('.', '/')}.py"
+
+
+def _starts_one_here(page: Path, command: str, entered: Collection[str], scripts: Scripts) -> bool:
+    above = folders_of(page)
     folders = [*above, *(folder / name for folder in above for name in entered)]
-    found = SCRIPT.finditer(command)
-    names = [each["path"] or f"{each['module'].replace('.', '/')}.py" for each in found]
-    return any((folder / name).is_file() for name in names for folder in folders) or any(
-        each.endswith(f"/{name}") for name in names for each in below
-    )
+    names = [script_of(each) for each in SCRIPT.finditer(command)]
+    if any((folder / name).is_file() for name in names for folder in folders):
+        return True
+    return any(scripts.below(page.parent, name) for name in names)

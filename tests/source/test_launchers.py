@@ -186,13 +186,15 @@ def test_the_script_of_a_page_may_lie_in_another_folder(
 
 
 @pytest.mark.parametrize(
-    "script", ["node_modules/a/train.py", "env/train.py", "docs/train.py", "a/retrain.py"]
+    "script",
+    ["node_modules/a/train.py", "env/train.py", "docs/train.py", "a/retrain.py", "data/huge/train.py"],
 )
 def test_a_script_of_others_is_not_what_a_page_starts(tmp_path: Path, script: str) -> None:
     for name in ("docs/page.md", script, "guides/run.md", "env/pyvenv.cfg"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / script).write_text(TRAINER)
     (tmp_path / "env/pyvenv.cfg").write_text("")
+    (tmp_path / ".gitignore").write_text("data/\n")
     page = "guides/run.md" if script.startswith("docs") else "README.md"
     (tmp_path / page).write_text(PAGE.format("torchrun", "full_shard auto_wrap"))
     assert find_launches([tmp_path]) == []
