@@ -90,9 +90,9 @@ def _maybe_torn(block: Block) -> tuple[str, str]:
 
 
 _STOPS = ACCELERATE["loads_not_all"].says
-_LOADS_NOT_ALL = (
-    f"rank 0 alone loads the weights. {_STOPS[0].upper()}{_STOPS[1:]}. {_TEARS[0].upper()}{_TEARS[1:]}."
-)
+_STOPS_TOO = f"{_STOPS[0].upper()}{_STOPS[1:]}. {_TEARS[0].upper()}{_TEARS[1:]}."
+_ALONE = "rank 0 alone loads the weights."
+_LOADS_NOT_ALL = f"{_ALONE} {_STOPS_TOO}"
 SENDS_NONE = (
     f"rank 0 alone loads the weights, but {_SENDS}, which FSDP1 sent: other ranks train on what they have, "
     "or stop at weights that are on the meta device."
@@ -103,7 +103,7 @@ _NOT_TORN = (
     "weights apart, without a word, where the model has no method `tie_weights`: {}."
 )
 _MAYBE_TORN = (
-    "rank 0 alone loads the weights. With it Accelerate's FSDP2 trains tied weights apart, without a word, "
+    "With it Accelerate's FSDP2 trains tied weights apart, without a word, "
     "where the model has no method `tie_weights`: {}."
 )
 _IF_TRAINED = (
@@ -111,7 +111,7 @@ _IF_TRAINED = (
     "transformers have the method."
 )
 _MAYBE_HELD = (
-    "rank 0 alone loads the weights. With it Accelerate's FSDP2 trains tied weights apart, without a word, "
+    "With it Accelerate's FSDP2 trains tied weights apart, without a word, "
     "where the model that it is given has no method `tie_weights`: {}, a model of transformers, whose head "
     "may be tied to its embeddings (Gemma, GPT-2, small Llama and Qwen models)."
 )
@@ -124,6 +124,15 @@ _OR_A_METHOD = "For true give the model a method `tie_weights()` that ties them.
 
 def _sends_none(block: Block) -> str | None:
     """Say that none are sent where a file has the weights in 4 bits of bitsandbytes, or is called by that."""
+    said = _said_of_packed(block)
+    if said is None or block.framework == "axolotl":
+        return said
+    # The project may train another model by it.
+    more = _maybe_torn(block)[0] if _loads_whole(block) else _STOPS_TOO
+    return f"{said} {more}".rstrip()
+
+
+def _said_of_packed(block: Block) -> str | None:
     if _is_packed(block):
         return SENDS_NONE
     name = block.settings.file_name
@@ -145,19 +154,19 @@ def keep_ram_loading(value: Any, block: Block) -> Outcome:
     outcome = keep_bool(value, block)
     if value is None or not words.read_bool(value, "value"):
         return outcome
+    if tie := torn_tie(block):
+        message = f"{shown(value)}: becomes {_NOT_TORN.format(tie)}"
+        return Outcome("FM343", message, _OR_A_METHOD, value=False, has_value=True)
     if said := _sends_none(block):
         return replace(outcome, code="FM343", message=f"{shown(value)}: {said}", hint=LOAD_ON_ALL)
     if block.framework == "axolotl":
         return outcome
-    if tie := torn_tie(block):
-        message = f"{shown(value)}: becomes {_NOT_TORN.format(tie)}"
-        return Outcome("FM343", message, _OR_A_METHOD, value=False, has_value=True)
     if not _loads_whole(block):
         message = f"{shown(value)}: {_LOADS_NOT_ALL}"
         return replace(outcome, code="FM343", message=message, hint=LOAD_ON_ALL)
     said, hint = _maybe_torn(block)
     if said:
-        return replace(outcome, code="FM343", message=f"{shown(value)}: {said}", hint=hint)
+        return replace(outcome, code="FM343", message=f"{shown(value)}: {_ALONE} {said}", hint=hint)
     return replace(outcome, message=f"{outcome.message} {LOADED_BY_RANK_0}.")
 
 
@@ -165,17 +174,17 @@ def say_ram_loading(block: Block, draft: Draft, keys: tuple[Key, ...], name: str
     """Say the same where nothing stands there, and the launcher takes true; return what is to be added."""
     if "cpu_ram_efficient_loading" in bare_values(block.node, keys):
         return {}
-    if said := _sends_none(block):
-        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {said}", LOAD_ON_ALL)
-    elif tie := torn_tie(block):
+    if tie := torn_tie(block):
         text = f"Without it the launcher takes true. It becomes {_NOT_TORN.format(tie)}"
         draft.say("FM343", block.at(name), text, _OR_A_METHOD)
         return {name: False}
+    if said := _sends_none(block):
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {said}", LOAD_ON_ALL)
     elif not _loads_whole(block):
         text = f"Without it the launcher takes true: {_LOADS_NOT_ALL}"
         draft.say("FM343", block.at(name), text, LOAD_ON_ALL)
     elif (told := _maybe_torn(block))[0]:
-        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {told[0]}", told[1])
+        draft.say("FM343", block.at(name), f"Without it the launcher takes true: {_ALONE} {told[0]}", told[1])
     else:
         draft.say("FM340", block.at(name), f"Without it the launcher takes true. {LOADED_BY_RANK_0}.")
     return {}

@@ -76,6 +76,30 @@ def test_where_a_model_of_transformers_may_be_trained_as_well(
     assert ("If that model is trained, write false" in (said.hint or "")) is is_doubtful
 
 
+IN_4_BITS = "from transformers import BitsAndBytesConfig\nconfig = BitsAndBytesConfig(load_in_4bit=True)\n"
+
+
+@pytest.mark.parametrize("loads", [TRUE, ""])
+@pytest.mark.parametrize("name", ["fsdp.yaml", "fsdp_qlora.yaml"])
+def test_weights_in_4_bits_hide_no_tie(name: str, loads: str, tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("")
+    (tmp_path / "tune.py").write_text(IN_4_BITS if name == "fsdp.yaml" else "")
+    (tmp_path / "net.py").write_text(NET)
+    for layers, source, said_too in (
+        (LAYERS.format("Block"), NET, "`Net` ties `self.head.weight` in net.py:5"),
+        (LAYERS.format("Block"), NET + METHOD, "FSDP2 stops at buffers that the state dict holds"),
+        ("", f"import transformers\n{NET}", "`Net` ties `self.head.weight` in net.py:6"),
+    ):
+        (tmp_path / "net.py").write_text(source)
+        (tmp_path / name).write_text(HEAD + layers + loads)
+        done = convert_config_file(tmp_path / name).conversion
+        [said] = [f for f in done.findings if f.subject.endswith("cpu_ram_efficient_loading")]
+        assert said_too in said.message
+        is_torn = bool(layers) and METHOD not in source
+        assert ("cpu_ram_efficient_loading: false" in done.text) is is_torn
+        assert ("4-bit" in said.message) is not is_torn
+
+
 def test_of_hugging_faces_trainer_too(tmp_path: Path) -> None:
     config = tmp_path / "fsdp.json"
     config.write_text('{"cpu_ram_efficient_loading": true, "backward_prefetch": "backward_pre"}')
