@@ -15,6 +15,7 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
+from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.files import CONFIGS, find_sources, read_source
@@ -36,12 +37,8 @@ _BY_ACCELERATE: Final = frozenset({"accelerate", "hf"})
 _TOLD: Final = re.compile(
     rf"^[ \t{{,]*['\"]?(?P<key>optim|{SMOOTHING})['\"]?[ \t]*:[ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
 )
-# What a run's arguments have, and other files that have such a key do not.
-_OF_TRAINER: Final = re.compile(
-    r"^[ \t{,]*['\"]?(?:per_device_train_batch_size|gradient_accumulation_steps|output_dir"
-    r"|num_train_epochs)['\"]?[ \t]*:",
-    re.MULTILINE,
-)
+_OF_TRAINER: Final = re.compile(rf"^[ \t{{,]*['\"]?(?:{'|'.join(sorted(STRONG))})['\"]?[ \t]*:", re.MULTILINE)
+"""What a run's arguments have, and other files with such a key do not."""
 _CHANGE: Final = (
     "Change what files give Hugging Face's Trainer, if a run with FSDP reads them: `{}` ({}). With it, {} {}"
 )
