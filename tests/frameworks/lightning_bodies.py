@@ -36,6 +36,18 @@ class _OnTheCPU(FSDPStrategy):
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
 
+def _trainer(folder: str, **given: Any) -> pl.Trainer:
+    """Return a Trainer of the ranks that are here, on the CPU, which writes and says nothing more."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
+    )
+    return pl.Trainer(accelerator="cpu", devices=ranks, default_root_dir=folder, **{**quiet, **given})
+
+
 class _Module(pl.LightningModule):
     def __init__(self, seen: Seen) -> None:
         super().__init__()
@@ -76,25 +88,16 @@ def _what(model: nn.Module) -> str:
 
 def watch(version: int, folder: str) -> Seen:
     """Train a step, and return what was seen in each hook of a callback and of the module."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    ranks = dist.get_world_size()
     seen: Seen = {}
     two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
     strategy: Strategy = _OnTheCPU() if version == 1 else two
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
+    trainer = _trainer(
+        folder,
         strategy=strategy,
         max_steps=1,
         val_check_interval=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
         callbacks=[_callback(seen)],
-        default_root_dir=folder,
     )
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 4)), batch_size=2)
     made = _Module if version == 1 else _Sharding
@@ -154,28 +157,19 @@ class _Recording(pl.Callback):
 
 def accumulate(kind: str, folder: str) -> list[torch.Tensor]:
     """Return the gradients that four microbatches add up to: under FSDP1, by our hook, or by a bare one."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    ranks = dist.get_world_size()
     names: dict[str, Any] = {}
     exec(hook_code({"sharding_strategy": "FULL_SHARD"}), names)
     hook = names["configure_model"]
     methods: dict[str, Any] = {"ours": {"configure_model": hook}, "bare": {"configure_model": _without(hook)}}
     two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
     recording = _Recording()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
+    trainer = _trainer(
+        folder,
         strategy=_OnTheCPU() if kind == "fsdp1" else two,
         max_steps=1,
         accumulate_grad_batches=4,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
         callbacks=[recording],
-        default_root_dir=folder,
     )
     torch.manual_seed(1)
     data = torch.utils.data.TensorDataset(torch.randn(8 * ranks, 16))
@@ -197,23 +191,14 @@ def _counted(module: Any) -> None:
 
 def count_of_state(version: int, folder: str) -> int:
     """Return how many values a checkpoint has of a module that leaves two of four out of its state."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    ranks = dist.get_world_size()
     names: dict[str, Any] = {}
     exec(hook_code({"sharding_strategy": "FULL_SHARD"}), names)
     two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
+    trainer = _trainer(
+        folder,
         strategy=_OnTheCPU(state_dict_type="sharded") if version == 1 else two,
         max_steps=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
     )
     data = torch.utils.data.TensorDataset(torch.randn(2 * ranks, 16))
     methods: dict[str, Any] = {"configure_model": names["configure_model"]} if version == 2 else {}
@@ -260,23 +245,14 @@ class _UnitOnTheCPU(_OnTheCPU):
 
 def step_by_hand(version: int, clears: str, folder: str) -> list[float]:
     """Return the losses of four steps that a module takes by itself."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    ranks = dist.get_world_size()
     names: dict[str, Any] = {}
     exec(hook_code({"sharding_strategy": "FULL_SHARD", "auto_wrap_policy": ["Sequential"]}), names)
     two = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
+    trainer = _trainer(
+        folder,
         strategy=_UnitOnTheCPU() if version == 1 else two,
         max_steps=4,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
     )
     torch.manual_seed(1)
     data = torch.utils.data.TensorDataset(torch.randn(8 * ranks, 16))
@@ -292,26 +268,17 @@ def offload(folder: str) -> tuple[bool, float]:
 
     Return whether the model's mesh is of the group of all ranks, and the norm of its whole gradients.
     """
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), NODE_RANK="0", WORLD_SIZE=str(ranks))
+    ranks = dist.get_world_size()
     names: dict[str, Any] = {}
     exec(hook_code({"cpu_offload": True}), names)
     backend = WITH_GLOO.partition(",")[0]  # there is no GPU here
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=ranks,
+    trainer = _trainer(
+        folder,
         strategy=ModelParallelStrategy(
             data_parallel_size=ranks, tensor_parallel_size=1, process_group_backend=backend
         ),
         max_steps=1,
         gradient_clip_val=1e-3,
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
     )
     data = torch.utils.data.TensorDataset(torch.randn(2 * ranks, 16))
     model: Any = type("Offloaded", (_Accumulating,), {"configure_model": names["configure_model"]})()
