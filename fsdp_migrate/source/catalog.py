@@ -188,8 +188,8 @@ FSDP2_CLASSES = frozenset(
 )
 """The names of FSDP2's class and of its state, in newer and in older versions of torch."""
 
-FSDP2_NAMES = frozenset({"FSDP2", "FSDPModule"})
-"""What other packages call FSDP2's class, where they import it for others to import from them."""
+FSDP2_NAMES = re.compile(r"FSDP2|FSDPModule|(?i:FSDP_?V?2_?(?:Class|Model|Module|State))")
+"""What other packages call FSDP2's class, and a project's other files, for others to import from them."""
 
 MADE_BY_OTHERS = re.compile(
     r"^(?:composer\.(?:\w+\.)*prepare_fsdp_module|d2go\.(?:\w+\.)*build_fsdp|fairseq2\.nn\.fsdp\.(?:\w+\.)*to_fsdp1?"

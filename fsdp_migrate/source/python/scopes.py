@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-# `FSDP2Module`, by which a project's other file has torch's class.
-_FSDP2S = re.compile(r"FSDP_?V?2_?(?:Class|Model|Module|State)", re.IGNORECASE)
 Kind = Literal["import", "assign", "def", "class", "param", "other"]
 ScopeNode = cst.Module | cst.FunctionDef | cst.ClassDef | cst.Lambda | cst.BaseComp
 
@@ -321,8 +318,8 @@ class Index:
             return False
         for name in self.qualified(node):
             *_, last = name.split(".")
-            is_named_so = last in catalog.FSDP2_NAMES or _FSDP2S.fullmatch(last) is not None
-            if name in catalog.FSDP2_CLASSES or (is_named_so and not name.startswith("torch.")):
+            is_named_so = not name.startswith("torch.") and catalog.FSDP2_NAMES.fullmatch(last) is not None
+            if name in catalog.FSDP2_CLASSES or is_named_so:
                 return True
         return False
 
