@@ -7,9 +7,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
-from fsdp_migrate.adapters.conversion.project_imports import texts_around
+from fsdp_migrate.adapters.conversion.project_imports import classes_in, texts_around
 from fsdp_migrate.adapters.engine.shared_embeddings import is_inner_model
-from fsdp_migrate.newer_syntax import parse_any
 
 
 if TYPE_CHECKING:
@@ -54,13 +53,8 @@ def holds_embeddings(folder: Path, name: str) -> bool | None:
 def _classes_around(folder: Path) -> dict[str, ast.ClassDef]:
     classes: dict[str, ast.ClassDef] = {}
     for _, text in texts_around(folder):
-        if "class " not in text:
-            continue
-        try:
-            tree = parse_any(text)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        classes.update({each.name: each for each in tree.body if isinstance(each, ast.ClassDef)})
+        if "class " in text:
+            classes.update({each.name: each for each in classes_in(text) if each.col_offset == 0})
     return classes
 
 

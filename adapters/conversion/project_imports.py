@@ -58,6 +58,7 @@ _PACKS = re.compile(
     re.MULTILINE,
 )
 _HOOK = re.compile(r"^[ \t]+def configure_model\(", re.MULTILINE)
+_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 _FUNCTIONS = (ast.AsyncFunctionDef, ast.FunctionDef, ast.Lambda)
 _SHARDS = re.compile(r"\b(?:fully_shard|prepare_fully_shard|parallelize_module)\(")
 _NO_MODULES = ("nn.Module", "Callback", "object", "ABC", "Strategy")
@@ -210,6 +211,7 @@ def project_root(path: Path) -> Path | None:
     return told or next((folder for folder in near if _may_be_root(folder)), None)
 
 
+@kept_in_a_look
 def _may_be_root(folder: Path) -> bool:
     """Tell whether a folder that holds sources has what roots of projects mostly have."""
     has_mark = any(True for pattern in _MAYBE_ROOT for _ in folder.glob(pattern))
@@ -304,24 +306,35 @@ def find_own_hook(folder: Path, module: str = "") -> OwnHook | None:
         hook
         for path, text in texts
         if _HOOK.search(text) and _LIGHTNING.search(text)
-        for owner in _classes_in(text)
+        for owner in classes_in(text)
         if (hook := _hook_of(path, owner)) is not None
     ]
     return replace(found[0], others=len(found) - 1) if found else None
 
 
-def _classes_in(text: str) -> list[ast.ClassDef]:
+@kept_in_a_look
+def classes_in(text: str) -> tuple[ast.ClassDef, ...]:
+    r"""Return the classes of a source, outer ones first; of one that cannot be read, none.
+
+    Example:
+        >>> [each.name for each in classes_in("class A:\n    class B: pass\nclass C: pass")]
+        ['A', 'C', 'B']
+    """
     try:
-        return [each for each in ast.walk(parse_any(text)) if isinstance(each, ast.ClassDef)]
+        left: list[ast.AST] = [parse_any(text)]
     except (SyntaxError, ValueError, RecursionError):
-        return []
+        return ()
+    # Expressions, most of the nodes, hold no class.
+    for each in left:
+        left += [inner for field in _BLOCKS for inner in getattr(each, field, ())]
+    return tuple(each for each in left if isinstance(each, ast.ClassDef))
 
 
 def _classes_named(texts: Iterable[tuple[Path, str]], module: str) -> list[tuple[Path, ast.ClassDef]]:
     """Return the classes of a name, those first whose files are called as the path to it says."""
     *above, name = module.split(".")
     word = re.compile(rf"^[ \t]*class {re.escape(name)}\b", re.MULTILINE)
-    found = [(path, each) for path, text in texts if word.search(text) for each in _classes_in(text)]
+    found = [(path, each) for path, text in texts if word.search(text) for each in classes_in(text)]
     found = [(path, each) for path, each in found if each.name == name]
     return sorted(found, key=lambda each: -len({*above} & {*each[0].parts[:-1], each[0].stem}))
 

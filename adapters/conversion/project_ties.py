@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
-from fsdp_migrate.adapters.conversion.project_imports import texts_around
-from fsdp_migrate.newer_syntax import parse_any
+from fsdp_migrate.adapters.conversion.project_imports import classes_in, texts_around
 
 
 if TYPE_CHECKING:
@@ -91,18 +90,10 @@ def _classes_around(folder: Path) -> tuple[dict[str, ast.ClassDef], dict[str, st
     places: dict[str, str] = {}
     for path, text in texts_around(folder):
         if _MAY_TIE.search(text) or METHOD in text:
-            found = _classes_of(text)
+            found = {each.name: each for each in classes_in(text)}
             classes.update(found)
             places.update(dict.fromkeys(found, path.name))
     return classes, places
-
-
-def _classes_of(text: str) -> dict[str, ast.ClassDef]:
-    try:
-        tree = parse_any(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return {}
-    return {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
 
 
 def ties_anew(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:

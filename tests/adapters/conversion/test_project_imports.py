@@ -9,6 +9,7 @@ import pytest
 
 from fsdp_migrate.adapters.conversion import project_imports
 from fsdp_migrate.adapters.conversion.project_imports import (
+    classes_in,
     decays_alike,
     lacks_transformers,
     lightning_package,
@@ -152,3 +153,24 @@ def test_not_more_than_so_many_folders_are_looked_into(
         (tmp_path / name / "x.py").write_text("x = 1\n")
     monkeypatch.setattr(project_imports, "_MOST_FOLDERS", 3)
     assert [path.parent.name for path in sources_below(tmp_path)] == ["a", "b"]
+
+
+def test_classes_are_found_in_every_kind_of_block() -> None:
+    inner = "\n        class Inner: pass\n"
+    blocks = (
+        "if a:",
+        "else:",
+        "try:",
+        "except B:",
+        "finally:",
+        "for x in y:",
+        "while a:",
+        "with a:",
+        "def f():",
+    )
+    before = {"else:": "    if a: pass\n", "except B:": "    try: pass\n", "finally:": "    try: pass\n"}
+    after = {"try:": "    finally: pass\n"}
+    for block in blocks:
+        text = f"class Outer:\n{before.get(block, '')}    {block}{inner}{after.get(block, '')}"
+        assert [each.name for each in classes_in(text)] == ["Outer", "Inner"], block
+    assert [each.name for each in classes_in("match a:\n    case 1:\n        class Only: pass")] == ["Only"]
