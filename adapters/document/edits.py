@@ -27,7 +27,7 @@ _SETTING = re.compile(r"\w+_\w+:(?:\s|\Z)")
 # A comment on the line that lists words: FULL_SHARD, `sharded`, "one of".
 _LISTS = re.compile(r"[ \t]+#+[ \t]*(?=.*(?:\b[A-Z]+_[A-Z_]+\b|`\w+`|\b[Oo]ne of\b|\b[Oo]ptions\b))")
 _LISTED = re.compile(
-    r"^[ \t]*#+[ \t]*(?=[`'\"]?[A-Z]+_[A-Z_]+\b[`'\"]?[ \t]*(?:[:=,|/(-]|or\b|$))", re.MULTILINE
+    r"^[ \t]*#+[ \t]*(?=[`'\"]?(?!FSDP_)[A-Z]+_[A-Z_]+\b[`'\"]?[ \t]*(?:[:=,|/(-]|or\b|$))", re.MULTILINE
 )
 _COMMENT = re.compile(r"(?:^|\s)#\s*(.*)$")
 
@@ -203,7 +203,7 @@ class Edits:
         start, name = self._above(entry), key_text(entry) or ""
         above = self.text[start : self.text.rfind("\n", 0, entry.key.start) + 1]
         first = _LISTED.search(above)
-        if first is None or re.search(rf"\b{re.escape(name)}\b", above):
+        if first is None or re.search(rf"\b{re.escape(name)}\b", above, re.IGNORECASE):
             return []
         return [_Piece(start + first.end(), start + first.end(), 0, f"{name}: ")]
 

@@ -167,6 +167,8 @@ def test_what_is_nested_too_deeply_is_refused(reader: Any) -> None:
         ("  # old is one of\n  # FULL_SHARD | NO_SHARD\n", None),
         ("  # why\n", None),
         ("  # NCCL_DEBUG is set above\n", None),
+        ("  # the launcher exports\n  # FSDP_OTHER (FULL_SHARD) AND this\n", None),
+        ("  # OLD, as the launcher calls it, is\n  # FULL_SHARD or NO_SHARD\n", None),
         ("  # FULL_SHARD\n\n", None),
     ],
 )
