@@ -194,9 +194,16 @@ def _missing(paths: list[str | os.PathLike[str]], pattern: re.Pattern[str], *, a
             line = told.count("\n", 0, each.start("name")) + 1
             # Of pages and notebooks the commands alone were read.
             place = f"{path}" if path.suffix in {NOTEBOOK, *PAGES} else f"{path}:{line}"
-            for name in _written_out(each["name"], told):
+            for name in () if _is_written(each["name"], told) else _written_out(each["name"], told):
                 found.setdefault(name, place)
     return [f"{name} ({place})" for name, place in found.items() if _is_elsewhere(paths, [name])]
+
+
+def _is_written(name: str, script: str) -> bool:
+    """Tell whether a script writes a file before it names it: ``cat > "$NAME" <<EOF``."""
+    variable = _VARIABLE.fullmatch(name)
+    word = re.escape(name) if variable is None else rf"\$\{{?{variable['variable']}\b\}}?"
+    return re.search(rf"(?:>|\btee\b)[ \t]*[\"']?{word}(?![\w./-])", script) is not None
 
 
 def _written_out(name: str, script: str) -> list[str]:

@@ -255,7 +255,11 @@ def test_a_source_that_is_taken_for_accelerates_without_its_config(
         ('FSDP_CONFIG="${{FSDP_CONFIG:-$ROOT/conf/fsdp.yaml}}"\n{}"$FSDP_CONFIG" train.py\n', None),
         ("FSDP=fsdp\n{}conf/${{FSDP}}.yaml train.py\n", None),
         ("if x; then\n  FSDP=conf/fsdp.yaml\nelse\n  FSDP=a/fsdp.yaml\nfi\n{}$FSDP train.py\n", None),
+        # The script writes it.
+        ('FSDP=/tmp/fsdp_$$.yaml\ncat > "${{FSDP}}" <<E\na: b\nE\n{}"$FSDP" train.py\n', None),
+        ("make_config | tee $OUT/fsdp9.yaml\n{}$OUT/fsdp9.yaml train.py\n", None),
         # It is not here, or not said, or one of two is not here.
+        ("FSDP=/tmp/fsdp_$$.yaml\ncat > $FSDP_LOG\n{}$FSDP train.py\n", "$FSDP"),
         ("FSDP_CONFIG=conf/fsdp8.yaml\n{}$FSDP_CONFIG train.py\n", "conf/fsdp8.yaml"),
         ("FSDP=conf/fsdp.yaml\nFSDP=a/my_fsdp.yaml\n{}$FSDP train.py\n", "a/my_fsdp.yaml"),
         ("FSDP_CONFIG=$1\n{}$FSDP_CONFIG train.py\n", "$FSDP_CONFIG"),
