@@ -79,6 +79,8 @@ class KeptInFamilies:
         for owner, spot, text, by in (*self._followed(), *self._asked_for()):
             for below in self._leaves(owner):
                 family = family_of(self.project, below, self.patches)
+                if not family.may_run(spot.method):
+                    continue
                 for method in family.methods:
                     if method.module is spot.method.module and method.owner is spot.method.owner:
                         continue  # one class of one file, which is looked at by itself

@@ -59,6 +59,19 @@ class Family:
         is_made = any(self._lines(each, one, 0) for each in made)
         return True if is_made and not any(self._lines(each, other, 0) for each in made) else None
 
+    def may_run(self, method: Method) -> bool:
+        """Tell whether objects may run a method: no other takes its place, or one calls what it replaces."""
+        others = [each for each in self.by_name.get(method.name, []) if each.owner is not None]
+        if method.owner is None or not others or others[0].node is method.node:
+            return True
+        called = (
+            node.func for each in self.methods for node in walked(each.node) if isinstance(node, ast.Call)
+        )
+        return any(
+            isinstance(func, ast.Attribute) and func.attr == method.name and dotted(func.value) != "self"
+            for func in called
+        )
+
     def calls_of(self, method: Method) -> Iterator[ast.Call]:
         """Yield the calls of a method by the names under which objects have it."""
         names = {f"self.{name}" for name, found in self.by_name.items() if method in found}

@@ -110,3 +110,29 @@ def test_a_method_that_is_set_from_outside(
         )
     patch = "from base import Base\n\n\n" + sets.format(function.strip("\n").replace("{0}", ""))
     assert lines_said(tmp_path, {"base.py": base, "patch.py": patch}) == (["patch.py"] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        # Its own takes the place of the one that shards below, and shards above what it keeps.
+        ("", []),
+        ("        super().__init__(net, opt)\n", []),
+        (
+            (
+                "        self.net = net\n        self.chosen = list(self.net.parameters())"
+                "\n        super().__init__(net, opt)\n"
+            ),
+            ["own.py"],
+        ),
+    ],
+)
+def test_a_constructor_in_place_of_the_one_that_shards(
+    tmp_path: Path, first: str, expected: list[str]
+) -> None:
+    begins = f"class {{}}:\n    def __init__(self, net, opt):\n{MAKES}        self.net, self.opt = net, opt\n"
+    keeps = "        self.chosen = list(self.net.parameters())\n" if "chosen" not in first else ""
+    base = f"{HEADER}{begins.format('Base')}{PREPARES}{CLIPS}"
+    then = PREPARES if keeps else ""
+    own = f"{HEADER}from base import Base\n\n\n{begins.format('Own(Base)')}{first}{then}{keeps}"
+    assert lines_said(tmp_path, {"base.py": base, "own.py": own}) == expected
