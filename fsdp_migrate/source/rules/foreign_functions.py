@@ -27,9 +27,14 @@ _MEANT = (
     "checkpoint can be saved and loaded by torch.distributed.checkpoint in its place."
 )
 _FUNCTION = "by its name `{}` of another package is for FSDP's models: see that it takes FSDP2's."
+_STORES = (
+    "by its name `{}` of another package saves or loads the sharded model that it is given: see that it "
+    "takes FSDP2's, whose state is of DTensors, and on which FSDP1's contexts raise or do nothing."
+)
 _TORCHS = frozenset({"FSDP", "FullyShardedDataParallel"})
 """What a package calls torch's own class that it hands on."""
 _FSDP = re.compile(r"fsdp(?!_?2|_?module)|FullySharded", re.IGNORECASE)
+_STORING = re.compile(r"(?:^|_)(?:save|load|resume|restore)(?:_|$)")
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -37,8 +42,11 @@ def find(source: Source) -> Iterator[Found]:
     if not source.links.foreign:
         return
     for call in source.calls:
-        name = _foreign(source, call.func)
-        if not name or not any(_has_model(source, arg.value) for arg in call.args):
+        name, storing = _foreign(source, call.func), _storing(source, call.func)
+        if not (name or storing) or not any(_has_model(source, arg.value) for arg in call.args):
+            continue
+        if not name:
+            yield Found("FM450", call, _STORES.format(storing), "unclear")
             continue
         if name[:1].isupper():
             yield Found("FM317", call, _MEANT.format(name), "commented")
@@ -52,6 +60,16 @@ def _foreign(source: Source, func: cst.BaseExpression) -> str:
     if isinstance(made, (cst.Attribute, cst.Name)):
         made = last_value(source.index, made)
     return _named(source, func) or (_named(source, made.func) if isinstance(made, cst.Call) else "")
+
+
+def _storing(source: Source, func: cst.BaseExpression) -> str:
+    """Return the name of another package's function that saves or loads what it is given."""
+    for known in source.index.qualified(func):
+        package, *names = known.split(".")
+        is_function = bool(names) and not any(each[:1].isupper() for each in names)
+        if is_function and package in source.links.foreign and _STORING.search(names[-1]):
+            return names[-1]
+    return ""
 
 
 def _named(source: Source, func: cst.BaseExpression) -> str:

@@ -91,6 +91,40 @@ def test_a_function_is_to_be_looked_at(tmp_path: Path) -> None:
     assert [(each.code, each.action) for each in uses] == [("FM450", "unclear")]
 
 
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("copies.save_checkpoint(self.model, path)", True),
+        ("resume_lora_optimizer(self.model, path)", True),
+        ("copies.save_checkpoint(self.model.config, path)", False),
+        ("copies.show(self.model)", False),
+        ("copies.loaded_bytes(self.model)", False),
+        ("tools.save_checkpoint(self.model, path)", False),  # the project's own, which is read
+        ("net.save_checkpoint(self.model, path)", False),  # nothing shows where it is
+    ],
+)
+def test_a_function_that_saves_or_loads_is_to_be_looked_at(
+    tmp_path: Path, does: str, *, is_said: bool
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tools.py").write_text("def save_checkpoint(model, path):\n    print(model, path)\n")
+    imports = (
+        "from own import tools\nfrom store import copies\nfrom store.lora import resume_lora_optimizer\n"
+    )
+    (tmp_path / "train.py").write_text(f"{imports}{TRAIN.format(does=does, made='None')}")
+    uses = [each for each in scan_paths([tmp_path]).uses if each.rule == "other-packages"]
+    assert [(each.code, each.action) for each in uses] == [("FM450", "unclear")] * is_said
+
+
+def test_a_function_that_loads_a_model_before_it_is_sharded_is_not(tmp_path: Path) -> None:
+    imports = (
+        "from store import load_checkpoint\nfrom torch.distributed.fsdp import FullyShardedDataParallel as F"
+    )
+    text = "def build(net, path):\n    load_checkpoint(net, path)\n    return F(net)\n"
+    (tmp_path / "train.py").write_text(f"{imports}\n{text}")
+    assert not [each for each in scan_paths([tmp_path]).uses if each.rule == "other-packages"]
+
+
 def test_an_object_of_another_class_does_not(tmp_path: Path) -> None:
     assert _said(tmp_path, "self.saver.save(self.model)", "Checkpointer('x')") == []
 
