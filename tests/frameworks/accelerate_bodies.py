@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -370,3 +371,24 @@ def clip_while_adding(version: int, how: str) -> tuple[list[float], torch.Tensor
                 return norms, next(model.parameters()).detach().clone()
         whole: torch.Tensor = next(iter(model.parameters())).full_tensor().detach()
         return norms, whole
+
+
+def save_apart(folder: str) -> tuple[list[str], list[int]]:
+    """Return the files of `save_state` of an Accelerator that knows the optimizer of a sharded model alone.
+
+    And how many rows of its first state the saved optimizer has on rank 0.
+    """
+    with _as_accelerators():
+        model = prepare_fully_shard(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        accelerator = Accelerator()
+        prepared = accelerator.prepare(optimizer)
+        model(batch(0, dist.get_rank())).sum().backward()
+        prepared.step()
+        accelerator.save_state(folder)
+    dist.barrier()
+    state = torch.load(Path(folder, "optimizer.bin"), weights_only=False)["state"]
+    held = state[0]["momentum_buffer"]
+    return sorted(path.name for path in Path(folder).iterdir()), list(
+        getattr(held, "_local_tensor", held).shape
+    )

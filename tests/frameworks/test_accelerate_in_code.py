@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.frameworks import accelerate_bodies
+from tests.models import VOCABULARY
 from tests.ranks import ROOT, run_ranks
 
 
@@ -142,3 +143,11 @@ def test_clipping_while_gradients_are_added_up_is_otherwise_under_fsdp2() -> Non
     assert not torch.allclose(weights[1, "everywhere"], weights[2, "everywhere"], atol=1e-4)
     for version in (1, 2):
         torch.testing.assert_close(weights[version, "guarded"], weights[2, "everywhere"])
+
+
+def test_an_accelerator_without_the_model_saves_none(tmp_path: Path) -> None:
+    """FM303 says so of `save_state`, where a model that is sharded already is not to be given to it."""
+    (files, held), _ = run_ranks(accelerate_bodies.save_apart, str(tmp_path))
+    assert "optimizer.bin" in files
+    assert not [name for name in files if "model" in name]
+    assert held == [-(-VOCABULARY // 2), 6]

@@ -103,6 +103,10 @@ _AGAIN = (
     "raises. {} it the optimizer and loaders without the model, launch it without FSDP of its own, "
     "and clip by fsdp_migrate.runtime.clip_grad_norm_(model, ...)."
 )
+_SAVES_NONE = (
+    " Its {} then hold no model, and one rank's part of the optimizer: save and load both by torch's "
+    "get_state_dict, set_state_dict and torch.distributed.checkpoint."
+)
 Stopped = Literal["refused", "not trained", "several", "holds more", "second"]
 """Why Accelerate's FSDP2 stops at a call: by what it is given, its optimizer, or the layers' classes."""
 _OTHERS = re.compile(PREPARED_WITH)
@@ -120,7 +124,7 @@ def find(source: Source) -> Iterator[Found]:
     for call in again:
         is_seen = any(_is_wrapped_here(source, arg.value) for arg in call.args)
         words = ("this model is", "Give") if is_seen else ("this model may be", "Where it is, give")
-        yield Found("FM303", call, _AGAIN.format(*words), "commented")
+        yield Found("FM303", call, f"{_AGAIN.format(*words)}{_saved_by(source)}", "commented")
     if not _knows_of_fsdp(source):
         # A Trainer's own Accelerator is asked for it by the Trainer's arguments.
         kind_around = source.models.frameworks.trainers.kind_around
@@ -139,6 +143,13 @@ def find(source: Source) -> Iterator[Found]:
             meant = _HOLDS_MORE.format(others=named(others))
         if meant or (call not in again and _is_second(source, call, calls)):
             yield Found("FM449", call, meant or _SECOND, "commented")
+
+
+def _saved_by(source: Source) -> str:
+    """Return what is said of an Accelerator's checkpoints, which hold the models alone that it prepared."""
+    called = {call.func.attr.value for call in source.calls if isinstance(call.func, cst.Attribute)}
+    used = sorted(called & {"load_state", "save_state"}, reverse=True)
+    return _SAVES_NONE.format(" and ".join(used)) if used else ""
 
 
 def _is_wrapped_here(source: Source, model: cst.BaseExpression) -> bool:

@@ -431,6 +431,10 @@ def test_a_model_that_a_function_may_have_sharded_is_told_so() -> None:
     assert any(each.startswith("this model may be sharded already") for each in said)
     said = {use.becomes for use in uses(f"{ACCELERATOR}model = FSDP(net)\n{prepare}")}
     assert any(each.startswith("this model is sharded already") for each in said)
+    assert not any("no model" in each for each in said)
+    saves = "accelerator.save_state('o')\naccelerator.load_state('o')\n"
+    said = {use.becomes for use in uses(f"{ACCELERATOR}model = FSDP(net)\n{prepare}{saves}")}
+    assert any("Its save_state and load_state then hold no model" in each for each in said)
 
 
 @pytest.mark.parametrize(
