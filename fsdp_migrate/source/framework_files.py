@@ -120,6 +120,7 @@ _EMBEDDINGS = re.compile(
     r"(?:\bget_input_embeddings\(\)|\bself(?:\.\w+)*\.(?:embed_in|embed_tokens|shared|word_embeddings|wte))\.weight\b"
     r"|\b(\w+)\s*=\s*self[\w.]*\.get_input_embeddings\(\)[\s\S]{0,2000}?\b\1\.weight\b"
 )
+_COPIES = re.compile(r"\bmodules_to_save\s*=")
 _SPECTRAL = "spectral_norm("
 _CASTS = re.compile(
     r"\bmixed[_-]precision\b[^\n#]{0,60}?\b(?:bf16|fp16|bfloat16|float16|half)"
@@ -215,6 +216,8 @@ def _with_layers(
     known |= {path: replace(known.get(path, NOTHING), beside_getters=True) for path in own}
     reading = [path for path, text in near.items() if _EMBEDDINGS.search(text) and not is_a_test(path)]
     known |= {path: replace(known.get(path, NOTHING), reads_embeddings=True) for path in reading}
+    copying = [path for path, text in near.items() if _COPIES.search(text) and not is_a_test(path)]
+    known |= {path: replace(known.get(path, NOTHING), copies_modules=True) for path in copying}
     spectral = (path for path in _with_spectral_norms(texts, around) if path in near)
     known |= {path: replace(known.get(path, NOTHING), has_spectral_norms=True) for path in spectral}
     return known

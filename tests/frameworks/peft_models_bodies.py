@@ -15,6 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from fsdp_migrate import load_checkpoint, prepare_fully_shard
 from fsdp_migrate.runtime import full_state_dict, named_full_tensors
+from tests.frameworks.accelerate_bodies import (
+    _as_accelerators as as_accelerators,
+    _says as says,
+    _sharded as sharded_by,
+)
 from tests.rank_bodies.loading import _save
 
 
@@ -173,3 +178,37 @@ def _adapted(kind: str, seed: int = 1) -> tuple[Any, type]:
         options: dict[str, Any] = {"r": 2, "target_modules": ["k_proj"], "init_lora_weights": False}
         model.add_adapter("other", peft.LoraConfig(task_type="CAUSAL_LM", **options))
     return model, layer
+
+
+def copy_head(
+    version: int, copied: list[str], *, is_untied: bool, by_rank_0: bool = False
+) -> tuple[str, list[float]]:
+    """Return what Accelerate says of a tied model with copies of PEFT in it, and its losses."""
+    peft = importlib.import_module("peft")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    tokens = torch.arange(12).reshape(2, 6)
+    losses: list[float] = []
+    with as_accelerators():
+        torch.manual_seed(0)
+        model: Any = LlamaForCausalLM(
+            LlamaConfig(vocab_size=12, num_hidden_layers=1, tie_word_embeddings=True, **sizes)
+        )
+        if is_untied:
+            model.config.tie_word_embeddings = False
+            head = model.get_output_embeddings()
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        options: dict[str, Any] = {"target_modules": ["q_proj"], "modules_to_save": copied}
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **options))
+
+        def train() -> None:
+            _, whole, optimizer = sharded_by(version, model, cpu_ram_efficient_loading=by_rank_0)
+            for _ in range(2):
+                loss = whole(input_ids=tokens, labels=tokens).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+
+        return says(train), losses

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.frameworks import peft_models_bodies as peft_models
 from tests.ranks import ROOT, run_ranks
@@ -46,3 +48,20 @@ def test_adapters_of_a_prepared_model_are_saved_as_without_sharding(tmp_path: Pa
     assert list(found) == list(peft_models.SETTINGS)
     assert not any(found.values())
     assert len(list(tmp_path.rglob("plain/**/*.safetensors"))) == len(peft_models.SETTINGS) + 1
+
+
+@pytest.mark.parametrize("copied", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_accelerates_fsdp2_stops_at_copies_of_a_tied_model(copied: list[str]) -> None:
+    """FM343 of ``copied-modules`` says so, with the lines that untie the model before."""
+    run = partial(peft_models.copy_head, copied=copied, is_untied=False)
+    assert all("is shared with a parameter already managed" in said for said, _ in run_ranks(run, 2))
+    untied = partial(peft_models.copy_head, copied=copied, is_untied=True)
+    (said, losses), _ = run_ranks(run, 1)
+    (helped, own), _ = run_ranks(untied, 2)
+    assert said == helped == ""
+    torch.testing.assert_close(own, losses)
+
+
+def test_where_rank_0_loads_a_tied_model_with_copies_tying_it_again_raises() -> None:
+    run = partial(peft_models.copy_head, copied=["lm_head"], is_untied=False, by_rank_0=True)
+    assert all("attribute 'weight' already exists" in said for said, _ in run_ranks(run, 2))

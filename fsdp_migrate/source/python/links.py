@@ -126,6 +126,8 @@ class Links:
     """Whether it has layers of ``spectral_norm``, in such a project, where anything asks for bf16 or fp16."""
     reads_embeddings: bool = False
     """Whether it reads the weights of embeddings, in such a project."""
+    copies_modules: bool = False
+    """Whether it has PEFT copy modules to train them, in such a project."""
     beside_meta: str = ""
     """What some ranks alone make on the meta device, in a project with HF Trainer's arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -303,6 +305,7 @@ class Links:
             self.beside_getters,
             self.has_spectral_norms,
             self.reads_embeddings,
+            self.copies_modules,
             self.run_by_trainer,
             self.given_words,
             self.wrapped_classes,
