@@ -81,7 +81,17 @@ def _added_in(source: Source, choice: cst.If, gradient: str) -> Iterator[cst.Aug
         tests = [each.test for each in between if isinstance(each, cst.If)]
         is_repeated = any(isinstance(each, (cst.For, cst.While, cst.FunctionDef)) for each in between)
         if _adds_one(added) and not is_repeated and not any(gradient in text_of(each) for each in tests):
-            yield added
+            if not _is_a_place(source, added):
+                yield added
+
+
+def _is_a_place(source: Source, added: cst.AugAssign) -> bool:
+    """Tell whether a number is read as a place in a list alone: ``p.grad.copy_(grads[i]); i += 1``."""
+    home, name = source.index.function(added), text_of(added.target)
+    named = [each for each in walk_for(home or source.module, cst.Name) if each.value == name]
+    above = [source.index.parents[each] for each in named]
+    reads = [each for each in above if not isinstance(each, (cst.AssignTarget, cst.AugAssign))]
+    return bool(reads) and all(isinstance(each, cst.Index) for each in reads)
 
 
 def _asks_for_its_values(operation: cst.BooleanOperation, gradient: str) -> bool:

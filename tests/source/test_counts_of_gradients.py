@@ -26,6 +26,9 @@ ADDS = "\n        bad += 1"
         (f"if p.grad is not None and p.requires_grad and p.grad.isnan().any():{ADDS}", False),
         ("if p.grad is not None:\n        if torch.isnan(p.grad).any():\n            bad += 1", False),
         ("if p.grad is not None:\n        for k in range(3):\n            bad += 1", False),
+        # A place in a list, which nobody is told.
+        (f"if p.grad is not None:\n        p.grad.copy_(kept[bad]){ADDS}", False),
+        (f"if p.grad is not None:\n        p.grad.copy_(kept[bad]){ADDS}\nprint(bad)", True),
         ("if p.grad is not None:\n        with torch.no_grad():\n            p.mul_(2)", False),
     ],
 )
