@@ -80,9 +80,9 @@ def _added_in(source: Source, choice: cst.If, gradient: str) -> Iterator[cst.Aug
             between.append(above)
         tests = [each.test for each in between if isinstance(each, cst.If)]
         is_repeated = any(isinstance(each, (cst.For, cst.While, cst.FunctionDef)) for each in between)
-        if _adds_one(added) and not is_repeated and not any(gradient in text_of(each) for each in tests):
-            if not _is_a_place(source, added):
-                yield added
+        asks_more = any(gradient in text_of(each) for each in tests)
+        if _adds_one(added) and not is_repeated and not asks_more and not _is_a_place(source, added):
+            yield added
 
 
 def _is_a_place(source: Source, added: cst.AugAssign) -> bool:

@@ -153,12 +153,29 @@ def _said_of_class(source: Source, test: cst.Comparison | cst.Call) -> str | Non
     if asked is None:
         is_its = isinstance(test, cst.Comparison) and _asks_for_class_name(source, test)
         return _CLASS if is_its else None
+    if _is_raised(source, test, text_of(asked.model)):
+        return None
     is_its = any("fullysharded" in each.lower().replace("_", "") for each in asked.words)
     if asked.was is asked.will_be or not (is_its or source.models.certainty(asked.model) is not None):
         return None
     if not is_its and _unwraps_alone(source, test, text_of(asked.model)):
         return None
     return _CLASS if asked.was else _SINCE
+
+
+def _is_raised(source: Source, test: cst.CSTNode, asked: str) -> bool:
+    """Tell whether it is an error's text that is asked: ``except TypeError as e: assert "..." in str(e)``."""
+    around = (each for each in source.index.ancestors(test) if isinstance(each, cst.ExceptHandler))
+    if any(each.name is not None and text_of(each.name.name) == asked for each in around):
+        return True
+    name = asked.removesuffix(".value")
+    return name != asked and any(
+        last_name(item.item.func) == "raises"
+        and item.asname is not None
+        and text_of(item.asname.name) == name
+        for item in walk_for(source.index.function(test) or source.module, cst.WithItem)
+        if isinstance(item.item, cst.Call)
+    )
 
 
 def _unwraps_alone(source: Source, test: cst.CSTNode, model: str) -> bool:

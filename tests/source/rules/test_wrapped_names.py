@@ -220,3 +220,17 @@ def test_a_function_of_another_file_asks_for_the_name(tmp_path: Path) -> None:
         (tmp_path / "main.py").write_text(main)
         said = [use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("ask.py")]
         assert ("FM316" in said) is is_said
+
+
+@pytest.mark.parametrize(
+    ("around", "asked", "is_said"),
+    [
+        ("try:\n    save(model)\nexcept TypeError as e:\n    {}", "str(e)", False),
+        ("try:\n    save(model)\nexcept TypeError as e:\n    {}", "str(model)", True),
+        ("with pytest.raises(TypeError) as info:\n    save(model)\n{}", "str(info.value)", False),
+        ("with torch.no_grad() as info:\n    save(model)\n{}", "str(info.value)", True),
+    ],
+)
+def test_the_text_of_an_error_is_no_models(around: str, asked: str, *, is_said: bool) -> None:
+    test = f'assert "FullyShardedDataParallel" in {asked}\n'
+    assert ("FM335" in [code for code, _ in codes(MODEL + around.format(test))]) is is_said
