@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source.python.scopes import Index
+
+
+_OF_MODULES: Final = frozenset(
+    {"eval", "load_state_dict", "named_parameters", "parameters", "state_dict", "train"}
+)
 
 
 def made_sure(
@@ -51,7 +56,16 @@ def ruled_out(
     parts = _conjuncts(choice.test)
     true = {text_of(part) for test, truth in known if truth and test in later for part in _conjuncts(test)}
     left = [each for each in parts if text_of(each) not in true or any(walk_for(each, cst.Call))]
+    left = [each for each in left if not _is_true_of_modules(each)] or left
     return left[0] if len(left) == 1 else choice.test
+
+
+def _is_true_of_modules(test: cst.BaseExpression) -> bool:
+    """Tell whether it asks what every module has: ``hasattr(model, "state_dict")``."""
+    if not isinstance(test, cst.Call) or dotted(test.func) != "hasattr" or len(test.args) != 2:
+        return False
+    asked = test.args[1].value
+    return isinstance(asked, cst.SimpleString) and asked.evaluated_value in _OF_MODULES
 
 
 def left_over(

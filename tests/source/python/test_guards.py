@@ -160,6 +160,9 @@ def save(model, optimizer, wanted, main, other):
         ("wanted and isinstance(model, FSDP)", "wanted", False),
         ("wanted and main and is_sharded(model)", "main and wanted", False),
         ("is_sharded(model) and wanted", "other:\n        pass\n    elif wanted", False),
+        # What every module has makes no difference.
+        ("is_sharded(model) and hasattr(model, 'state_dict')", "main", False),
+        ("is_sharded(model) and hasattr(model, 'inner')", "main", True),
         ("wanted and is_sharded(model)", "main", True),
         ("wanted and main and is_sharded(model)", "wanted", True),
         ("wanted and is_sharded(model)", "not wanted and main", True),
