@@ -36,14 +36,31 @@ class ShardedBelow:
     doubts: Doubts
     _known: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False)
 
-    def holds(self, place: Place, text: str) -> bool:
-        """Tell whether what has a name at a place is sharded below it, in any case, by this function."""
+    def holds(self, place: Place, text: str, depth: int = 0) -> bool:
+        """Tell whether what has a name at a place is sharded below it, in any case, by this function.
+
+        Or by each that calls this one, where it is a private method and it is of its object's attributes.
+        """
         for statement in self._run_below(place):
             if any(self._shards(call, text, statement.place, 0) for call in _made_always(statement)):
                 return True
             if text in _bound(statement.node) and not _is_of_itself(statement, text):
                 return False
-        return False
+        return text.startswith("self.") and depth < _DEEPEST and self._is_called_above(place, text, depth + 1)
+
+    def _is_called_above(self, place: Place, text: str, depth: int) -> bool:
+        """Tell whether a private method is called by its own class alone, and above the sharding."""
+        function = place.module.definitions.get(place.scope)
+        name = place.scope.rpartition(".")[2]
+        if function is None or function.owner is None or not name.startswith("_") or name.endswith("__"):
+            return False
+        calls = self.callers.of(function)
+        return bool(calls) and all(
+            dotted(call.func) == f"self.{name}"
+            and self.doubts.project.class_of(at) is function.owner
+            and self.holds(at, text, depth)
+            for call, at in calls or ()
+        )
 
     def _run_below(self, place: Place) -> Iterator[Statement]:
         """Yield a statement and those that run after it, wherever it does."""

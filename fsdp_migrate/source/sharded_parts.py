@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def whole_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     """Return the sharded model of which an expression is the whole, or a part that is sharded with it."""
-    part: cst.BaseExpression | None = node
+    part: cst.BaseExpression | None = None if node in source.models.plain_above else node
     while part is not None and not source.models.is_other_branch(part):
         if source.models.certainty(part) is not None:
             return part

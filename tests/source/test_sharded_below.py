@@ -137,3 +137,44 @@ def test_what_is_not_sharded_below_is_named(tmp_path: Path, below: str) -> None:
     train = TRAINS.format(above="Saver.load(path, model, ema)", below=below)
     said = _said(tmp_path, states=STATES, train=train)
     assert said == [("FM450", "model.load_state_dict(torch.load(path))")]
+
+
+WRAPS = f"{FSDP}\n\ndef wrap(module):\n    return FSDP(module)\n"
+PRELOADS = """import torch
+from wraps import wrap
+
+
+class Trainer:
+    def __init__(self, config):
+        self.model = Both()
+        {above}
+        self.model.generator = wrap(self.model.generator)
+        self.opt = torch.optim.AdamW(self.model.generator.parameters())
+        {below}
+
+    def {name}(self, path):
+        self.model.generator.load_state_dict(torch.load(path), strict=True, assign=True)
+
+    def resume(self, path):
+        self._again(path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "below", "is_said"),
+    [
+        ("_preload", "if config.pre:\n            self._preload(config.pre)", "pass", False),
+        ("_preload", "self._preload(config.pre)", "self._preload(config.ckpt)", True),
+        ("_preload", "pass", "self._preload(config.ckpt)", True),
+        ("_again", "self._again(config.pre)", "pass", True),  # another method calls it too
+        ("preload", "self.preload(config.pre)", "pass", True),  # and so may other files
+        ("_preload", "load = self._preload\n        load(config.pre)", "pass", True),
+    ],
+)
+def test_a_private_method_that_is_called_above_it_alone(
+    tmp_path: Path, name: str, above: str, below: str, *, is_said: bool
+) -> None:
+    (tmp_path / "wraps.py").write_text(WRAPS)
+    (tmp_path / "train.py").write_text(PRELOADS.format(name=name, above=above, below=below))
+    uses = scan_paths([tmp_path]).uses
+    assert any("load_state_dict" in use.text for use in uses if use.action != "kept") is is_said
