@@ -23,6 +23,7 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LEAVES: Final = frozenset({"get", "items", "keys", "pop", "popitem", "values"})
 _ASKS: Final = frozenset({"isinstance", "len", "list", "print", "sorted", "tuple"})
 _PLACE: Final = 1
+_COPIED: Final = "FullyShardedDataParallel"
 
 
 def adds_keys(text: str) -> bool:
@@ -47,7 +48,11 @@ def adds_keys(text: str) -> bool:
 
 def hooks_that_add(tree: ast.Module) -> Iterator[ast.Call]:
     """Yield the calls by which a source registers such hooks."""
-    calls = (node for node in walked(tree) if isinstance(node, ast.Call))
+    nodes = list(walked(tree))
+    # A copy of torch's own file registers them of what is FSDP1's model alone.
+    copies = [each for each in nodes if isinstance(each, ast.ClassDef) and each.name == _COPIED]
+    theirs = {id(part) for each in copies for part in ast.walk(each)}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and id(node) not in theirs)
     hooks = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in _NAMES]
     yield from (call for call in hooks if not call.args or _adds(tree, call))
 

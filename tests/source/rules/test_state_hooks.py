@@ -181,3 +181,13 @@ def test_a_hook_of_a_class_that_a_config_names_may_add_keys(tmp_path: Path) -> N
 def test_a_hook_of_a_class_that_its_own_file_makes_adds_keys(tmp_path: Path, more: str) -> None:
     files = {"own.py": f"{_OWN}\n{more}", "main.py": _MAIN.format("")}
     assert "FM308 hooks of this project" in after(tmp_path, files, "main.py")
+
+
+@pytest.mark.parametrize(("name", "adds"), [("FullyShardedDataParallel", False), ("Wrapped", True)])
+def test_hooks_of_a_copy_of_torchs_own_class_are_fsdp1s_alone(
+    tmp_path: Path, name: str, *, adds: bool
+) -> None:
+    copied = _OWN.replace("Own", name)
+    made = f"from own import {name} as Copied\nnet = Copied(net)\n"
+    found = after(tmp_path, {"own.py": copied, "main.py": _MAIN.format(made)}, "main.py")
+    assert ("FM308 hooks of this project" in found) is adds
