@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 
 _MOST: Final = 1_000_000
 _PLACES: Final = 3
+_OTHERS: Final = frozenset({".cfg", ".ini", ".toml"})
 _BY_ACCELERATE: Final = frozenset({"accelerate", "hf"})
+_BEGINS: Final = r"^[ \t{,]*['\"]?"
 _TOLD: Final = re.compile(
-    rf"^[ \t{{,]*['\"]?(?P<key>optim|{SMOOTHING})['\"]?[ \t]*:[ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
+    rf"{_BEGINS}(?P<key>optim|{SMOOTHING})['\"]?[ \t]*[:=][ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
 )
-_OF_TRAINER: Final = re.compile(rf"^[ \t{{,]*['\"]?(?:{'|'.join(sorted(STRONG))})['\"]?[ \t]*:", re.MULTILINE)
+_OF_TRAINER: Final = re.compile(rf"{_BEGINS}(?:{'|'.join(sorted(STRONG))})['\"]?[ \t]*[:=]", re.MULTILINE)
 """What a run's arguments have, and other files with such a key do not."""
 _CHANGE: Final = (
     "Change what files give Hugging Face's Trainer, if a run with FSDP reads them: `{}` ({}). With it, {} {}"
@@ -65,7 +67,7 @@ def steps_for_arguments(
         return []
     others = {each.path for each in configs}
     places: dict[tuple[str, ...], list[str]] = {}
-    for path in find_sources(paths, CONFIGS):
+    for path in find_sources(paths, CONFIGS | _OTHERS):
         for line, said in _told(path) if str(path) not in others else ():
             places.setdefault(said, []).append(f"{path}:{line}")
     return [

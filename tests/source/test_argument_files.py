@@ -43,6 +43,9 @@ def said_of(folder: Path) -> list[str]:
         ("sft.yaml", ARGUMENTS.format("# optim: paged_adamw_32bit"), ""),
         ("model.yaml", "optim: adafactor\nlayers: 4\n", ""),
         ("recipe.yaml", "model: x\noptim: paged_adamw_8bit\n", "the kernels"),
+        ("run.ini", "[TRAIN]\noptim=adamw_bnb_8bit\n", "the kernels"),
+        ("run.toml", '[train]\noutput_dir = "out"\noptim = "adafactor"\n', "norms of rows and columns"),
+        ("run.cfg", "[run]\noptim = adafactor\n", ""),
     ],
 )
 def test_what_fsdp2_trains_otherwise_with_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
