@@ -27,6 +27,8 @@ _TRANSFORMERS: Final = re.compile(r"(?:AutoModel|For[A-Z]\w+\Z|LMHeadModel\Z)")
 """What classes of transformers are called that may tie their embeddings and their head."""
 _MAKES: Final = frozenset({"_from_config", "from_config", "from_pretrained"})
 _NO_MODULES: Final = frozenset({"ABC", "Enum", "Generic", "NamedTuple", "Protocol", "TypedDict", "object"})
+_NO_MODEL: Final = re.compile(r"(?:Callback|Collator|Config|Dataset|Pipeline|Processor|Tokenizer|Trainer)\Z")
+"""What classes are called that Accelerate is not given as a model, whatever they hold."""
 METHOD: Final = "tie_weights"
 
 
@@ -66,7 +68,8 @@ def _found_in(folder: Path, look: Callable[[ast.ClassDef], list[Tie]]) -> tuple[
     classes, places = _classes_around(folder)
     for name, node in classes.items():
         others = _made_from(node, classes)[1]
-        if others and not ties_anew(node, classes) and (found := look(node)):
+        is_model = bool(others) and not any(map(_NO_MODEL.search, others))
+        if is_model and not ties_anew(node, classes) and (found := look(node)):
             return name, found[0].name, places[name], found[0].line
     return None
 

@@ -119,6 +119,9 @@ HOLDER = NET.replace("self.head.weight = self.tok.weight", "self.lm = Qwen2ForCa
         (HOLDER.replace("Qwen2ForCausalLM.from_pretrained(path)", "AutoModel.from_config(c)"), True),
         (HOLDER + METHOD, False),
         (HOLDER.replace("nn.Module", "PreTrainedModel"), False),
+        # Accelerate is given the model of a Trainer, not the Trainer with its reference model.
+        (HOLDER.replace("nn.Module", "GRPOTrainer"), False),
+        (HOLDER.replace("nn.Module", "Trainer"), False),
         (HOLDER.replace("self.lm", "lm"), False),
         (HOLDER.replace("Qwen2ForCausalLM", "Tokenizer"), False),
     ],
