@@ -173,7 +173,8 @@ HOUSE: House = (
         "sharding",
         (
             "source.argument_files source.checkpoint_readers source.checkpoint_runs source.own_configs "
-            "source.proof_steps source.saved_files source.sarif source.steps source.surroundings"
+            "source.precision_elsewhere source.proof_steps source.saved_files source.sarif source.steps "
+            "source.surroundings"
         ),
     ],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],

@@ -20,6 +20,7 @@ from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.files import CONFIGS, find_sources, read_source
 from fsdp_migrate.source.next_step import Step
+from fsdp_migrate.source.precision_elsewhere import steps_for_precision
 
 
 if TYPE_CHECKING:
@@ -65,15 +66,16 @@ def steps_for_arguments(
     asked: Sequence[ConfigFound | LaunchFound] = [*configs, *launches]
     if not any(_asks(each) for each in asked):
         return []
-    others = {each.path for each in configs}
+    paths, others = list(paths), {each.path for each in configs}
     places: dict[tuple[str, ...], list[str]] = {}
     for path in find_sources(paths, CONFIGS | _OTHERS):
         for line, said in _told(path) if str(path) not in others else ():
             places.setdefault(said, []).append(f"{path}:{line}")
-    return [
+    found = [
         Step(_CHANGE.format(argument, listed(where, _PLACES), *said), ())
         for (argument, *said), where in places.items()
     ]
+    return [*found, *steps_for_precision(paths, configs)]
 
 
 def _asks(found: ConfigFound | LaunchFound) -> bool:

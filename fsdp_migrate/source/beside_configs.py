@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_GIVES: Final = re.compile(r"--mixed[_-]precision[= ]+(?!['\"]?no\b)")
+_GIVES: Final = re.compile(
+    r"--mixed[_-]precision[= ]+(?!['\"]?no\b)|--(?:bf16|fp16)\b(?![= ]+['\"]?(?:[Ff]alse|0)\b)"
+)
 _STEPS: Final = re.compile(r"--optim(?:izer)?[= ]+['\"]?(?P<name>\w+)")
 _NAMED: Final = re.compile(r"--config_file[= ]+['\"]?([^\s'\"]+)")
 _HAS_ITS_OWN: Final = re.compile(
@@ -38,7 +40,17 @@ def adds_to_its_config(script: Path, command: str) -> bool:
     text = _config_of(script, command) if is_precision or is_optimizer else ""
     if not asks(text, ASKS_ACCELERATE):
         return False
-    return is_optimizer or _HAS_ITS_OWN.search(text) is None
+    return is_optimizer or not has_its_own_precision(text)
+
+
+def has_its_own_precision(text: str) -> bool:
+    """Tell whether a config of Accelerate's says of itself which mixed precision it asks for.
+
+    Example:
+        >>> has_its_own_precision("mixed_precision: bf16"), has_its_own_precision("mixed_precision: 'no'")
+        (True, False)
+    """
+    return _HAS_ITS_OWN.search(text) is not None
 
 
 def _config_of(script: Path, command: str) -> str:
