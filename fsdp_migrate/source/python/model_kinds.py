@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1_among, is_fsdp1_class
+from fsdp_migrate.source.python.asserted_off import is_asserted_off
 from fsdp_migrate.source.python.bound_anew import (
     is_bound_anew,
     is_made_anew,
@@ -275,7 +276,7 @@ class ModelKinds:
             return True
         if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
             return True
-        if is_held_otherwise(self, node):
+        if is_held_otherwise(self, node) or is_asserted_off(self, node):
             return True
         if self.guards.is_no_module(node) or is_given_plain(self, node) or self.strategies.is_plain(node):
             return True
