@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from fsdp_migrate.source.python.scopes import Binding, Index
 
@@ -126,7 +127,7 @@ def was_just_made(index: Index, node: cst.BaseExpression, wrapped: Sequence[cst.
 
     Args:
         index: The source.
-        node: The name, or attribute of ``self``, where it is used.
+        node: The name, attribute of ``self``, or item, where it is used.
         wrapped: Where what it holds is given to what shards it.
     """
     last = _made_last(index, node)
@@ -151,7 +152,12 @@ def _made_last(index: Index, node: cst.BaseExpression) -> cst.CSTNode | None:
     if isinstance(node, cst.Name) and node in index.scopes:
         bound = [(each.node, each.value) for each in index.bindings_of(node) if each.index is None]
     elif isinstance(node, cst.Attribute) and text_of(node).startswith("self."):
-        bound = [(each, _value_of(index, each)) for each in index.places_set(text_of(node))]
+        text = text_of(node)
+        bound = [(each, _value_of(index, each)) for each in index.places_set(text)]
+        bound += [(each, each.value) for each in index.annotated_set(text) if each.value is not None]
+    elif isinstance(node, cst.Subscript):
+        bound = [(each, _value_of(index, each)) for each in _items_set(index).get(text_of(node), ())]
+        bound += [(each, None) for each in _bound_by(index, node)]  # another item, or another dict, since
     else:
         return None
     above = [
@@ -167,6 +173,26 @@ def _made_last(index: Index, node: cst.BaseExpression) -> cst.CSTNode | None:
     parts = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(value, kind))
     is_of_itself = any(text_of(each) == text_of(node) for each in parts)
     return None if is_of_itself or _may_wrap(value) else target
+
+
+@functools.lru_cache(maxsize=8)
+def _items_set(index: Index) -> dict[str, list[cst.AssignTarget]]:
+    """Return where items are set, by their texts: ``models["a"] = Net()``."""
+    found: dict[str, list[cst.AssignTarget]] = {}
+    for node in index.by_kind.get(cst.AssignTarget, ()):
+        target = cst.ensure_type(node, cst.AssignTarget)
+        if isinstance(target.target, cst.Subscript):
+            found.setdefault(text_of(target.target), []).append(target)
+    return found
+
+
+def _bound_by(index: Index, node: cst.Subscript) -> Iterator[cst.CSTNode]:
+    """Yield what binds the names of an item, ``models`` and ``name`` of ``models[name]``, in its function."""
+    yield from index.places_set(text_of(node.value))
+    for name in walk_for(node, cst.Name):
+        for each in index.scopes[name].lookup(name.value) if name in index.scopes else ():
+            if each.kind != "param":
+                yield each.node
 
 
 def _value_of(index: Index, target: cst.AssignTarget) -> cst.BaseExpression | None:

@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.bound_anew import (
     is_made_anew,
     is_wrapped_between,
     stands_above,
+    was_just_made,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -427,7 +428,8 @@ class ModelKinds:
         made = self.made.get((key[0], f"{key[1]}[]"), []) if key is not None else []
         same = [each for each in made if text_of(each) == text_of(node)]
         function, order = self.index.function(node), self.index.order
-        if same and all(self.index.function(e) is function and order[e] > order[node] for e in same):
+        is_above = same and all(self.index.function(e) is function and order[e] > order[node] for e in same)
+        if is_above or (made and was_just_made(self.index, node, made)):
             return set()
         found = taken(step_of(node), kinds)
         return without_models(found) if self.frameworks.is_launched_otherwise(found, node) else found
