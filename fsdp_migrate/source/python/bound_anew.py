@@ -272,6 +272,32 @@ def _makes_plain(index: Index, call: cst.Call) -> bool:
     return name == "from_pretrained" or (name[:1].isupper() and WRAPPERS.search(name) is None)
 
 
+def are_all_bound(index: Index, node: cst.BaseExpression, made: Collection[cst.CSTNode]) -> bool:
+    """Tell whether nothing but some targets can make a name a sharded model: what else binds it is plain.
+
+    As ``model = net.to(device)`` beside ``model = FSDP(net)`` is, or ``model = Net()`` above it.
+    """
+    bindings = index.bindings_of(node) if isinstance(node, cst.Name) else []
+    given = {text_of(arg.value) for each in bindings if each.node in made for arg in _arguments(each.value)}
+    others = [each.value for each in bindings if each.node not in made]
+    return bool(bindings) and all(value is not None and _is_one_of(index, value, given) for value in others)
+
+
+def _arguments(value: cst.BaseExpression | None) -> Sequence[cst.Arg]:
+    return value.args if isinstance(value, cst.Call) else ()
+
+
+def _is_one_of(index: Index, value: cst.BaseExpression, given: Collection[str]) -> bool:
+    """Tell whether a value is a model that the wrapper is given elsewhere, or a new one of a class."""
+    if isinstance(value, cst.Call) and _makes_plain(index, value):
+        return True
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+        if value.func.attr.value not in SAME_MODEL:
+            return False
+        value = value.func.value
+    return text_of(value) in given
+
+
 def _was_deleted(index: Index, last: Binding, node: cst.Name) -> bool:
     """Tell whether ``del model`` stands above the binding."""
     for each in index.by_kind.get(cst.Del, ()):

@@ -308,3 +308,33 @@ def test_a_dict_is_not_made_anew_by_what_is_put_into_it_below(made: str, item: s
     assert _are_models(body.replace(f"    {item}.state", f"    heads = {made}\n    {item}.state")) == [
         made == "{}"
     ]
+
+
+_SHOWN = """\
+def f(net, device, distributed):
+    if distributed:
+        model = FSDP(net)
+    else:
+        {other}
+    if not distributed:
+        model.state_dict()
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "is_plain"),
+    [
+        ("model = net.to(device)", True),
+        ("model = net", True),
+        ("model = Net().eval()", True),
+        # What FSDP1's function is given may be sharded by what is not seen.
+        ("model = build(net)", False),
+        ("model = other.to(device)", False),
+    ],
+)
+def test_a_branch_that_leaves_the_model_plain_is_so_whatever_is_asked_below(
+    other: str, *, is_plain: bool
+) -> None:
+    assert _are_models(_SHOWN.format(other=other)) == [not is_plain, True]
