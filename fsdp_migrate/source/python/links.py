@@ -229,6 +229,8 @@ class Links:
     """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
+    own_packages: frozenset[str] = frozenset()
+    """Which of the packages that make such models the project is itself."""
 
     keeps_module: bool = False
     """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""
