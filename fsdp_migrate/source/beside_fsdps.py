@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.source.project import Definition, is_a_test
+from fsdp_migrate.source.project import Definition, is_a_test, last_name
 from fsdp_migrate.source.python.links import NOTHING
 
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _FSDP: Final = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
 # What an engine or a wrapper that is none of FSDP1's is called by.
 _OTHERS: Final = re.compile(r"ddp|zero|gemini|deepspeed|parallel|megatron|horovod|xla", re.IGNORECASE)
+# What functions are called that may shard a model themselves: `return wrap(model)`.
+_MAY_WRAP: Final = re.compile(r"(?:^|_)(?:wrap|prepare|shard)(?:_model|_module)?$|parallelize", re.IGNORECASE)
 _DEEPEST: Final = 4
 
 
@@ -56,7 +58,7 @@ def _is_another(project: Project, each: Definition, own: Definition, root: Defin
     line = _line(project, each)
     above = {one.key for one in _line(project, root)}
     between = [one for one in line if one.key not in above]
-    if own.key in {one.key for one in line} or any(map(_speaks, between)):
+    if own.key in {one.key for one in line} or any(_speaks(one) or _may_shard(one) for one in between):
         return False
     if any(_speaks(below) for below in _below(project, each)):
         return False
@@ -67,6 +69,11 @@ def _is_another(project: Project, each: Definition, own: Definition, root: Defin
 def _speaks(each: Definition) -> bool:
     """Tell whether a class's name or code speaks of FSDP."""
     return _FSDP.search(ast.unparse(each.node)) is not None
+
+
+def _may_shard(each: Definition) -> bool:
+    calls = (node.func for node in ast.walk(each.node) if isinstance(node, ast.Call))
+    return any(_MAY_WRAP.search(last_name(func)) for func in calls)
 
 
 def _methods(each: Definition) -> set[str]:

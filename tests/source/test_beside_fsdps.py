@@ -69,6 +69,7 @@ def test_nothing_is_said_of_another_engines_class(tmp_path: Path, other: str) ->
         (OTHER.replace("Gemini", "Lora"), PLUGIN, BASE),
         # One that speaks of FSDP, or that FSDP's is made from, or is of another base.
         (f"{OTHER}        assert path != 'fsdp'\n", PLUGIN, BASE),
+        (f"{OTHER}    def setup(self, model):\n        return wrap(model)\n", PLUGIN, BASE),
         (f"{OTHER}class HybridFSDPIO(GeminiCheckpointIO):\n    pass\n", PLUGIN, BASE),
         (OTHER, PLUGIN.replace("TorchFSDPCheckpointIO", "TorchCheckpointIO"), BASE),
         (OTHER, PLUGIN.replace("TorchFSDPCheckpointIO(CheckpointIO)", "TorchFSDPCheckpointIO"), BASE),
