@@ -92,6 +92,8 @@ class Links:
     """Imported functions that ask for FSDP1's class and nothing else, as imports write them."""
     asking: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
     """Imported functions that ask whether something is of a class, and which arguments, by place and name."""
+    looking: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
+    """Imported functions that only look at a function which they are given, in the same way."""
     wrapped_classes: frozenset[str] = frozenset()
     """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
     classes_kept_whole: frozenset[str] = frozenset()
