@@ -236,8 +236,9 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     if isinstance(above, cst.Call) and above.func is node:
         return
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    is_given = isinstance(call, cst.Call) and isinstance(above, cst.Arg)
-    if is_given and (last_name(call.func) in _LOOKS or is_looked_at_by_function(source, call, above)):
+    if isinstance(call, cst.Call) and (
+        last_name(call.func) in _LOOKS or is_looked_at_by_function(source, call, above)
+    ):
         return
     if (readers := _readers_of(source, above)) and all(_is_looked_at(source, each) for each in readers):
         return
