@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _FSDP: Final = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
+_NAMED: Final = re.compile(rf"^[ \t]*class[ \t]+\w*(?:{_FSDP.pattern})", re.IGNORECASE | re.MULTILINE)
 # What an engine or a wrapper that is none of FSDP1's is called by.
 _OTHERS: Final = re.compile(r"ddp|zero|gemini|deepspeed|parallel|megatron|horovod|xla", re.IGNORECASE)
 # What functions are called that may shard a model themselves: `return wrap(model)`.
@@ -42,7 +43,7 @@ def with_classes_beside(project: Project, links: dict[Path, Links]) -> dict[Path
 
 
 def _classes_beside(project: Project) -> list[Definition]:
-    named = _classes(project, (path for path, text in project.texts.items() if _FSDP.search(text)))
+    named = _classes(project, (path for path, text in project.texts.items() if _NAMED.search(text)))
     found: dict[str, Definition] = {}
     for own in (each for each in named if _FSDP.search(each.name)):
         line = _line(project, own)
