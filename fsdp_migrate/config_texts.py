@@ -19,6 +19,7 @@ from fsdp_migrate.adapters.conversion.project_imports import (
     find_spectral_norm,
     lacks_transformers,
     only_classifies,
+    packs_none,
     project_root,
 )
 from fsdp_migrate.adapters.conversion.project_ties import defines_class, find_holder, find_tie
@@ -161,6 +162,7 @@ def settings_in(
         embeds=partial(holds_embeddings, folder),
         spectral=partial(find_spectral_norm, folder),
         packs=partial(find_packed, folder),
+        packs_none=partial(packs_none, folder),
         hook=partial(find_own_hook, folder),
         classifies=partial(only_classifies, folder),
         names_packed=partial(asks_for_packed, folder),

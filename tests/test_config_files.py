@@ -77,6 +77,32 @@ def test_a_files_name_tells_of_4_bit_weights(tmp_path: Path, name: str, code: st
     assert (f"of `{name}` has such weights, as its name says" in said.message) == (code == "FM343")
 
 
+@pytest.mark.parametrize(
+    ("imported", "is_said"),
+    [
+        ("mamba_ssm", False),
+        ("bitsandbytes", True),
+        ("transformers", True),
+        ("diffusers", True),
+        ("peft", True),
+    ],
+)
+def test_a_name_says_nothing_of_a_project_that_loads_no_such_weights(
+    tmp_path: Path, imported: str, *, is_said: bool
+) -> None:
+    (tmp_path / "requirements.txt").touch()
+    (tmp_path / "train.py").write_text(f"from accelerate import Accelerator\nimport {imported}\n")
+    text = "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    (tmp_path / "fsdp_qlora.yaml").write_text(f"{text}  fsdp_cpu_ram_efficient_loading: true\n")
+    found = convert_config_file(tmp_path / "fsdp_qlora.yaml").conversion.findings
+    (said,) = [each for each in found if each.subject.endswith("cpu_ram_efficient_loading")]
+    assert ("as its name says" in said.message) is is_said
+    if not is_said:
+        assert said.code == "FM343"
+        assert "FSDP2 stops at buffers" in said.message
+        assert "4-bit" not in said.message
+
+
 LOADS = "from transformers import BitsAndBytesConfig\n\nconfig = BitsAndBytesConfig({})\n"
 
 

@@ -51,7 +51,10 @@ _ACCELERATE = re.compile(r"^[ \t]*(?:import|from)\s+accelerate\b", re.MULTILINE)
 _BY_NAME = (re.compile(r"\bnamed_parameters\b"), re.compile(r"weight_decay|no_?decay", re.IGNORECASE))
 _SPECTRAL = re.compile(r"^[^#\n]*(?<!def )\bspectral_norm\(", re.MULTILINE)
 _TORCHS_SPECTRAL = re.compile(r"\butils\b[\w.]*(?:[ \t]+import\b[^\n]*|\.)\bspectral_norm\b")
+# Of these alone a model has weights in 4 bits of bitsandbytes, beside those that load transformers'.
+_LOADS_BITS = re.compile(r"^[ \t]*(?:import|from)\s+(?:bitsandbytes|diffusers|torchtune)\b", re.MULTILINE)
 _BITS = re.compile(r"^[ \t]*(?:import|from)\s+(?:bitsandbytes|peft|transformers|trl|unsloth)\b", re.MULTILINE)
+_LOADERS = (_TRANSFORMERS, _LOADS_BITS)
 # `bnb_4bit_quant_storage` is for FSDP alone.
 _PACKS = re.compile(
     r"^[^#\n]*(?:\bload_in_4bit['\"]?[ ]*[=:][ ]*True\b|\bbnb_4bit_quant_storage[ ]*=(?!=)|\bLinear4bit\()",
@@ -133,6 +136,16 @@ def lacks_transformers(folder: Path) -> bool:
         False
     """
     return _prepares_without(lambda text: _TRANSFORMERS.search(text) is not None, folder)
+
+
+def packs_none(folder: Path) -> bool:
+    """Tell whether the project around a folder has Accelerate prepare models, and can load none in 4 bits.
+
+    Example:
+        >>> packs_none(Path("/absent"))
+        False
+    """
+    return _prepares_without(lambda text: any(each.search(text) for each in _LOADERS), folder)
 
 
 def decays_alike(folder: Path) -> bool:

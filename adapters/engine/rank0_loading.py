@@ -136,7 +136,9 @@ def _said_of_packed(block: Block) -> str | None:
     if _is_packed(block):
         return SENDS_NONE
     name = block.settings.file_name
-    if block.framework == "accelerate" and _CALLED_PACKED.search(_CALLED_OTHERWISE.sub("", name)):
+    is_called = _CALLED_PACKED.search(_CALLED_OTHERWISE.sub("", name)) is not None
+    # A name that was copied with the config: of a project that cannot load them it says nothing.
+    if block.framework == "accelerate" and is_called and not block.settings.packs_none():
         return f"{SENDS_NONE} The model of `{name}` has such weights, as its name says."
     place = block.settings.packs() if block.framework in {"accelerate", "hf"} else ""
     return f"{SENDS_NONE} A source of this project has such weights: {place}." if place else None

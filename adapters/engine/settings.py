@@ -33,24 +33,25 @@ class OwnHook:
 class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
-    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it, ``refusal``
-    why it is refused itself, or None, ``number`` which number a word of a command is, or None, and ``value``
-    what a variable holds that one place alone sets, or None. ``is_own`` tells of the script that a
-    command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of the project
-    around whether no source of it imports transformers, ``decays_alike`` whether none has a Trainer of
-    Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a model of it
-    ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model that holds one
-    of transformers, which may, ``defines`` whether it has a class of a name, ``embeds`` whether that class
-    holds the model's embeddings, or None where it has none, and ``spectral`` where it makes a layer of
-    ``spectral_norm``, or nothing, and ``packs`` the same of weights in 4 bits; ``hook`` names the
-    ``configure_model`` that a class of a name has, or one of the project's, or None, and ``classifies`` tells
-    whether its models of transformers are classifiers, as their names say. ``names_packed`` tells of another
-    file's name whether it asks for weights in 4 bits, ``is_packed`` that the command does.
-    ``file_name`` is what the text's own file is called. ``is_command`` tells that the keys are flags of a
-    command, ``adds_json`` that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to
-    Accelerate beside it. ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a
-    group of Hydra's. ``reader`` names the source that reads ``strategy: fsdp`` itself, where nothing of the
-    project reads classes in YAML; None where there is none.
+    ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it,
+    ``refusal`` why it is refused itself, or None, ``number`` which number a word of a command is, or None,
+    and ``value`` what a variable holds that one place alone sets, or None. ``is_own`` tells of the script
+    that a command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of
+    the project around whether no source of it imports transformers, ``decays_alike`` whether none has a
+    Trainer of Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a
+    model of it ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model
+    that holds one of transformers, which may, ``defines`` whether it has a class of a name, ``embeds``
+    whether that class holds the model's embeddings, or None where it has none, and ``spectral`` where it
+    makes a layer of ``spectral_norm``, or nothing, and ``packs`` the same of weights in 4 bits;
+    ``packs_none`` tells whether it imports nothing that loads such; ``hook`` names the ``configure_model``
+    that a class of a name has, or one of the project's, or None, and ``classifies`` tells whether its
+    models of transformers are classifiers, as their names say. ``names_packed`` tells of another file's
+    name whether it asks for weights in 4 bits, ``is_packed`` that the command does. ``file_name`` is what
+    the text's own file is called. ``is_command`` tells that the keys are flags of a command, ``adds_json``
+    that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to Accelerate beside it.
+    ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a group of Hydra's.
+    ``reader`` names the source that reads ``strategy: fsdp`` itself, where nothing of the project reads
+    classes in YAML; None where there is none.
     """
 
     world_size: int | None = None
@@ -69,6 +70,7 @@ class Settings:
     embeds: Callable[[str], bool | None] = lambda name: None
     spectral: Callable[[], str] = lambda: ""
     packs: Callable[[], str] = lambda: ""
+    packs_none: Callable[[], bool] = lambda: False
     hook: Callable[[str], OwnHook | None] = lambda module: None
     classifies: Callable[[], bool] = lambda: False
     names_packed: Callable[[str], bool] = lambda name: False

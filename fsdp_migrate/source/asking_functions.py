@@ -19,14 +19,17 @@ from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fsdp_migrate.source.python.text import Source
 
 
 Asked = frozenset[tuple[int, str]]
 """Arguments, by place and name, of whose class a function asks whether something is of it."""
-_ASKS: Final = frozenset({"isinstance", "issubclass"})
+_ASKS: Final = {"isinstance": 1, "issubclass": 1}
+"""What asks whether something is of a class, and at which place it is given that."""
+_LOOKS: Final = {"callable": 0, "getfullargspec": 0, "signature": 0}
+"""What only looks at a function, and at which place it is given that: ``inspect.signature(forward)``."""
 _WITHIN: Final = (cst.BinaryOperation, cst.BooleanOperation, cst.Element, cst.IfExp, cst.Tuple)
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -39,21 +42,39 @@ def asked_parameters(function: ast.AST) -> Asked:
         >>> asked_parameters(function)
         frozenset({(1, 'kinds')})
     """
+    return _parameters(function, _ASKS)
+
+
+def looked_parameters(function: ast.AST) -> Asked:
+    """Return the parameters of a function that are functions themselves, which it only looks at.
+
+    Example:
+        >>> (function,) = ast.parse("def names(f): return list(inspect.signature(f).parameters)").body
+        >>> looked_parameters(function)
+        frozenset({(0, 'f')})
+    """
+    return _parameters(function, _LOOKS)
+
+
+def _parameters(function: ast.AST, kinds: Mapping[str, int]) -> Asked:
     if not isinstance(function, _FUNCTIONS):
         return frozenset()
     is_method = function.args.args[:1] != [] and function.args.args[0].arg in {"self", "cls"}
-    names = (each.arg for each in parameters_of(function) if _is_only_asked(function, each.arg))
+    names = (each.arg for each in parameters_of(function) if _is_only_asked(function, each.arg, kinds))
     places = (argument_at(function, name, is_method=is_method) for name in names)
     return frozenset(each for each in places if each is not None)
 
 
-def _is_only_asked(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+def _is_only_asked(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, name: str, kinds: Mapping[str, int]
+) -> bool:
     asked: set[ast.AST] = set()
     handed: set[ast.AST] = set()
     for call in (each for each in ast.walk(function) if isinstance(each, ast.Call)):
         called = ast.unparse(call.func)
-        if called in _ASKS and len(call.args) > 1:
-            asked.update(ast.walk(call.args[1]))
+        place = kinds.get(called.removeprefix("inspect."))
+        if place is not None and len(call.args) > place:
+            asked.update(ast.walk(call.args[place]))
         elif called.rpartition(".")[2] == function.name:  # by itself, for each part: `wraps(child, kinds)`
             handed.update((*call.args, *(each.value for each in call.keywords)))
     body = (each for line in function.body for each in ast.walk(line))
@@ -65,11 +86,25 @@ def _is_only_asked(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) 
 
 def is_asked_by_function(source: Source, call: cst.Call, arg: cst.CSTNode) -> bool:
     """Tell whether a call gives an argument to a function that only asks whether something is of it."""
+    return _is_given_so(source, call, arg, source.links.asking, asked_parameters)
+
+
+def is_looked_at_by_function(source: Source, call: cst.Call, arg: cst.CSTNode) -> bool:
+    """Tell whether a call gives an argument to a function that only looks at it, and calls nothing."""
+    return _is_given_so(source, call, arg, source.links.looking, looked_parameters)
+
+
+def _is_given_so(
+    source: Source,
+    call: cst.Call,
+    arg: cst.CSTNode,
+    told: Mapping[str, Asked],
+    parameters: Callable[[ast.AST], Asked],
+) -> bool:
     if not isinstance(arg, cst.Arg) or arg.star:
         return False
     functions = source.models.guards.functions(call.func)
-    told: Mapping[str, Asked] = source.links.asking
-    known = [asked_by(source, each) for each in functions] or [
+    known = [_parameters_here(source, each, parameters) for each in functions] or [
         told[each] for each in written_names(source.index, call.func) if each in told
     ]
     return bool(known) and all(
@@ -88,12 +123,16 @@ def is_asked_by_default(source: Source, param: cst.CSTNode) -> bool:
 
 def asked_by(source: Source, function: cst.CSTNode) -> Asked:
     """Return the same of a function of the source itself."""
+    return _parameters_here(source, function, asked_parameters)
+
+
+def _parameters_here(source: Source, function: cst.CSTNode, parameters: Callable[[ast.AST], Asked]) -> Asked:
     written = textwrap.dedent(source.module.code_for_node(function).lstrip("\n"))
     try:
         (parsed,) = ast.parse(written).body
     except (SyntaxError, ValueError):
         return frozenset()
-    return asked_parameters(parsed)
+    return parameters(parsed)
 
 
 def is_held_for_checks(source: Source, node: cst.CSTNode, *, or_methods: bool) -> bool:

@@ -9,12 +9,12 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asking_functions import asked_parameters
+from fsdp_migrate.source.asking_functions import asked_parameters, looked_parameters
 from fsdp_migrate.source.project import Place, dotted
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from fsdp_migrate.source.asking_functions import Asked
@@ -38,13 +38,24 @@ def class_checks(project: Project, modules: Iterable[Module]) -> dict[Path, froz
 
 def asking_functions(project: Project, modules: Iterable[Module]) -> dict[Path, dict[str, Asked]]:
     """Return by file what it imports that asks for a class which it is given, as its imports write it."""
+    return _imported(project, modules, catalog.FSDP, asked_parameters)
+
+
+def looking_functions(project: Project, modules: Iterable[Module]) -> dict[Path, dict[str, Asked]]:
+    """Return by file what it imports that only looks at a function which it is given, its signature say."""
+    return _imported(project, modules, ".forward", looked_parameters)
+
+
+def _imported(
+    project: Project, modules: Iterable[Module], word: str, parameters: Callable[[ast.AST], Asked]
+) -> dict[Path, dict[str, Asked]]:
     found: dict[Path, dict[str, Asked]] = {}
     for module in modules:
-        if catalog.FSDP not in project.texts[module.path]:
+        if word not in project.texts[module.path]:
             continue
         for written in module.imports.values():
             made = project.find(module, written)
-            asked = asked_parameters(made.node) if made is not None and made.module is not module else None
+            asked = parameters(made.node) if made is not None and made.module is not module else None
             if asked:
                 found.setdefault(module.path, {})[written] = asked
     return found

@@ -16,6 +16,7 @@ from fsdp_migrate.errors import SourceError
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.always_wrapped import always_makes
 from fsdp_migrate.source.asked_methods import asked_for, giving_self
+from fsdp_migrate.source.beside_fsdps import with_classes_beside
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
 from fsdp_migrate.source.foreign_packages import with_foreign_packages
@@ -122,7 +123,7 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
-    links = with_wrapping_places(project, links)
+    links = with_classes_beside(project, with_wrapping_places(project, links))
     links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
     links = with_sharded_classes(project.texts, links, frameworks.files)
     links = with_reach(project, links, frameworks.files, around)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.files import SETTINGS, find_sources
 from fsdp_migrate.source.ignored_states import tells_to_ignore
-from fsdp_migrate.source.loaded_by_rank_0 import loads_so, parsed, read, says_so
+from fsdp_migrate.source.loaded_by_rank_0 import loads_so, read, says_so
+from fsdp_migrate.source.models_given import parsed
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.walked import walked
 

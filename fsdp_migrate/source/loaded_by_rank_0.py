@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fsdp_migrate.adapters.conversion.project_ties import ties_anew, ties_in
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
-from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.files import SETTINGS, find_sources, read_source
+from fsdp_migrate.source.models_given import ModelsGiven, calls_in, last_word, parsed, word_of
 from fsdp_migrate.source.python.accelerators import is_accelerator, method_in, prepares
 
 
@@ -32,7 +32,6 @@ _BUFFERED: Final = re.compile(r"(?:Sync)?BatchNorm(?:\d?d)?|spectral_norm")
 _ON: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
 _DEEPEST: Final = 4
 _MOST: Final = 3
-_ANYBODYS: Final = frozenset({"base_model", "model", "module", "net", "network", "policy", "self"})
 _LARGEST: Final = 1_000_000
 
 
@@ -67,8 +66,8 @@ def find_not_loaded(paths: Iterable[str | os.PathLike[str]]) -> NotLoaded:
     if not in_settings and not says_so(preparing.values()):
         return NotLoaded()
     classes = _Classes(sources)
-    others = _made_anywhere(sources, classes)
-    given = [each for path, code in preparing.items() for each in _of_file(path, code, classes, others)]
+    models = ModelsGiven(sources, classes.names)
+    given = [each for path in preparing for each in _of_file(path, classes, models)]
     stops = [f"{place} has {listed(held, _MOST)}" for place, held, _ in given if held]
     torn = [f"{place} ties {listed(ties, _MOST)}" for place, _, ties in given if ties]
     return NotLoaded(tuple(dict.fromkeys(stops)), tuple(dict.fromkeys(torn)))
@@ -105,7 +104,7 @@ class _Classes:
     def __init__(self, sources: Mapping[Path, str]) -> None:
         self._codes = {name: code for code in sources.values() for name in _CLASS.findall(code)}
         self._nodes: dict[str, ast.ClassDef] = {}
-        self.names = tuple(self._codes)
+        self.names = frozenset(self._codes)
 
     def __contains__(self, name: object) -> bool:
         return name in self._codes
@@ -158,7 +157,7 @@ class _Classes:
     def _chosen(self, node: ast.ClassDef) -> dict[str, str]:
         """Return the names of a class that stand for another class of the project."""
         lines = ((each.targets, each.value) for each in node.body if isinstance(each, ast.Assign))
-        words = ((target, _word(value)) for targets, value in lines for target in targets)
+        words = ((target, word_of(value)) for targets, value in lines for target in targets)
         return {each.id: word for each, word in words if isinstance(each, ast.Name) and word in self}
 
     def _node(self, name: str) -> ast.ClassDef | None:
@@ -169,23 +168,11 @@ class _Classes:
         return self._nodes.get(name)
 
 
-def parsed(code: str) -> ast.Module:
-    """Return a source's tree, which has nothing in it where it is no Python that is known here."""
-    try:
-        return parse_any(code)
-    except (SyntaxError, ValueError, RecursionError):
-        return ast.Module([], [])
-
-
 def _calls(node: ast.AST) -> Iterator[str]:
     """Yield the last words of what is called: ``Critic`` of ``models.Critic(8)``."""
     for call in ast.walk(node):
         if isinstance(call, ast.Call):
-            yield _last(call)
-
-
-def _last(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            yield last_word(call)
 
 
 def _text(node: ast.expr) -> str:
@@ -197,7 +184,7 @@ def _own_parameters(node: ast.ClassDef) -> Iterator[str]:
         if (
             isinstance(each, ast.Assign)
             and isinstance(each.value, ast.Call)
-            and _last(each.value) == "Parameter"
+            and last_word(each.value) == "Parameter"
         ):
             targets = (target for target in each.targets if isinstance(target, ast.Attribute))
             yield from (f"`{target.attr}`" for target in targets if ast.unparse(target.value) == "self")
@@ -209,110 +196,23 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
     for each in ast.walk(node):
         if not isinstance(each, ast.Call):
             continue
-        if _BUFFERED.fullmatch(_last(each)):
-            yield f"{_last(each)}'s buffers"
-        elif _last(each) == "register_buffer" and each.args:
+        if _BUFFERED.fullmatch(last_word(each)):
+            yield f"{last_word(each)}'s buffers"
+        elif last_word(each) == "register_buffer" and each.args:
             last = [*each.args[2:], *(word.value for word in each.keywords if word.arg == "persistent")]
             if not any(isinstance(value, ast.Constant) and value.value is False for value in last):
                 yield f"the buffer `{_text(each.args[0])}`"
 
 
 def _of_file(
-    path: Path, code: str, classes: _Classes, others: Mapping[str, str]
+    path: Path, classes: _Classes, models: ModelsGiven
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield the models that are prepared in a file: where, what stops it, and what is tied."""
-    tree = parsed(code)
-    made, gives = list(_made(tree, classes)), _given_back(tree, classes)
-    for call, function in _calls_in(tree):
+    tree = models.tree(path)
+    for call, function in calls_in(tree):
         func = method_in(tree, call.func)
         if func is None or func.attr != "prepare" or not is_accelerator(ast.unparse(func.value), tree):
             continue
         for arg in call.args:
-            called = _class_of(arg)
-            its = _classes_of(_word(arg), function, made, others) if called is None else ()
-            for name in its if called is None else gives.get(called, [called]):
+            for name in models.classes_of(arg, function, path):
                 yield f"{path}:{call.lineno}: {name}", classes.held(name), classes.ties(name)
-
-
-class _Made(NamedTuple):
-    """A name, by its last word, that is given an object of a class; in which function, if in one."""
-
-    word: str
-    name: str
-    function: ast.AST | None
-
-
-def _classes_of(
-    word: str, function: ast.AST | None, made: Iterable[_Made], others: Mapping[str, str]
-) -> list[str]:
-    """Return the classes that a name may be of: as the function itself makes it, or else the file."""
-    its = [each for each in made if each.word == word]
-    here = [each for each in its if each.function is function] or its
-    told = [others[word]] if word in others else []
-    return list(dict.fromkeys(each.name for each in here)) or told
-
-
-def _calls_in(node: ast.AST, function: ast.AST | None = None) -> Iterator[tuple[ast.Call, ast.AST | None]]:
-    """Yield the calls below a node, each with the function that it stands in."""
-    return ((each, around) for each, around in _with_functions(node, function) if isinstance(each, ast.Call))
-
-
-def _with_functions(
-    node: ast.AST, function: ast.AST | None = None
-) -> Iterator[tuple[ast.AST, ast.AST | None]]:
-    for child in ast.iter_child_nodes(node):
-        yield child, function
-        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
-        yield from _with_functions(child, child if is_function else function)
-
-
-def _made(tree: ast.Module, classes: _Classes) -> Iterator[_Made]:
-    """Yield the names that are given a model of a class of the project, by a function of the file too."""
-    gives = _given_back(tree, classes)
-    for each, function in _with_functions(tree):
-        value = each.value if isinstance(each, (ast.Assign, ast.keyword)) else None
-        called = None if value is None else _class_of(value)
-        if called is None:
-            continue
-        targets = each.targets if isinstance(each, ast.Assign) else []
-        words = [_word(target) for target in targets]
-        words += [each.arg] if isinstance(each, ast.keyword) and each.arg else []
-        for name in [called] if called in classes else gives.get(called, ()):
-            yield from (_Made(word, name, function) for word in words)
-
-
-def _given_back(tree: ast.Module, classes: _Classes) -> dict[str, list[str]]:
-    """Return the functions of a file that return what classes of the project make, with these."""
-    found: dict[str, list[str]] = {}
-    for each, function in _with_functions(tree):
-        if isinstance(each, ast.Return) and isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            value = each.value
-            parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-            names = (_class_of(part) for part in parts if part is not None)
-            its = [name for name in names if name is not None and name in classes]
-            found.setdefault(function.name, []).extend(its)
-    return found
-
-
-def _word(node: ast.expr) -> str:
-    return ast.unparse(node).split(".")[-1]
-
-
-def _made_anywhere(sources: Mapping[Path, str], classes: _Classes) -> dict[str, str]:
-    """Return the same of all files, as far as a name says it: one class, and no word that each model has."""
-    found: dict[str, set[str]] = {}
-    for code in sources.values():
-        if any(f"{name}(" in code for name in classes.names):
-            for each in _made(parsed(code), classes):
-                found.setdefault(each.word, set()).add(each.name)
-    return {word: min(names) for word, names in found.items() if len(names) == 1 and word not in _ANYBODYS}
-
-
-def _class_of(value: ast.expr) -> str | None:
-    """Return the last word of the class that is called: ``Critic`` of ``Critic(8).to(device)``."""
-    while isinstance(value, ast.Call):
-        inner = value.func.value if isinstance(value.func, ast.Attribute) else None
-        if not isinstance(inner, ast.Call):
-            return _last(value)
-        value = inner
-    return None

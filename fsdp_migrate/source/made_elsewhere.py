@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import is_a_test
 from fsdp_migrate.source.python.links import NOTHING, Links
-from fsdp_migrate.source.python.made_by_others import is_made_by_others
+from fsdp_migrate.source.python.made_by_others import is_made_by_others, own_packages
 
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ def with_texts(texts: Mapping[Path, str], links: dict[Path, Links]) -> dict[Path
     in_tests = tests if bool(tests) and is_made_by_others(texts.values()) else set()
     if keeps or makes or in_tests:
         told.update(links, (path for path, text in texts.items() if catalog.FSDP in text))
+    own = own_packages(texts)
+    told.update(path for path, text in texts.items() if any(name in text for name in own))
     known = {path: links.get(path, NOTHING) for path in told}
     return links | {
-        path: replace(each, keeps_names=keeps, made_by_others=makes or path in in_tests)
+        path: replace(each, keeps_names=keeps, made_by_others=makes or path in in_tests, own_packages=own)
         for path, each in known.items()
     }

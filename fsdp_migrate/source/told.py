@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from fsdp_migrate.source.asked_methods import methods_by_file, of_the_whole
-from fsdp_migrate.source.class_checks import asking_functions, class_checks
+from fsdp_migrate.source.class_checks import asking_functions, class_checks, looking_functions
 from fsdp_migrate.source.composer_project import without_state
 from fsdp_migrate.source.global_switches import calls_without
 from fsdp_migrate.source.hooks_of_states import has_state_hooks
@@ -94,6 +94,7 @@ class Told:
         subclasses_of = subclasses(project, self.known.looked_at)
         checks = class_checks(project, self.known.looked_at)
         asking = asking_functions(project, self.known.looked_at)
+        looking = looking_functions(project, self.known.looked_at)
         elsewhere = self._given_elsewhere()
         return {
             p: replace(
@@ -115,6 +116,7 @@ class Told:
                 wrappers=wrappers.get(p, frozenset()),
                 checks=checks.get(p, frozenset()),
                 asking=asking.get(p, {}),
+                looking=looking.get(p, {}),
                 own_optimizers=frozenset(optimizers.names.get(p, ())),
                 own_states=frozenset(optimizers.with_states),
                 optimizer_methods=makers.get(p, frozenset()),

@@ -1,4 +1,7 @@
-"""Models that a source wraps twice, or in parts and as a whole by one function: FSDP2 shards a model once."""
+"""Models that a source wraps twice, or in parts and as a whole by one function: FSDP2 shards a model once.
+
+Also what another wrapper has taken before: prepare_fully_shard refuses DistributedDataParallel's models.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import libcst as cst
 
 from fsdp_migrate.source.parts_of_objects import methods_of
+from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.branches import leaves
 from fsdp_migrate.source.python.last_values import last_value, was_run
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import argument_of, dotted, placed_parameters, text_of
-from fsdp_migrate.source.python.wrappers import AROUND_MODEL, SAME_MODEL
+from fsdp_migrate.source.python.wrappers import AROUND_MODEL, DDP, SAME_MODEL
 
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
+_DDP = frozenset(each for each in DDP if each.endswith(".DistributedDataParallel"))
 # What takes a wrapper off gives another model back.
 _AROUND = {name: place for name, place in AROUND_MODEL.items() if name.startswith(("torch.", "typing"))}
 
@@ -38,6 +43,41 @@ def wrapped_twice(source: Source, calls: Collection[cst.Call]) -> set[cst.Call]:
         inner = set(_made_by(source, model, calls, call, 0)) if model is not None else set()
         found |= {call, *inner} if inner else set()
     return found
+
+
+def wrapped_by_others(source: Source, calls: Collection[cst.Call]) -> dict[cst.Call, bool]:
+    """Return the calls around what DistributedDataParallel or Accelerate has wrapped, and if the latter has.
+
+    Args:
+        source: The source.
+        calls: Its calls that make FSDP1's models.
+    """
+    others = {call: source.index.qualified(call.func) & _DDP for call in source.calls}
+    by_ddp = {call for call, names in others.items() if names}
+    prepared = {call for call in source.calls if _is_prepared(source, call)}
+    found: dict[cst.Call, bool] = {}
+    for call in calls if by_ddp or prepared else ():
+        model = argument_of(call, 0, {"module"})
+        made = set(_made_by(source, model, by_ddp | prepared, call, 0)) if model is not None else set()
+        # `DDP(net) if ddp else net`: it may be the model itself that comes here.
+        sure = {each for each in made if not _is_chosen(source, each)}
+        if sure:
+            found[call] = sure <= prepared
+    return found
+
+
+def _is_prepared(source: Source, call: cst.Call) -> bool:
+    named = {each.keyword.value for each in call.args if each.keyword is not None}
+    return bool(method_that_shards(source.index, call.func)) and "evaluation_mode" not in named
+
+
+def _is_chosen(source: Source, call: cst.Call) -> bool:
+    for above in source.index.ancestors(call):
+        if isinstance(above, cst.BaseStatement):
+            return False
+        if isinstance(above, (cst.BooleanOperation, cst.IfExp)):
+            return True
+    return False
 
 
 class _Site(NamedTuple):
@@ -153,7 +193,7 @@ def _made_by(
         for part in (value.body, value.orelse):
             yield from _made_by(source, part, calls, place, depth + 1)
     elif isinstance(value, (cst.Name, cst.Attribute)):
-        for target, given in _last_given(source, value):
+        for target, given in _last_given(source, value, calls):
             yield from (
                 each
                 for each in _made_by(source, given, calls, place, depth + 1)
@@ -162,14 +202,14 @@ def _made_by(
 
 
 def _last_given(
-    source: Source, name: cst.Name | cst.Attribute
+    source: Source, name: cst.Name | cst.Attribute, calls: Collection[cst.Call]
 ) -> list[tuple[cst.CSTNode, cst.BaseExpression]]:
     """Return what the same function gives to a name above a place, down from the last that always runs."""
     order, above = source.index.order, set(source.index.ancestors(name))
     function = source.index.function(name)
     given = [
         (target, value)
-        for target, value in _bindings(source, name)
+        for target, value in _bindings(source, name, calls)
         if value not in above and source.index.function(target) is function and order[target] < order[name]
     ]
     given.sort(key=lambda each: order[each[0]])
@@ -179,11 +219,15 @@ def _last_given(
 
 
 def _bindings(
-    source: Source, name: cst.Name | cst.Attribute
+    source: Source, name: cst.Name | cst.Attribute, calls: Collection[cst.Call]
 ) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression | None]]:
     if isinstance(name, cst.Name):
         bindings = source.index.scopes[name].lookup(name.value) if name in source.index.scopes else ()
-        yield from ((each.node, each.value if each.index is None else None) for each in bindings)
+        # What gives several things at once has made each: `model, opt = accelerator.prepare(model, opt)`.
+        yield from (
+            (each.node, each.value if each.index is None or each.value in calls else None)
+            for each in bindings
+        )
         return
     for target in source.index.places_set(dotted(name) or ""):
         assign = source.index.parents[target]

@@ -143,3 +143,21 @@ def test_a_class_that_is_given_back_beside_fsdp2s_has_a_branch_that_does_not_run
     assert still_fsdp1(scan_paths([tmp_path]).uses) == ()
     told = f"{FSDP}{GIVES.replace('kind', 'fsdp1_class').format('FSDP')}{ASKS.replace('kind', 'fsdp1_class')}"
     assert [use.code for use in scan_source(told) if use.action == "commented"] == ["FM335"]
+
+
+LOOKS = "import inspect\ndef names(f):\n    return list(inspect.signature(f).parameters)\n"
+RUNS = "import inspect\ndef names(f):\n    inspect.signature(f)\n    return f(1)\n"
+
+
+@pytest.mark.parametrize(("function", "is_said"), [(LOOKS, False), (RUNS, True)])
+@pytest.mark.parametrize(
+    "call", ["names(model.forward)", "names(f=model.forward)", "g = model.forward; names(g)"]
+)
+def test_a_forward_that_a_function_only_looks_at_stays(
+    tmp_path: Path, function: str, call: str, *, is_said: bool
+) -> None:
+    body = f"def main(net):\n    model = FSDP(net)\n    {call}\n"
+    assert ("FM448" in {use.code for use in scan_source(f"{FSDP}{function}{body}")}) is is_said
+    (tmp_path / "tools.py").write_text(function)
+    (tmp_path / "train.py").write_text(f"{FSDP}from tools import names\n{body}")
+    assert ("FM448" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

@@ -148,14 +148,63 @@ def test_the_settings_decide(tmp_path: Path, settings: str, name: str, *, is_sai
 def test_a_model_that_another_file_makes_is_known_by_its_name(tmp_path: Path) -> None:
     body = "class Run:\n    def __init__(self, critic):\n        self.critic = critic\n"
     body += "        self.accelerator.prepare(self.critic, self.critic_optimizer)\n"
-    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(critic=Critic(8))\n")
+    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = make(critic=Critic(8))\n")
     assert len(found(tmp_path, body)) == 1
-    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(model=Critic(8))\n")
+    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = make(model=Critic(8))\n")
     assert not found(tmp_path, body.replace("critic", "model"))
-    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = Run(critic=Critic(8))\n")
+    (tmp_path / "main.py").write_text("from models import Critic\ntrainer = make(critic=Critic(8))\n")
     assert len(found(tmp_path, body)) == 1
     (tmp_path / "other.py").write_text("critic = Plain()\n")
     assert not found(tmp_path, body)
+
+
+LOOP = """\
+class Trainer:
+    def __init__(self, data, model, avg=None):
+        self.net = model.to(device)
+        self.net, self.opt = accelerator.prepare(self.net, AdamW(model.parameters()))
+def start(model, data):
+    return accelerator.prepare(model, data)
+"""
+HEIR = "class Own(Trainer):\n    pass\n"
+MAKER = "class Own(Trainer):\n    def __init__(self, model):\n        super().__init__(None, model)\n"
+MAIN = "from train import Trainer, start\n"
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        ("def main(d):\n    model = Denoiser()\n    Trainer(d, model).train()\n", ["4: Denoiser"]),
+        ("Trainer(model=Denoiser(), data=d)\n", ["4: Denoiser"]),
+        ("start(Denoiser(), d)\n", ["6: Denoiser"]),
+        # From function to function, and through the classes below.
+        ("def run(m):\n    Trainer(d, m)\nrun(Denoiser())\n", ["4: Denoiser"]),
+        (f"{HEIR}Own(d, Denoiser())\n", ["4: Denoiser"]),
+        (f"{MAKER}Own(Denoiser())\n", ["4: Denoiser"]),
+        ("def build(c):\n    return Denoiser() if c else Plain()\nTrainer(d, build(c))\n", ["4: Denoiser"]),
+        # What is given elsewhere, is not seen, or holds nothing.
+        ("Trainer(Denoiser(), m)\n", []),
+        ("Trainer(d, m, Denoiser())\n", []),
+        ("Trainer(*Denoiser())\n", []),
+        ("Trainer(d, Plain())\nOther(d, Denoiser())\n", []),
+        (f"{HEIR.replace('Trainer', 'Other')}Own(d, Denoiser())\n", []),
+        ("def run(m):\n    Trainer(d, m)\nrun(Plain())\ndef other():\n    m = Denoiser()\n", []),
+    ],
+)
+def test_a_model_that_a_call_of_another_file_gives(tmp_path: Path, calls: str, named: list[str]) -> None:
+    (tmp_path / "main.py").write_text(f"from models import *\n{MAIN}{calls}")
+    denoiser = MODELS.replace("Tower", "Denoiser")
+    (tmp_path / "more.py").write_text(
+        denoiser[denoiser.index("class Normed") : denoiser.index("class Plain")]
+    )
+    assert [each.partition(" has ")[0] for each in found(tmp_path, LOOP)] == named
+
+
+def test_no_model_that_goes_to_another_file_s_function_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "other.py").write_text("def start(model, data):\n    ...\nstart(Critic(8), d)\n")
+    assert not found(tmp_path, LOOP)
+    (tmp_path / "main.py").write_text(f"{MAIN}start(Critic(8), d)\n")
+    assert len(found(tmp_path, LOOP)) == 1
 
 
 def test_very_large_files_are_not_read(tmp_path: Path) -> None:

@@ -36,6 +36,33 @@ def test_what_another_package_makes_stays_fsdp1(package: str, call: str) -> None
     assert ("FM305", "rewritten") in codes(other.replace("_fsdp(", "("))
 
 
+TNTS = "from torchtnt.utils.prepare_module import FSDPStrategy\nunit = Unit(net, FSDPStrategy())\n"
+OWN = f"{FSDP}class FSDPStrategy:\n    pass\ndef prepare_fsdp(net, device, s):\n    return FSDP(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("home", "text", "is_said"),
+    [
+        ("torchtnt/utils/prepare_module.py", OWN, False),
+        ("torchtnt/utils/prepare_module.py", "def other(): ...\n", True),
+        ("mine/utils/prepare_module.py", OWN, True),
+    ],
+)
+def test_the_package_itself_is_rewritten_where_it_makes_them(
+    tmp_path: Path, home: str, text: str, *, is_said: bool
+) -> None:
+    (tmp_path / home).parent.mkdir(parents=True)
+    (tmp_path / home).write_text(text)
+    (tmp_path / "train.py").write_text(TNTS)
+    (tmp_path / "word.py").write_text(
+        "from torchtnt.framework import AutoUnit\nunit = Unit(net, strategy='fsdp')\n"
+    )
+    uses = [
+        use for use in scan_paths([tmp_path]).uses if use.code == "FM303" and "torchtnt makes" in use.becomes
+    ]
+    assert len(uses) == (2 if is_said else 0)
+
+
 def test_below_a_check_of_what_another_package_makes_nothing_is_edited() -> None:
     made = "from ray.train.torch import prepare_model\nmodel = prepare_model(net, parallel_strategy='fsdp')\n"
     asks = "def is_sharded(m):\n    return isinstance(m, FSDP)\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from fsdp_migrate.source.python.scopes import Binding, Index
 
@@ -126,7 +127,7 @@ def was_just_made(index: Index, node: cst.BaseExpression, wrapped: Sequence[cst.
 
     Args:
         index: The source.
-        node: The name, or attribute of ``self``, where it is used.
+        node: The name, attribute of ``self``, or item, where it is used.
         wrapped: Where what it holds is given to what shards it.
     """
     last = _made_last(index, node)
@@ -151,7 +152,12 @@ def _made_last(index: Index, node: cst.BaseExpression) -> cst.CSTNode | None:
     if isinstance(node, cst.Name) and node in index.scopes:
         bound = [(each.node, each.value) for each in index.bindings_of(node) if each.index is None]
     elif isinstance(node, cst.Attribute) and text_of(node).startswith("self."):
-        bound = [(each, _value_of(index, each)) for each in index.places_set(text_of(node))]
+        text = text_of(node)
+        bound = [(each, _value_of(index, each)) for each in index.places_set(text)]
+        bound += [(each, each.value) for each in index.annotated_set(text) if each.value is not None]
+    elif isinstance(node, cst.Subscript):
+        bound = [(each, _value_of(index, each)) for each in _items_set(index).get(text_of(node), ())]
+        bound += [(each, None) for each in _bound_by(index, node)]  # another item, or another dict, since
     else:
         return None
     above = [
@@ -167,6 +173,26 @@ def _made_last(index: Index, node: cst.BaseExpression) -> cst.CSTNode | None:
     parts = (each for kind in (cst.Name, cst.Attribute) for each in walk_for(value, kind))
     is_of_itself = any(text_of(each) == text_of(node) for each in parts)
     return None if is_of_itself or _may_wrap(value) else target
+
+
+@functools.lru_cache(maxsize=8)
+def _items_set(index: Index) -> dict[str, list[cst.AssignTarget]]:
+    """Return where items are set, by their texts: ``models["a"] = Net()``."""
+    found: dict[str, list[cst.AssignTarget]] = {}
+    for node in index.by_kind.get(cst.AssignTarget, ()):
+        target = cst.ensure_type(node, cst.AssignTarget)
+        if isinstance(target.target, cst.Subscript):
+            found.setdefault(text_of(target.target), []).append(target)
+    return found
+
+
+def _bound_by(index: Index, node: cst.Subscript) -> Iterator[cst.CSTNode]:
+    """Yield what binds the names of an item, ``models`` and ``name`` of ``models[name]``, in its function."""
+    yield from index.places_set(text_of(node.value))
+    for name in walk_for(node, cst.Name):
+        for each in index.scopes[name].lookup(name.value) if name in index.scopes else ():
+            if each.kind != "param":
+                yield each.node
 
 
 def _value_of(index: Index, target: cst.AssignTarget) -> cst.BaseExpression | None:
@@ -244,6 +270,32 @@ def _makes_plain(index: Index, call: cst.Call) -> bool:
         return True
     name = last_name(call.func)
     return name == "from_pretrained" or (name[:1].isupper() and WRAPPERS.search(name) is None)
+
+
+def are_all_bound(index: Index, node: cst.BaseExpression, made: Collection[cst.CSTNode]) -> bool:
+    """Tell whether nothing but some targets can make a name a sharded model: what else binds it is plain.
+
+    As ``model = net.to(device)`` beside ``model = FSDP(net)`` is, or ``model = Net()`` above it.
+    """
+    bindings = index.bindings_of(node) if isinstance(node, cst.Name) else []
+    given = {text_of(arg.value) for each in bindings if each.node in made for arg in _arguments(each.value)}
+    others = [each.value for each in bindings if each.node not in made]
+    return bool(bindings) and all(value is not None and _is_one_of(index, value, given) for value in others)
+
+
+def _arguments(value: cst.BaseExpression | None) -> Sequence[cst.Arg]:
+    return value.args if isinstance(value, cst.Call) else ()
+
+
+def _is_one_of(index: Index, value: cst.BaseExpression, given: Collection[str]) -> bool:
+    """Tell whether a value is a model that the wrapper is given elsewhere, or a new one of a class."""
+    if isinstance(value, cst.Call) and _makes_plain(index, value):
+        return True
+    while isinstance(value, cst.Call) and isinstance(value.func, cst.Attribute):
+        if value.func.attr.value not in SAME_MODEL:
+            return False
+        value = value.func.value
+    return text_of(value) in given
 
 
 def _was_deleted(index: Index, last: Binding, node: cst.Name) -> bool:

@@ -17,6 +17,7 @@ from fsdp_migrate.source.python.asked_classes import (
     answer_of,
     asks_each,
     compares_type,
+    is_fsdp1_among,
     is_of_modules,
     is_of_no_models,
     is_other_wrapper,
@@ -101,6 +102,11 @@ class Guards:
         if any(self._lacks(test, text, is_class, truth=truth) for test, truth in self.facts(node)):
             return True
         return self._is_excluded_by_state(node, text, is_class)
+
+    def excludes(self, test: cst.BaseExpression, text: str, *, truth: bool) -> bool:
+        """Tell whether a test that is ``truth`` says that FSDP is off, or a model none of FSDP1's."""
+        is_off = says_off(test, truth=truth, says_all=self._says_all)
+        return is_off or (bool(text) and self._lacks(test, text, is_fsdp1_among(self.index), truth=truth))
 
     def is_without_fsdp(self, node: cst.CSTNode) -> bool:
         """Tell whether a place is reached only without FSDP: ``if not use_fsdp:``, ``if mode == "ddp":``."""

@@ -92,6 +92,8 @@ class Links:
     """Imported functions that ask for FSDP1's class and nothing else, as imports write them."""
     asking: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
     """Imported functions that ask whether something is of a class, and which arguments, by place and name."""
+    looking: Mapping[str, frozenset[tuple[int, str]]] = field(default_factory=dict)
+    """Imported functions that only look at a function which they are given, in the same way."""
     wrapped_classes: frozenset[str] = frozenset()
     """Modules' classes of this file that write to weights, whose objects a file that uses FSDP1 makes."""
     classes_kept_whole: frozenset[str] = frozenset()
@@ -231,6 +233,8 @@ class Links:
     """Whether a file gives FSDP1's class by two stars what no file shows: ``use_orig_params`` perhaps."""
     made_by_others: bool | None = None
     """Whether a function of another package makes FSDP1's models in the project; None of a file alone."""
+    own_packages: frozenset[str] = frozenset()
+    """Which of the packages that make such models the project is itself."""
 
     keeps_module: bool = False
     """Whether the project puts what FSDP2 shards into an object that has it as ``.module``."""

@@ -10,14 +10,20 @@ from fsdp_migrate.source.python.nodes import given_by_name, word_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
 
     import libcst as cst
 
     from fsdp_migrate.source.python.links import Links
 
 
-_IMPORTS = re.compile(r"^[ \t]*(?:from|import) (?:composer|d2go|fairseq2|ray|torchtnt)\b", re.MULTILINE)
+_PACKAGES = ("composer", "d2go", "fairseq2", "ray", "torchtnt")
+_IMPORTS = re.compile(rf"^[ \t]*(?:from|import) (?:{'|'.join(_PACKAGES)})\b", re.MULTILINE)
+_DEFINES = re.compile(
+    r"^(?:def (?:build_fsdp|prepare_fsdp(?:_module)?|prepare_model|to_fsdp1?)\(|class FSDPStrategy\b)",
+    re.MULTILINE,
+)
 _NAMES = re.compile(
     r"\b(?P<name>build_fsdp|prepare_fsdp(?:_module)?|to_fsdp1?)\(|parallel_strategy=[\"']fsdp[\"']"
 )
@@ -39,6 +45,18 @@ def is_made_by_others(texts: Collection[str]) -> bool:
     names = {match["name"] for match in found if match["name"]}
     own = {name for name in names if any(f"def {name}(" in text for text in texts)}
     return any(match["name"] not in own for match in found)
+
+
+def own_packages(texts: Mapping[Path, str]) -> frozenset[str]:
+    """Return which of those packages a project is itself: what makes models there is rewritten with the rest.
+
+    Example:
+        >>> from pathlib import Path
+        >>> own_packages({Path("tnt/torchtnt/utils/a.py"): "def prepare_fsdp(module): ...", Path("b.py"): ""})
+        frozenset({'torchtnt'})
+    """
+    homes = (path.parts for path, text in texts.items() if _DEFINES.search(text))
+    return frozenset(name for parts in homes for name in _PACKAGES if name in parts[:-1])
 
 
 def maker_of(call: cst.Call, names: Collection[str]) -> str:

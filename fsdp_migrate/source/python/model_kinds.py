@@ -10,11 +10,14 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.asked_classes import asks_among_others, is_fsdp1_among, is_fsdp1_class
+from fsdp_migrate.source.python.asserted_off import is_asserted_off
 from fsdp_migrate.source.python.bound_anew import (
+    are_all_bound,
     is_bound_anew,
     is_made_anew,
     is_wrapped_between,
     stands_above,
+    was_just_made,
     was_just_wrapped_by_ddp,
     was_put_there,
 )
@@ -273,13 +276,12 @@ class ModelKinds:
         """Tell whether an expression stands where it was found to be none of FSDP1's models."""
         if self._fsdp2.is_given(node) or self._is_not_run(node) or is_left_out(self.guards, self.links, node):
             return True
-        if self.guards.is_of_other_wrapper(node) or self.guards.is_without_fsdp(node):
+        guards, text = self.guards, text_of(node)
+        if guards.is_of_other_wrapper(node) or guards.is_without_fsdp(node) or guards.is_no_module(node):
             return True
-        if is_held_otherwise(self, node):
+        if is_held_otherwise(self, node) or is_asserted_off(self, node) or is_given_plain(self, node):
             return True
-        if self.guards.is_no_module(node) or is_given_plain(self, node) or self.strategies.is_plain(node):
-            return True
-        if self.guards.is_excluded(node, text_of(node), is_fsdp1_among(self.index)):
+        if self.strategies.is_plain(node) or guards.is_excluded(node, text, is_fsdp1_among(self.index)):
             return True
         return isinstance(node, cst.BaseExpression) and self.is_plain_at(node, node)
 
@@ -289,7 +291,8 @@ class ModelKinds:
         made = self.made.get(key, []) if key is not None and key not in self.given else []
         if key is None or not made:
             return False
-        return self.switches.is_off(place, key[0], [*made, *self.evidence.get(key, ())])
+        shown = () if are_all_bound(self.index, model, made) else self.evidence.get(key, ())
+        return self.switches.is_off(place, key[0], [*made, *shown])
 
     def kinds(self, node: cst.BaseExpression) -> set[str]:
         """Return what an expression may be, and what it may hold, behind the steps of :mod:`held`.
@@ -424,11 +427,11 @@ class ModelKinds:
             return put(EACH, taken(EACH, kinds))
         key = self.key_of(node.value)
         made = self.made.get((key[0], f"{key[1]}[]"), []) if key is not None else []
-        same = [each for each in made if text_of(each) == text_of(node)]
-        function, order = self.index.function(node), self.index.order
-        if same and all(self.index.function(e) is function and order[e] > order[node] for e in same):
+        index, same = self.index, [each for each in made if text_of(each) == text_of(node)]
+        here, place = index.function(node), index.order[node]
+        if same and all(index.function(e) is here and index.order[e] > place for e in same):
             return set()
-        found = taken(step_of(node), kinds)
+        found = set() if made and was_just_made(index, node, made) else taken(step_of(node), kinds)
         return without_models(found) if self.frameworks.is_launched_otherwise(found, node) else found
 
     def _kinds_of_call(self, call: cst.Call) -> set[str]:

@@ -223,7 +223,9 @@ class Models(ModelKinds):
             self.sets_any_name.add(owner)
         root, inside = rooted(target, kinds)
         key = self.key_of(target.value)
-        self._add(self.key_of(root), inside)
+        self._add(whole := self.key_of(root), inside)
+        if whole is not None and has_model(kinds) and target not in self.added.setdefault(whole, []):
+            self.added[whole].append(target)
         if "fsdp" in kinds and isinstance(target.value, cst.Attribute):
             self._note_whole(
                 target.value.value, target.value.attr.value

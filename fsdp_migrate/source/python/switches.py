@@ -84,6 +84,30 @@ class Switches:
         here = self._facts(node) if made else ()
         return bool(here) and all(self._is_ruled_out(each, node, owner, here) for each in made)
 
+    def contradicts(
+        self, test: cst.BaseExpression, truth: bool, since: cst.CSTNode, node: cst.CSTNode
+    ) -> bool:
+        """Tell whether what is known at a place rules out what a test above it said, which still is so.
+
+        Args:
+            test: The test.
+            truth: What it was there.
+            since: The statement in which it was so.
+            node: The place.
+        """
+        here = self._facts(node)
+        there = [each for each in self._said(test, truth=truth) if _is_steady(each.test)] if here else []
+        owner = self.index.function(node)
+        if owner is not self.index.function(since):
+            owner = None  # another method's: what keeps its value is the object's
+        return any(
+            one.rules_out(other)
+            and self._is_same(one.test, other.test)
+            and self._last((one.test, other.test), since, node, owner or since)
+            for one in there
+            for other in here
+        )
+
     def _is_ruled_out(
         self, target: cst.CSTNode, node: cst.CSTNode, owner: cst.CSTNode, here: Sequence[Fact]
     ) -> bool:

@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_oth
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value, stands_for
 from fsdp_migrate.source.python.nodes import dotted, last_name, targets_of, text_of, walk_for
+from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.trainer_models import CALLBACK, ON_INIT
 from fsdp_migrate.source.uses import Found
 
@@ -159,7 +160,7 @@ def _is_wrapped(source: Source, call: cst.Call) -> bool:
 def _is_inner(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether FSDP1's wrapper held a model; of a parameter, whether every call gives what one held."""
     if source.models.is_inner(model) or not isinstance(model, cst.Name) or model not in source.index.scopes:
-        return source.models.is_inner(model)
+        return source.models.is_inner(model) or _is_inner_above(source, model)
     function = source.index.function(model)
     bindings = source.index.scopes[model].lookup(model.value)
     if function is None or [each.kind for each in bindings] != ["param"]:
@@ -170,6 +171,26 @@ def _is_inner(source: Source, model: cst.BaseExpression) -> bool:
         *given_to_method(source, model),
     ]
     return not is_told and bool(given) and all(map(source.models.is_inner, given))
+
+
+def _is_inner_above(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is what a class above this one wraps, and keeps beside the wrapper: ``self.model``."""
+    models, text = source.models, text_of(model)
+    for owner in _line_of(source, model) if text.startswith("self.") else ():
+        key = (owner, text)
+        if made := models.made.get(key) or models.inner.get(key):
+            return {*made} <= {*models.inner.get(key, ())}
+    return False
+
+
+def _line_of(source: Source, node: cst.BaseExpression) -> list[cst.ClassDef]:
+    """Return the class around a place, with those of this source that it is made from, the nearest first."""
+    own = source.index.class_of(node)
+    line = [own] if own is not None else []
+    for owner in line:
+        bases = (each for base in owner.bases for each in classes(source.index, base.value))
+        line += [each for each in bases if each not in line]
+    return line
 
 
 def _is_a_callbacks(source: Source, model: cst.BaseExpression) -> bool:

@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments,
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.unless_wrapped import is_unless_wrapped
 from fsdp_migrate.source.uses import Found, Need, Replace
-from fsdp_migrate.source.wrapped_twice import nested_by_functions, wrapped_twice
+from fsdp_migrate.source.wrapped_twice import nested_by_functions, wrapped_by_others, wrapped_twice
 
 
 if TYPE_CHECKING:
@@ -68,6 +68,15 @@ _AGAIN = (
     "FSDP around a model that a function of another file has wrapped already, and FSDP2 shards a model once: "
     "leave this one out, and give its arguments where that function calls prepare_fully_shard(model, {...}). "
     "Parameters that the first call ignored for the second are sharded with the others then."
+)
+_AROUND_DDP = (
+    "FSDP around a model that DistributedDataParallel has wrapped, which prepare_fully_shard refuses: give "
+    "it the model itself. FSDP2 reduces the gradients alone."
+)
+_AROUND_PREPARED = (
+    "FSDP around a model that Accelerate has prepared, in several processes DistributedDataParallel's or its "
+    "own FSDP's, which prepare_fully_shard refuses: leave the model out of `prepare`, or leave FSDP to "
+    "Accelerate."
 )
 _BY_A_FUNCTION = (
     "FSDP inside FSDP: this is called for parts of a model, and for the whole. Shard the whole once, "
@@ -127,6 +136,8 @@ def wrapping_calls(source: Source) -> list[cst.Call]:
 
 def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> str:
     """Return what is said of a part that is wrapped: also where the file wraps nothing but such parts."""
+    if (is_prepared := wrapped_by_others(source, calls).get(call)) is not None:
+        return _AROUND_PREPARED if is_prepared else _AROUND_DDP
     others = [each for each in calls if not is_unless_wrapped(source, each)]
     if len(others) < len(calls):
         calls = others
@@ -248,6 +259,7 @@ def nested_calls(source: Source, calls: list[cst.Call]) -> set[cst.Call]:
     calls = [each for each in calls if not is_unless_wrapped(source, each)]
     twice = wrapped_twice(source, calls) | nested_by_functions(source, calls)
     twice |= {each for each in calls if source.position(each)[0] in source.links.wrapped_again}
+    twice |= wrapped_by_others(source, calls).keys()
     inner = {call for call in calls if _wraps_a_part(source, call)}
     wrapped = {call: text_of(_itself(_model_of(call))) for call in calls if _has_model(call)}
     pairs = {

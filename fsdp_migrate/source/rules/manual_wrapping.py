@@ -64,7 +64,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_tnt(source: Source) -> Iterator[cst.CSTNode]:
     """Yield what asks torchtnt for FSDP1: its class, or the word in a file that uses no other strategies."""
-    if not _IMPORTS_TNT.search(source.code):
+    if not _IMPORTS_TNT.search(source.code) or "torchtnt" in source.links.own_packages:
         return
     has_words = _IMPORTS_LIGHTNING.search(source.code) is None
     for call in source.calls:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.asking_functions import is_looked_at_by_function
 from fsdp_migrate.source.check_functions import words_of_check
 from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
@@ -235,7 +236,9 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     if isinstance(above, cst.Call) and above.func is node:
         return
     call = source.index.parents[above] if isinstance(above, cst.Arg) else None
-    if isinstance(call, cst.Call) and last_name(call.func) in _LOOKS:
+    if isinstance(call, cst.Call) and (
+        last_name(call.func) in _LOOKS or is_looked_at_by_function(source, call, above)
+    ):
         return
     if (readers := _readers_of(source, above)) and all(_is_looked_at(source, each) for each in readers):
         return
@@ -260,8 +263,11 @@ def _readers_of(source: Source, assign: cst.CSTNode) -> list[cst.CSTNode]:
 
 def _is_looked_at(source: Source, node: cst.CSTNode) -> bool:
     """Tell whether something is given to a function that only looks at it: ``inspect.signature(f)``."""
-    call = source.index.parents[source.index.parents[node]]
-    return isinstance(call, cst.Call) and call.func is not node and last_name(call.func) in _LOOKS
+    arg = source.index.parents[node]
+    call = source.index.parents[arg]
+    if not isinstance(call, cst.Call) or call.func is node:
+        return False
+    return last_name(call.func) in _LOOKS or is_looked_at_by_function(source, call, arg)
 
 
 def _is_only_called(source: Source, assign: cst.CSTNode) -> bool:

@@ -22,6 +22,7 @@ from fsdp_migrate.source.python.nodes import (
     text_of,
     walk_for,
 )
+from fsdp_migrate.source.python.one_rank import is_of_one_rank, runs_on_one_rank
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.privates import is_of_another_package
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -57,15 +58,19 @@ class _Running:
     where_gathered: str | None = None
     """What is left to do where a framework's model gathers its parameters itself; None where it does not."""
 
-    def said(self, *, is_read: bool) -> str:
-        """Return what is said where the context's block reads parameters as well, or does not."""
-        return self.meaning.format(self.method, away=_OUT_OF_IT if is_read else _AWAY)
+    def said(self, *, is_read: bool, is_alone: bool) -> str:
+        """Return what is said where the block reads parameters as well, and where one rank alone runs it."""
+        meant = self.meaning.format(self.method, away=_OUT_OF_IT if is_read else _AWAY)
+        return f"{meant} {_ON_EVERY_RANK}" if is_alone else meant
 
 
 _AWAY = "take the context away"
 _OUT_OF_IT = (
     "take out of the context what runs it, and make that fsdp_migrate.runtime.summon_full_params for what "
-    "reads parameters here, which are DTensors outside"
+    "reads parameters here, or saves them, which are DTensors outside"
+)
+_ON_EVERY_RANK = (
+    "One rank alone runs it here, and would wait for the others, which gather with it: run it on every rank."
 )
 _RUNS = (
     "the model runs in this context, which FSDP2 does not allow: call "
@@ -116,6 +121,9 @@ _RUN_IT = re.compile(
 _LEAVE_IT = re.compile(r"_*(?:copy|export|load|log|push|save)")
 _DEEPEST = 2
 _READ = frozenset({"get_parameter", "named_parameters", "parameters", "state_dict"})
+_SAVE = frozenset({"push_to_hub", "save_checkpoint", "save_model", "save_pretrained", "save_weights"})
+# What has such a method, and no parameters.
+_NO_MODEL = re.compile(r"config|processor|tokenizer|^tok$|extractor", re.IGNORECASE)
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
 _OTHERS = (
     "the parameters in summon_full_params are other objects than those outside of it, which FSDP1's were "
@@ -210,9 +218,12 @@ def _of_running(
     source: Source, call: cst.Call, block: cst.With, running: _Running, covers: tuple[cst.CSTNode, ...]
 ) -> Found:
     """Return what is found of a context in which the model runs, or seems to."""
-    is_read, more = _reads_parameters(block.body), running.where_gathered
+    bodies = list(_bodies(source, block, call))
+    is_read = _reads_parameters(block.body) or any(_saves(each) for each, _ in bodies)
+    more = running.where_gathered
     if is_read or more is None or not frameworks_shard(source, call.args[0].value):
-        return Found("FM332", call, running.said(is_read=is_read), "commented", covers=covers)
+        said = running.said(is_read=is_read, is_alone=_runs_alone(source, call, bodies))
+        return Found("FM332", call, said, "commented", covers=covers)
     if more:
         return Found("FM313", call, f"{_IN_VAIN} {more}", "commented", covers=covers)
     return Found("FM313", call, f"stays: {_IN_VAIN}", "kept", covers=covers)
@@ -224,6 +235,24 @@ def _reads_parameters(body: cst.CSTNode) -> bool:
     return any(
         each.attr.value in (_READ if each in called else {"bias", "weight"})
         for each in walk_for(body, cst.Attribute)
+    )
+
+
+def _saves(body: cst.CSTNode) -> bool:
+    """Tell whether a block saves a model: ``model.save_pretrained(path)``, which is whole here alone."""
+    methods = (call.func for call in walk_for(body, cst.Call) if isinstance(call.func, cst.Attribute))
+    return any(each.attr.value in _SAVE and not _NO_MODEL.search(last_name(each.value)) for each in methods)
+
+
+def _runs_alone(source: Source, call: cst.Call, bodies: list[tuple[cst.CSTNode, str]]) -> bool:
+    """Tell whether one rank alone comes to a context, or to what runs the model in it."""
+    guards = source.models.guards
+    if runs_on_one_rank(source.index, guards, call):
+        return True
+    blocks = ((each, name) for body, name in bodies for each in walk_for(body, cst.IndentedBlock))
+    return any(
+        is_of_one_rank(guards, each.body[0]) and _running_in(source, each, name) is not None
+        for each, name in blocks
     )
 
 

@@ -83,7 +83,7 @@ IN_4_BITS = "from transformers import BitsAndBytesConfig\nconfig = BitsAndBytesC
 @pytest.mark.parametrize("name", ["fsdp.yaml", "fsdp_qlora.yaml"])
 def test_weights_in_4_bits_hide_no_tie(name: str, loads: str, tmp_path: Path) -> None:
     (tmp_path / "setup.py").write_text("")
-    (tmp_path / "tune.py").write_text(IN_4_BITS if name == "fsdp.yaml" else "")
+    (tmp_path / "tune.py").write_text(IN_4_BITS if name == "fsdp.yaml" else "import bitsandbytes\n")
     (tmp_path / "net.py").write_text(NET)
     for layers, source, said_too in (
         (LAYERS.format("Block"), NET, "`Net` ties `self.head.weight` in net.py:5"),

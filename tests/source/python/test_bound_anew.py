@@ -7,7 +7,8 @@ import textwrap
 import pytest
 
 from fsdp_migrate.source import scan_source
-from tests.source.samples import codes, uses
+from fsdp_migrate.source.python.text import Source
+from tests.source.samples import IMPORTS, codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -251,3 +252,89 @@ def test_an_attribute_that_is_given_a_new_model_is_plain(
     body = _KEPT.format(first=first, second=second, made=made)
     found = {text for code, text in ((use.code, use.text) for use in uses(body)) if code == "FM308"}
     assert ("self.net.load_state_dict(x)" not in found) is is_plain
+
+
+_ITEMS = """\
+class System(Base):
+    def __init__(self, build, names, state):
+        {made}
+        for name in names:
+            self.heads[name] = build(name)
+            {above}
+            self.heads[name].load_state_dict(state)
+    def shard(self):
+        self.net = FSDP(self.net)
+        for name in self.heads:
+            self.heads[name] = FSDP(self.heads[name])
+"""
+
+
+def _are_models(body: str) -> list[bool]:
+    """Return of each thing whose state is asked for or loaded whether it is known as a sharded model."""
+    source = Source(f"{IMPORTS}{body}", "train.py")
+    asked = [each for each in source.attributes if each.attr.value.endswith("state_dict")]
+    return [source.models.certainty(each.value) is not None for each in asked]
+
+
+@pytest.mark.parametrize(
+    ("above", "is_plain"),
+    [
+        ("log(name)", True),
+        # What may wrap it in between, or speaks of another item.
+        ("self.shard()", False),
+        ("register(self)", False),
+        ("name = 'other'", False),
+        ("self.heads = heads", False),
+    ],
+)
+def test_an_item_that_another_method_wraps_is_plain_where_it_was_just_made(
+    above: str, *, is_plain: bool
+) -> None:
+    assert _are_models(_ITEMS.format(above=above, made="pass")) == [not is_plain]
+
+
+@pytest.mark.parametrize("kind", [": Net", ""])
+@pytest.mark.parametrize(("above", "is_plain"), [("log(names)", True), ("self.shard()", False)])
+def test_so_is_an_attribute_whatever_its_annotation(kind: str, above: str, *, is_plain: bool) -> None:
+    made = f"self.net{kind} = build(0); {above}; self.net.state_dict()"
+    assert _are_models(_ITEMS.format(above="pass", made=made))[0] is not is_plain
+
+
+@pytest.mark.parametrize("made", ["torch.nn.ModuleDict()", "Heads()", "dict()", "{}"])
+@pytest.mark.parametrize("item", ["heads['a']", "heads[0]", "heads['a']['b']"])
+def test_a_dict_is_not_made_anew_by_what_is_put_into_it_below(made: str, item: str) -> None:
+    body = f"def f(net):\n    heads = {made}\n    {item} = FSDP(net)\n    {item}.state_dict()\n"
+    assert _are_models(body) == [True]
+    assert _are_models(body.replace(f"    {item}.state", f"    heads = {made}\n    {item}.state")) == [
+        made == "{}"
+    ]
+
+
+_SHOWN = """\
+def f(net, device, distributed):
+    if distributed:
+        model = FSDP(net)
+    else:
+        {other}
+    if not distributed:
+        model.state_dict()
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "is_plain"),
+    [
+        ("model = net.to(device)", True),
+        ("model = net", True),
+        ("model = Net().eval()", True),
+        # What FSDP1's function is given may be sharded by what is not seen.
+        ("model = build(net)", False),
+        ("model = other.to(device)", False),
+    ],
+)
+def test_a_branch_that_leaves_the_model_plain_is_so_whatever_is_asked_below(
+    other: str, *, is_plain: bool
+) -> None:
+    assert _are_models(_SHOWN.format(other=other)) == [not is_plain, True]

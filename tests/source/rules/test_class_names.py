@@ -155,6 +155,36 @@ def test_a_class_that_is_required_is_not_said(body: str) -> None:
     assert "FM316" not in dict(codes(f"model = FSDP(net)\n{body}"))
 
 
+ABOVE = """\
+class Base:
+    def __init__(self, model):
+        self.wrapper = self.model = model.to(0)
+        self.wrapper = FSDP({inner})
+class Streaming(Base):
+    def run(self, x):
+        {sets}
+        return x if isinstance(self.model, Special) else self.wrapper(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("inner", "sets", "is_said"),
+    [
+        ("self.model", "pass", False),
+        ("self.model", "self.model = FSDP(x)", True),
+        ("model); self.model = FSDP(model", "pass", True),
+    ],
+)
+def test_what_a_class_above_keeps_beside_the_wrapper_is_of_its_own_class(
+    tmp_path: Path, inner: str, sets: str, *, is_said: bool
+) -> None:
+    body = ABOVE.format(inner=inner, sets=sets)
+    (tmp_path / "base.py").write_text(f"{IMPORTS}{body}")
+    (tmp_path / "main.py").write_text("from base import Streaming\nStreaming(net).run(1)\n")
+    found = {use.code for use in scan_paths([tmp_path]).uses}
+    assert ("FM316" in found) is is_said
+
+
 def test_a_class_is_asked_before_wrapping() -> None:
     body = "if isinstance(model, PeftModel):\n    x = 1\nmodel = FSDP(model)\n"
     assert "FM316" not in dict(codes(body))

@@ -145,6 +145,42 @@ def test_a_model_that_is_wrapped_once_in_each_run_is_turned(body: str) -> None:
     assert "FM303" not in dict(codes(body))
 
 
+DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+AROUND_DDP = [
+    "net = DDP(net)\nnet = FSDP(net)\n",
+    "net = FSDP(DDP(net).to(0))\n",
+    "self.net = DDP(self.net)\nself.net = FSDP(self.net)\n",
+    "def wrap(m):\n    return DDP(m)\nnet = FSDP(wrap(net))\n",
+]
+AROUND_PREPARED = [
+    "net = accelerator.prepare(net)\nnet = FSDP(net)\n",
+    "net, opt = accelerator.prepare(net, opt)\nnet = FSDP(net)\n",
+    "if a == 1:\n    net = self.accelerator.prepare_model(net)\n    net = FSDP(net)\n",
+]
+AROUND_NEITHER = [
+    "if ddp:\n    net = DDP(net)\nelse:\n    net = FSDP(net)\n",
+    "if ddp:\n    net = DDP(net)\nif fsdp:\n    net = FSDP(net)\n",
+    "net = DDP(net) if ddp else net\nif fsdp:\n    net = FSDP(net)\n",
+    "ema = DDP(ema)\nnet = FSDP(net)\n",
+    "net = DDP(net)\nnet = FSDP(net.module)\n",
+    "net = accelerator.prepare(net)\nnet = FSDP(accelerator.unwrap_model(net))\n",
+    "net = accelerator.prepare_model(net, evaluation_mode=True)\nnet = FSDP(net)\n",
+    "opt, loader = accelerator.prepare(opt, loader)\nnet = FSDP(net)\n",
+]
+
+
+@pytest.mark.parametrize("body", [*AROUND_DDP, *AROUND_PREPARED])
+def test_a_model_of_another_wrapper_gets_a_comment(body: str) -> None:
+    owner = "DistributedDataParallel has wrapped" if body in AROUND_DDP else "Accelerate has prepared"
+    assert f"FM303 FSDP around a model that {owner}" in turned(DDP + body).replace("\n# ", " ")
+    assert "prepare_fully_shard(net" not in turned(DDP + body)
+
+
+@pytest.mark.parametrize("body", AROUND_NEITHER)
+def test_a_model_that_no_other_wrapper_has_is_turned(body: str) -> None:
+    assert "FM303" not in dict(codes(DDP + body))
+
+
 BY_A_FUNCTION = """\
 def fsdp(module, **kw):
     return FSDP(module, use_orig_params=True, **kw)

@@ -9,7 +9,7 @@ import pytest
 from fsdp_migrate.left_comments import stops_runs
 from fsdp_migrate.source import scan_source
 from tests.source.projects import FSDP, after
-from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned
+from tests.source.samples import MODEL, assert_commented, assert_turned, codes, turned, uses
 
 
 if TYPE_CHECKING:
@@ -103,6 +103,12 @@ def test_what_a_part_is_asked_for_does_not_run_it(runs: str, *, is_said: bool) -
     assert ("FM332", "commented") not in codes(part.replace(runs, "load(model.decoder)"))
 
 
+KEEPS = (
+    "def keep_best(model, path):\n    inner = model.module\n    inner.save_pretrained(path)\n"
+    "def keep_config(model):\n    model.config.save_pretrained(path)\n"
+)
+
+
 @pytest.mark.parametrize(
     ("inner", "is_read"),
     [
@@ -110,10 +116,15 @@ def test_what_a_part_is_asked_for_does_not_run_it(runs: str, *, is_said: bool) -
         ("out = model(x)\n    torch.save(model.state_dict(), path)\n", True),
         ("out = evaluate(model)\n    n = sum(p.abs().sum() for p in model.parameters())\n", True),
         ("out = model.generate(x)\n    y = out.shape\n", False),
+        # What is saved is whole in the context alone.
+        ("out = model.generate(x)\n    model.module.save_pretrained(path)\n", True),
+        ("out = evaluate(model)\n    if main:\n        keep_best(model, path)\n", True),
+        ("out = evaluate(model)\n    tokenizer.save_pretrained(path)\n", False),
+        ("out = evaluate(model)\n    keep_config(model)\n", False),
     ],
 )
 def test_what_reads_parameters_beside_a_run_keeps_its_context(inner: str, *, is_read: bool) -> None:
-    after = turned(f"{MODEL}with FSDP.summon_full_params(model):\n    {inner}")
+    after = turned(f"{KEEPS}{MODEL}with FSDP.summon_full_params(model):\n    {inner}")
     assert ("make that fsdp_migrate.runtime.summon_full_params for what reads parameters" in after) is is_read
     assert ("take the context away" in after) is not is_read
 
@@ -131,6 +142,30 @@ TRAINERS = (
     "class Mine(Base):\n    def evaluate(self, model):\n"
     "        with FSDP.summon_full_params(model, writeback=False):\n            y = {0}\n"
 )
+
+
+@pytest.mark.parametrize(
+    ("body", "is_alone"),
+    [
+        ("if rank == 0:\n    with FSDP.summon_full_params(model):\n        model.generate(x)\n", True),
+        ("with FSDP.summon_full_params(model):\n    if is_main_process:\n        evaluate(model, x)\n", True),
+        (
+            "with FSDP.summon_full_params(model):\n    if rank:\n        pass\n    else:\n        model(x)\n",
+            True,
+        ),
+        (
+            "with FSDP.summon_full_params(model):\n    y = model(x)\n    if rank == 0:\n        print(y)\n",
+            False,
+        ),
+        ("if rank == 0:\n    print(1)\nwith FSDP.summon_full_params(model):\n    model.generate(x)\n", False),
+        ("if many:\n    with FSDP.summon_full_params(model):\n        model.generate(x)\n", False),
+    ],
+)
+def test_one_rank_that_runs_it_alone_would_wait_for_the_others(body: str, *, is_alone: bool) -> None:
+    [said] = [use.becomes for use in uses(f"{MODEL}{body}") if use.code == "FM332"]
+    assert ("would wait for the others" in said) is is_alone
+
+
 OF_A_FRAMEWORK = [
     ("model(x)", ("FM313", "kept")),
     ("model.generate(x)", ("FM313", "commented")),
