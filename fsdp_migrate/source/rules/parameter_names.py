@@ -16,6 +16,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.names_from_outside import looked_for_within
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
+from fsdp_migrate.source.python.held import FLAT
 from fsdp_migrate.source.python.kept_names import is_known_at_run_alone
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
@@ -120,6 +121,8 @@ def find(source: Source) -> Iterator[Found]:
             continue
         model = whole_of(source, func.value)
         if model is None:
+            if FLAT in source.models.kinds(func.value):
+                yield from _of_inner(source, call, copies)
             continue
         if source.contexts.is_summoned(call):
             is_own = source.models.sharded_by(model) in _OF_A_MODULE | _KEEP_NAMES
@@ -134,6 +137,15 @@ def find(source: Source) -> Iterator[Found]:
                 yield from _of_loop(
                     source, loop, names, Asked(func.value, model, _flat_of(source, model, flat), copies)
                 )
+
+
+def _of_inner(source: Source, call: cst.Call, copies: PlainCopies) -> Iterator[Found]:
+    """Find names across units where Hugging Face's Trainer shows what is within FSDP1's outermost wrapper."""
+    for loop, names in named_loops(source.index, call):
+        function = source.index.function(loop) or source.module
+        if isinstance(loop, _LOOPS) and not _CLEANED.search(text_of(function)) and _chooses(loop, names[1]):
+            asked = _across_units(source, loop, names, copies)
+            yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
 
 
 class Asked(NamedTuple):
