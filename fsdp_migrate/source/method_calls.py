@@ -65,7 +65,7 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
         # A function that asks for (FSDP, DDP) is given both, whatever the calls that are seen here give it.
         is_both = _is_parameter(source, receiver) and source.models.is_guarded_among(receiver)
         return "sure" if certainty == "certain" and not is_both else "mixed"
-    if source.models.is_guarded_among(receiver):
+    if source.models.is_guarded_among(receiver) or _is_composers_part(source, receiver):
         return "mixed"
     text = dotted(receiver)
     names = set() if text is None else {part.lower().lstrip("_") for part in text.split(".")}
@@ -75,6 +75,18 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     last = (text or "").split(".")[-1].lower()
     named = any(word in last for word in ("model", "module", "fsdp"))
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
+
+
+def is_composers(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether it is the model of Composer's state, whose parts FSDP1 wrapped, and not itself."""
+    return source.models.sharded_by(model) == "composer" and text_of(model).endswith("state.model")
+
+
+def _is_composers_part(source: Source, part: cst.BaseExpression) -> bool:
+    """Tell whether it is such a part, which was FSDP1's wrapper: ``state.model.net``."""
+    if not isinstance(part, cst.Attribute) or not is_composers(source, part.value):
+        return False
+    return source.models.certainty(part.value) is not None
 
 
 def sureness_of_lost(source: Source, receiver: cst.BaseExpression) -> Sureness:

@@ -51,6 +51,13 @@ def said(folder: Path, own: str, **files: str) -> set[str]:
         ("init(self, state, logger)", SAVES, ""),
         (END, "torch.save(state.other.state_dict(), 'x')", ""),
         (END, "x = state.model(batch)", ""),
+        # Composer's FSDP1 wrapped the model's children: they had what a wrapper has, and the model has not.
+        (END, "x = state.model.net.module", "FM333"),
+        (END, "state.model.net.clip_grad_norm_(1.0)", "FM311"),
+        (END, "s = state.model.net.no_sync()", "FM333"),
+        (END, "x = state.model.module", ""),
+        (END, "x = state.model.net.body.module", ""),
+        (END, "x = state.batch.module", ""),
     ],
 )
 def test_what_methods_are_given(tmp_path: Path, base: str, method: str, body: str, code: str) -> None:

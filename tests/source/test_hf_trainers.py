@@ -78,7 +78,18 @@ def of_method(folder: Path, method: str, body: str, base: str = "Trainer") -> se
         ("save_model(self, p)", "x = 1 if self.is_fsdp_enabled else self.model.state_dict()", ""),
         ("create_optimizer(self)", "x = [p for p in self.model.parameters() if p.ndim > 1]", "FM318"),
         ("create_optimizer(self, model)", "x = [p for p in model.parameters() if p.ndim > 1]", "FM318"),
+        (
+            "create_optimizer(self)",
+            "import timm; x = timm.optim.param_groups_weight_decay(self.model)",
+            "FM318",
+        ),
         ("create_optimizer(self)", "x = [p for n, p in self.model.named_parameters() if 'bias' in n]", ""),
+        (
+            "create_optimizer(self)",
+            "x = [p for n, p in self.model.named_parameters() if 'h.0.mlp' in n]",
+            "FM318",
+        ),
+        ("create_optimizer(self)", "x = [p for n, p in self.model.named_parameters() if 'h.0.' in n]", ""),
         ("create_optimizer(self)", "x = self.model.state_dict()", ""),
         ("get_train_dataloader(self)", "x = self.model.state_dict()", ""),
         ("__init__(self, model)", "self.names = list(self.model.state_dict())", ""),

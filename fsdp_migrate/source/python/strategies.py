@@ -23,6 +23,8 @@ _STRATEGIES = frozenset(
 _PLACE = catalog.CONSTRUCTOR_ARGUMENTS.index("sharding_strategy")
 _DEFAULT = "FULL_SHARD"
 _ORIGINALS = "use_orig_params"
+_POLICY = "auto_wrap_policy"
+_POLICY_PLACE = catalog.CONSTRUCTOR_ARGUMENTS.index(_POLICY)
 _DEEPEST = 3
 
 
@@ -62,6 +64,25 @@ def keeps_originals(models: Models, node: cst.BaseExpression, depth: int = 0) ->
     targets = models.made.get(key, []) if key is not None and key not in models.given else []
     found = {_keeps_of_target(models, target, depth) for target in targets}
     return found.pop() if len(found) == 1 else None
+
+
+def is_one_unit(models: Models, node: cst.BaseExpression) -> bool:
+    """Tell whether a model is one unit for certain: FSDP1's class is called here for it, and for no part."""
+    index = models.index
+    key = models.key_of(node)
+    targets = models.made.get(key, []) if key is not None and key not in models.given else []
+    made = [_made_by(models, target) for target in targets]
+    calls = [cst.ensure_type(each, cst.Call) for each in index.by_kind.get(cst.Call, ())]
+    others = [call for call in calls if models.is_constructor(call.func) and call not in made]
+    is_manual = any(index.fsdp1(call.func) in catalog.MANUAL_WRAPPING for call in calls)
+    return bool(made) and not others and not is_manual and all(map(_is_without_policy, made))
+
+
+def _is_without_policy(call: cst.Call | None) -> bool:
+    if call is None or any(arg.star for arg in call.args):
+        return False
+    placed = [arg.value for arg in call.args if arg.keyword is None][_POLICY_PLACE : _POLICY_PLACE + 1]
+    return all(dotted(each) == "None" for each in (*given_by_name(call, _POLICY), *placed))
 
 
 def _keeps_of_target(models: Models, target: cst.CSTNode, depth: int) -> bool | None:

@@ -10,7 +10,13 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
-from fsdp_migrate.source.method_calls import is_tried_alone, is_wrapped_itself, sureness, was_asked_for
+from fsdp_migrate.source.method_calls import (
+    is_composers,
+    is_tried_alone,
+    is_wrapped_itself,
+    sureness,
+    was_asked_for,
+)
 from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
@@ -194,16 +200,11 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         # What is read or called is the same as before: there is nothing to settle.
         note = _OF_NAMES if _keeps_names(source, node) else _IS_SET if _is_set(source, node) else ""
         yield Found("FM315", node, short(node.value), "rewritten", (edit,), note=note.format(node.attr.value))
-    elif sure == "mixed" and not _is_composers(source, node.value):
+    elif sure == "mixed" and not is_composers(source, node.value):
         said = f"{mixed(source, node.value)}there is no `.module`."
         yield from () if source.links.keeps_module else (Found("FM333", node, said, "commented"),)
     elif sure != "no" and (source.models.is_asked(node.value) or source.models.is_guarded(node.value)):
         yield Found("FM333", node, _MAYBE, "commented")
-
-
-def _is_composers(source: Source, model: cst.BaseExpression) -> bool:
-    """Tell whether it is the model of Composer's state, whose parts FSDP1 wrapped: DDP's has ``.module``."""
-    return source.models.sharded_by(model) == "composer" and text_of(model).endswith("state.model")
 
 
 def _is_set(source: Source, node: cst.CSTNode) -> bool:

@@ -16,12 +16,13 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.names_from_outside import looked_for_within
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
+from fsdp_migrate.source.python.held import FLAT
 from fsdp_migrate.source.python.kept_names import is_known_at_run_alone
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
-from fsdp_migrate.source.python.strategies import keeps_originals
+from fsdp_migrate.source.python.strategies import is_one_unit, keeps_originals
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -78,10 +79,9 @@ _PART = (
 )
 _OLD_GROUPS = "; a checkpoint of FSDP1 has the old groups"
 _OF_UNITS = (
-    "of what stands in a unit FSDP1's names had `_fsdp_wrapped_module.` behind the unit's here, in a "
-    "LightningModule, so that this was another part of the name, or no match; FSDP2's are the model's, so "
-    "this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the old "
-    "groups."
+    "of what stands in a unit FSDP1's names had `_fsdp_wrapped_module.` behind the unit's here, so that this "
+    "was another part of the name, or no match; FSDP2's are the model's, so this decides differently, "
+    "without an error. Decide which is meant; a checkpoint of FSDP1 has the old groups."
 )
 _SAVED = (
     "of what stands in a unit FSDP1's names had `_fsdp_wrapped_module.` in them here, in a LightningModule, "
@@ -100,9 +100,11 @@ _PUTS = frozenset({"add", "append", "insert"})
 # use_orig_params=True as Hugging Face's Trainer does.
 _OF_A_MODULE = frozenset({"fabric", "lightning"})
 _KEEP_NAMES = frozenset({"transformers"})
-# A unit's name ends before that: `blocks.0.attn`, `blocks.{i}.attn`, `blocks\\.\\d+\\.attn`.
-_ACROSS = re.compile(r"(?:\d|\\d[+*]?\)?|\.[+*]|\])\\?\.[A-Za-z_]")
-_BEHIND_A_VALUE = re.compile(r"\.[A-Za-z_]")
+# A unit's name ends before that: `blocks.0.attn`, `blocks.{i}.attn`, `blocks\\.\\d+\\.attn`. What stands for
+# any text (`.*`) stands for the mark, too; `0.weight` is of a Linear, which seldom is a unit.
+_BEHIND = r"\.(?!(?:weight|bias)\b)[A-Za-z_]"
+_ACROSS = re.compile(rf"(?:(?:^|\.)\d+|\\d[+*]?\)?|\])\\?{_BEHIND}")
+_BEHIND_A_VALUE = re.compile(_BEHIND)
 _PAST_A_UNIT = 3
 """The first part of a name that may stand behind a unit's: ``model.blocks.0.attn``."""
 _SAVERS = frozenset({"on_load_checkpoint", "on_save_checkpoint"})
@@ -119,6 +121,8 @@ def find(source: Source) -> Iterator[Found]:
             continue
         model = whole_of(source, func.value)
         if model is None:
+            if FLAT in source.models.kinds(func.value):
+                yield from _of_inner(source, call, copies)
             continue
         if source.contexts.is_summoned(call):
             is_own = source.models.sharded_by(model) in _OF_A_MODULE | _KEEP_NAMES
@@ -133,6 +137,15 @@ def find(source: Source) -> Iterator[Found]:
                 yield from _of_loop(
                     source, loop, names, Asked(func.value, model, _flat_of(source, model, flat), copies)
                 )
+
+
+def _of_inner(source: Source, call: cst.Call, copies: PlainCopies) -> Iterator[Found]:
+    """Find names across units where Hugging Face's Trainer shows what is within FSDP1's outermost wrapper."""
+    for loop, names in named_loops(source.index, call):
+        function = source.index.function(loop) or source.module
+        if isinstance(loop, _LOOPS) and not _CLEANED.search(text_of(function)) and _chooses(loop, names[1]):
+            asked = _across_units(source, loop, names, copies)
+            yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
 
 
 class Asked(NamedTuple):
@@ -155,13 +168,16 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
     sharded_by = source.models.sharded_by(by.model)
     if sharded_by in _OF_A_MODULE:
         asks = is_choice and _has_units(source, by.model)
-        asked = _across_units(source, loop, names) if asks else ()
+        asked = _across_units(source, loop, names, by.copies) if asks else ()
         yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
         return
     # A part has names of the model's own, but for those of flat parameters.
     is_inner = by.model is not by.asked or text_of(by.asked).endswith(".module")
     of_flat = "" if sharded_by in _KEEP_NAMES else by.flat
-    said_of = dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat))
+    is_across = not of_flat and not is_one_unit(source.models, by.model)
+    across = _across_units(source, loop, names, by.copies) if is_across else ()
+    said_of = dict.fromkeys(across, _OF_UNITS)
+    said_of |= dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat))
     if not is_choice:  # what is written to parameters or gradients is in no checkpoint as groups
         said_of = {node: said.replace(_OLD_GROUPS, "") for node, said in said_of.items()}
     if not is_inner:
@@ -181,21 +197,33 @@ def _is_by_state(source: Source, call: cst.Call, model: cst.BaseExpression) -> b
     return is_saver and _has_units(source, model) and not _CLEANED.search(text_of(function or call))
 
 
-def _across_units(source: Source, loop: cst.CSTNode, names: tuple[str, str]) -> Iterator[cst.BaseExpression]:
+def _across_units(
+    source: Source, loop: cst.CSTNode, names: tuple[str, str], copies: PlainCopies
+) -> Iterator[cst.BaseExpression]:
     """Yield what is asked of names in a loop that a unit's mark would stand in: ``"blocks.0.attn" in n``."""
     for test, _ in _tests(source, loop, names):
-        read = [each for one in walk_for(test, cst.Name) if (each := _value(source, one)) is not None]
+        looped = list(_looped_over(source, test))
+        asked = [*walk_for(test, cst.Name), *looped]
+        read = [each for one in asked if (each := _value(source, one)) is not None]
         texts = (text for each in (test, *read) for text in walk_for(each, cst.SimpleString))
         formatted = (text for each in (test, *read) for text in walk_for(each, cst.FormattedString))
-        if any(_ACROSS.search(str(text.evaluated_value)) for text in texts) or any(
-            map(_is_across, formatted)
-        ):
+        is_told = any(_ACROSS.search(str(text.evaluated_value)) for text in texts)
+        # Names from before sharding are whole: `any(name in n for name in names)`.
+        if is_told or any(map(_is_across, formatted)) or any(map(copies.holds_names, looped)):
             yield test
     for part in _counted_parts(loop, names[0]):
         place = part.slice[0].slice
         number = place.value if isinstance(place, cst.Index) else None
         if isinstance(number, cst.Integer) and number.evaluated_value >= _PAST_A_UNIT:
             yield part
+
+
+def _looped_over(source: Source, test: cst.CSTNode) -> Iterator[cst.BaseExpression]:
+    """Yield what a question in ``any`` is asked for: ``any(k in n for k in keys)``."""
+    for loop in source.index.ancestors(test):
+        if not isinstance(loop, (cst.GeneratorExp, cst.ListComp)):
+            return
+        yield loop.for_in.iter
 
 
 def _is_across(text: cst.FormattedString) -> bool:

@@ -47,10 +47,11 @@ _SIZES = (
 )
 _SQUEEZED = "And squeeze() itself raises where FSDP2 shards over a dimension of one element."
 _SAME = frozenset({"clone", "contiguous", "detach", "squeeze"})
-_GROUPED = f"timm groups parameters by their dimensions. {_MEANT}"
-_TIMM = re.compile(
-    r"^timm\.optim\.(\w+\.)?"
-    r"(add_weight_decay|create_optimizer(_v2)?|param_groups_(weight|layer)_decay)$"
+_GROUPED = f"{{}} groups parameters by their dimensions. {_MEANT}"
+_GROUPING = re.compile(
+    r"^(?:(timm)\.optim\.(?:\w+\.)?"
+    r"(?:add_weight_decay|create_optimizer(?:_v2)?|param_groups_(?:weight|layer)_decay)"
+    r"|(peft)\.optimizers\.(?:\w+\.)?create_loraplus_optimizer)$"
 )
 _OWN = ("data.ndim", "dim", "grad.ndim", "ndim", "ndimension", "nelement", "numel", "shape", "size")
 _COMPARED: Mapping[type[cst.BaseCompOp], Callable[[int, int], bool]] = {
@@ -107,7 +108,7 @@ def find(source: Source) -> Iterator[Found]:
                 yield Found("FM318", test, said, "commented")
     in_lambdas = (test for test in _in_lambdas(source, values) if test not in seen)
     yield from (Found("FM318", test, _MEANT, "commented") for test in in_lambdas)
-    yield from _of_timm(source)
+    yield from _of_packages(source)
 
 
 def _in_lambdas(source: Source, values: ParameterValues) -> Iterator[cst.Comparison]:
@@ -121,14 +122,17 @@ def _in_lambdas(source: Source, values: ParameterValues) -> Iterator[cst.Compari
                     yield test
 
 
-def _of_timm(source: Source) -> Iterator[Found]:
-    """Find timm's functions that group parameters by their dimensions."""
+def _of_packages(source: Source) -> Iterator[Found]:
+    """Find functions of packages that group parameters by their dimensions."""
     for call in source.calls:
-        is_timms = any(map(_TIMM.match, source.index.qualified(call.func)))
-        if not is_timms or source.contexts.is_summoned(call):
+        named = [found for each in source.index.qualified(call.func) if (found := _GROUPING.match(each))]
+        if not named or source.contexts.is_summoned(call):
             continue
-        if any(source.models.certainty(arg.value) is not None for arg in call.args):
-            yield Found("FM318", call, _GROUPED, "commented")
+        # FSDP1's parameters were flat in `create_optimizer` of Hugging Face's Trainer, too.
+        models = source.models
+        if any(models.certainty(arg.value) or FLAT in models.kinds(arg.value) for arg in call.args):
+            package = named[0].group(1) or named[0].group(2)
+            yield Found("FM318", call, _GROUPED.format(package), "commented")
 
 
 def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> bool:

@@ -135,11 +135,13 @@ def test_values_of_a_state_that_was_saved_are_not_parameters() -> None:
         "optim_factory.add_weight_decay(model.module, 0.1)",
         "optim_factory.create_optimizer(args, model)",
         "timm.optim.param_groups_weight_decay(model)",
+        "create_loraplus_optimizer(model=model, optimizer_cls=AdamW, lr=1e-4, loraplus_lr_ratio=16)",
     ],
 )
-def test_functions_of_timm_that_group_by_shape(call: str) -> None:
+def test_functions_of_packages_that_group_by_shape(call: str) -> None:
     body = (
-        f"import timm\nimport timm.optim.optim_factory as optim_factory\nmodel = FSDP(net)\ngroups = {call}\n"
+        "import timm\nimport timm.optim.optim_factory as optim_factory\n"
+        f"from peft.optimizers import create_loraplus_optimizer\nmodel = FSDP(net)\ngroups = {call}\n"
     )
     assert ("FM318", "commented") in codes(body)
     assert ("FM318", "commented") not in codes(body.replace("FSDP(net)", "net"))
