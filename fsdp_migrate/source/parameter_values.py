@@ -17,7 +17,6 @@ from fsdp_migrate.source.parts_of_objects import (
     methods_of,
     property_of,
     set_in_class,
-    values_annotated,
 )
 from fsdp_migrate.source.python.containers import added_to, is_slice
 from fsdp_migrate.source.python.held import ITEM, TENSOR, taken, tensors, whole
@@ -196,7 +195,7 @@ class ParameterValues:
         index = self.source.index
         values: list[cst.BaseExpression | None] = []
         if isinstance(node, cst.Attribute):
-            values += (*values_set(index, node), *values_annotated(self.source, node))
+            values += values_set(index, node)
         else:
             values += [last_value(index, node)]
         if any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values):

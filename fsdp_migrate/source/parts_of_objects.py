@@ -25,28 +25,10 @@ def set_in_class(source: Source, node: cst.Attribute) -> Iterator[cst.Attribute]
     """Yield ``self.shadow`` for ``ema.shadow``, once for each class that the object may be of."""
     for owner in _classes_of(source, node.value):
         name = f"self.{node.attr.value}"
-        places: list[cst.AssignTarget | cst.AnnAssign] = [
-            *source.index.places_set(name),
-            *_annotated(source, name),
-        ]
-        its = (each.target for each in places if source.index.class_of(each) is owner)
+        its = (each.target for each in source.index.places_set(name) if source.index.class_of(each) is owner)
         first = next(its, None)
         if isinstance(first, cst.Attribute):
             yield first
-
-
-def values_annotated(source: Source, node: cst.Attribute) -> list[cst.BaseExpression]:
-    """Return what the class around gives an attribute whose type it says: ``self.kept: dict = {...}``."""
-    text, owner = dotted(node) or "", source.index.class_of(node)
-    its = _annotated(source, text) if owner is not None and text.startswith("self.") else ()
-    return [each.value for each in its if each.value is not None and source.index.class_of(each) is owner]
-
-
-def _annotated(source: Source, text: str) -> Iterator[cst.AnnAssign]:
-    for node in source.index.by_kind.get(cst.AnnAssign, ()):
-        made = cst.ensure_type(node, cst.AnnAssign)
-        if isinstance(made.target, cst.Attribute) and dotted(made.target) == text:
-            yield made
 
 
 def methods_of(source: Source, func: cst.BaseExpression) -> Iterator[cst.FunctionDef]:
