@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import warnings
 
+from fsdp_migrate.plain_assigns import with_plain_assigns
+
 
 def parse_any(text: str) -> ast.Module:
-    """Parse a source of this Python, or of a newer one.
+    """Parse a source of this Python, or of a newer one; assignments that say a type are plain ones then.
 
     Raises:
         SyntaxError: It is no Python that is known here.
@@ -15,7 +17,7 @@ def parse_any(text: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes that Python does not know
         try:
-            return ast.parse(text)
+            return with_plain_assigns(ast.parse(text))
         except SyntaxError:
             return parse_newer(text)
 
@@ -28,4 +30,4 @@ def parse_newer(text: str) -> ast.Module:
     """
     from fsdp_migrate.older_syntax import as_older  # where it is needed: seldom
 
-    return ast.parse(as_older(text))
+    return with_plain_assigns(ast.parse(as_older(text)))

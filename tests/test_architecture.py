@@ -43,7 +43,7 @@ HOUSE: House = (
     "checkpoint_codes",
     "finding_codes",
     "errors findings",  # an error holds findings, and raising them is one
-    "older_syntax",
+    "older_syntax plain_assigns",
     "arguments left_comments newer_syntax versions visible",
     [
         "explanations",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.plain_assigns import Assign
 from fsdp_migrate.source.project import Place, dotted, last_name
+from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.walked import walked
 
@@ -75,7 +77,7 @@ def _of_list(
         return _of_argument(node, text)
     last = text.removeprefix("self.")
     for each in walked(owner.node):
-        if isinstance(each, ast.AnnAssign) and dotted(each.target) in {last, text}:
+        if isinstance(each, (ast.AnnAssign, Assign)) and {*map(dotted, targets_of(each))} & {last, text}:
             return each.annotation
     made = project.method(owner, "__init__")
     for each in walked(made.node) if made is not None else ():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.python.argument_places import argument_at, parameters_of
 from fsdp_migrate.source.python.nodes import argument_of, text_of
 from fsdp_migrate.source.python.written_names import written_names
@@ -129,7 +130,7 @@ def asked_by(source: Source, function: cst.CSTNode) -> Asked:
 def _parameters_here(source: Source, function: cst.CSTNode, parameters: Callable[[ast.AST], Asked]) -> Asked:
     written = textwrap.dedent(source.module.code_for_node(function).lstrip("\n"))
     try:
-        (parsed,) = ast.parse(written).body
+        (parsed,) = parse_any(written).body
     except (SyntaxError, ValueError):
         return frozenset()
     return parameters(parsed)

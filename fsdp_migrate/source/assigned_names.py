@@ -29,7 +29,7 @@ class Made:
 
 
 def assigned(source: Source) -> Iterator[cst.Assign | cst.AnnAssign]:
-    """Yield every assignment, those with an annotation too."""
+    """Yield every assignment, those of fields of classes that say a type too."""
     yield from source.assignments
     for node in source.index.by_kind.get(cst.AnnAssign, ()):
         line = cst.ensure_type(node, cst.AnnAssign)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.nodes import dotted, literal, named_arguments, text_of, walk_for, word_of
 from fsdp_migrate.source.python.starred_keys import is_given_by_stars
@@ -64,7 +65,7 @@ def _is_seen_by_stars(source: Source, made: cst.Call) -> bool:
         return True
     func = text_of(made.func)
     try:
-        tree = ast.parse(source.code)
+        tree = parse_any(source.code)
     except SyntaxError:  # of a newer Python
         return False
     found = (

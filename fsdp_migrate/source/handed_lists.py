@@ -9,7 +9,6 @@ import ast
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.source.project import Definition, dotted
-from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.argument_places import argument_at
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.taken_lists import is_taken
@@ -69,14 +68,13 @@ def _kept_as(made: Definition, name: str) -> set[str]:
     """Return the attributes that a constructor gives an argument, as it is or as a list of it."""
     found: set[str] = set()
     for line in ast.walk(made.node):
-        if not isinstance(line, (ast.Assign, ast.AnnAssign)):
+        if not isinstance(line, ast.Assign):
             continue
         value = line.value
         if isinstance(value, ast.Call) and dotted(value.func) in _SAME and value.args:
             value = value.args[0]
-        if value is not None and dotted(value) == name:
-            targets = targets_of(line)
-            found |= {text for each in targets if (text := dotted(each) or "").startswith("self.")}
+        if dotted(value) == name:
+            found |= {text for each in line.targets if (text := dotted(each) or "").startswith("self.")}
     return found
 
 

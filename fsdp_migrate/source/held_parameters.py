@@ -147,7 +147,7 @@ class HeldParameters:
             texts = (text for target in node.targets if (text := dotted(target)) is not None)
             for text in texts if found else ():
                 held.setdefault(text, set()).update(found)
-        elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value is not None:
+        elif isinstance(node, ast.AugAssign):
             found, text = self.models(node.value, held, place), dotted(node.target)
             if found and text:
                 held.setdefault(text, set()).update(found)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.held_parameters import HeldParameters
 from fsdp_migrate.source.method_family import INIT, Family, Method, Spot, family_of
 from fsdp_migrate.source.project import Definition, Module, Place, Project, dotted
-from fsdp_migrate.source.project_names import targets_of
 from fsdp_migrate.source.python.argument_places import argument_at, given_at
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.links import NOTHING
@@ -189,10 +188,8 @@ def _set_as(module: Module, name: str) -> set[str]:
 
 def _lines_of(function: ast.AST, text: str) -> list[int]:
     """Return the lines that give a name its value, in their order."""
-    kinds = (ast.Assign, ast.AnnAssign)
-    lines = [each for each in ast.walk(function) if isinstance(each, kinds)]
-    targets = ((each, targets_of(each)) for each in lines)
-    return sorted(each.lineno for each, names in targets if any(dotted(name) == text for name in names))
+    lines = (each for each in ast.walk(function) if isinstance(each, ast.Assign))
+    return sorted(each.lineno for each in lines if text in map(dotted, each.targets))
 
 
 def _is_its(family: Family, method: Method, model: str, text: str) -> bool:

@@ -154,8 +154,6 @@ def _assigned(home: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.BaseE
         yield from ((part, assign.value) for each in assign.targets for part in _parts(each.target))
     for added in walk_for(home, cst.AugAssign):
         yield added.target, added.value
-    for told in walk_for(home, cst.AnnAssign):
-        yield from () if told.value is None else ((told.target, told.value),)
     for named in walk_for(home, cst.NamedExpr):
         yield named.target, named.value
     for loop in walk_for(home, cst.For):

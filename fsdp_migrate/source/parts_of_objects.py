@@ -25,11 +25,7 @@ def set_in_class(source: Source, node: cst.Attribute) -> Iterator[cst.Attribute]
     """Yield ``self.shadow`` for ``ema.shadow``, once for each class that the object may be of."""
     for owner in _classes_of(source, node.value):
         name = f"self.{node.attr.value}"
-        places: list[cst.AssignTarget | cst.AnnAssign] = [
-            *source.index.places_set(name),
-            *source.index.annotated_set(name),
-        ]
-        its = (each.target for each in places if source.index.class_of(each) is owner)
+        its = (each.target for each in source.index.places_set(name) if source.index.class_of(each) is owner)
         first = next(its, None)
         if isinstance(first, cst.Attribute):
             yield first

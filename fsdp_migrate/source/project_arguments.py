@@ -231,8 +231,6 @@ def _values(owner: Definition) -> dict[str, list[ast.AST]]:
         for node in ast.walk(owner.node):
             if isinstance(node, ast.Assign):
                 values.update((target, node.value) for target in node.targets)
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                values[node.target] = node.value
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 is_own = dotted(node.value) == "self"
                 owner.values.setdefault(node.attr, []).append(values.get(node, node) if is_own else node)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.noted_assigns import NotedAssign
 
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ def _bind_assign(index: Index, node: cst.CSTNode, scope: Scope) -> None:
     assert isinstance(node, cst.Assign)
     for target in node.targets:
         _bind_target(target.target, node.value, scope)
+
+
+def _bind_noted(index: Index, node: cst.CSTNode, scope: Scope) -> None:
+    index.by_kind.setdefault(cst.Assign, []).append(node)  # whoever goes through assignments means it too
+    _bind_assign(index, node, scope)
 
 
 def _bind_target(
@@ -99,6 +105,7 @@ BINDERS = {
     cst.FunctionDef: _bind_definition,
     cst.ClassDef: _bind_definition,
     cst.Assign: _bind_assign,
+    NotedAssign: _bind_noted,
     **dict.fromkeys(
         (
             cst.AnnAssign,

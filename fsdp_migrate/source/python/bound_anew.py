@@ -154,7 +154,6 @@ def _made_last(index: Index, node: cst.BaseExpression) -> cst.CSTNode | None:
     elif isinstance(node, cst.Attribute) and text_of(node).startswith("self."):
         text = text_of(node)
         bound = [(each, _value_of(index, each)) for each in index.places_set(text)]
-        bound += [(each, each.value) for each in index.annotated_set(text) if each.value is not None]
     elif isinstance(node, cst.Subscript):
         bound = [(each, _value_of(index, each)) for each in _items_set(index).get(text_of(node), ())]
         bound += [(each, None) for each in _bound_by(index, node)]  # another item, or another dict, since

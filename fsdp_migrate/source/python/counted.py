@@ -91,9 +91,8 @@ def _made_of(index: Index, line: cst.CSTNode) -> set[str]:
 
 
 def _targets(line: cst.CSTNode) -> Iterator[cst.BaseExpression]:
-    """Yield what a line gives values, also where it says of which type: ``total: int = ...``."""
+    """Yield what a line gives values."""
     yield from (each.target for each in walk_for(line, cst.AssignTarget))
-    yield from (each.target for each in walk_for(line, cst.AnnAssign))
 
 
 def _is_made_of(node: cst.BaseExpression, made: set[str]) -> bool:

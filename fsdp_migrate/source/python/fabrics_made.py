@@ -8,6 +8,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.python.argument_places import named_arguments
 
 
@@ -50,7 +51,7 @@ def makes_plain(text: str, owner: str) -> bool:
         [False, True]
     """
     try:
-        tree = ast.parse(textwrap.dedent(text))
+        tree = parse_any(textwrap.dedent(text))
     except SyntaxError:
         return False
     made = list(_made(tree, owner))

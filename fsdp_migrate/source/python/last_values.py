@@ -60,9 +60,7 @@ def values_set(index: Index, node: cst.Attribute) -> list[cst.BaseExpression]:
     if owner is None or not text.startswith("self."):
         return []
     assigns = [index.parents[each] for each in index.places_set(text)]
-    found = [a.value for a in assigns if isinstance(a, cst.Assign) and index.class_of(a) is owner]
-    annotated = (each for each in index.annotated_set(text) if index.class_of(each) is owner)
-    return [*(each.value for each in annotated if each.value is not None), *found]
+    return [a.value for a in assigns if isinstance(a, cst.Assign) and index.class_of(a) is owner]
 
 
 def value_in_class(index: Index, node: cst.Attribute) -> cst.BaseExpression | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.errors import SourceError
+from fsdp_migrate.source.python.noted_assigns import with_plain_assigns
 from fsdp_migrate.source.python.walked import children_of
 
 
@@ -40,7 +41,7 @@ def parse_module(code: str, path: str) -> cst.Module:
     """
     reason = _refuse_what_kills(code, path)
     try:
-        return cst.parse_module(code)
+        return with_plain_assigns(cst.parse_module(code))
     except cst.ParserSyntaxError as error:
         reason = reason or f"{path}:{error.raw_line}:{error.raw_column + 1}: no Python 3"
         raise SourceError(f"{reason}. It is left as it is.", path=path) from None

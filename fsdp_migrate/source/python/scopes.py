@@ -441,20 +441,6 @@ class Index:
                     self._set.setdefault(name, []).append(target)
         return self._set.get(text, [])
 
-    def annotated_set(self, text: str) -> list[cst.AnnAssign]:
-        """Return where an attribute is set, or only named, with its type: ``self.model: Net = Net()``."""
-        return self._annotated.get(text, [])
-
-    @functools.cached_property
-    def _annotated(self) -> dict[str, list[cst.AnnAssign]]:
-        found: dict[str, list[cst.AnnAssign]] = {}
-        for node in self.by_kind.get(cst.AnnAssign, ()):
-            made = cst.ensure_type(node, cst.AnnAssign)
-            name = dotted(made.target) if isinstance(made.target, cst.Attribute) else None
-            if name is not None:
-                found.setdefault(name, []).append(made)
-        return found
-
 
 _MAY_RUN_AGAIN = frozenset({cst.FunctionDef, cst.For, cst.While, cst.Lambda})
 _IMPORTERS = frozenset({"getattr", "import_module", "importlib.import_module"})

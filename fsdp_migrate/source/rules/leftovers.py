@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import last_name, short, text_of
+from fsdp_migrate.source.python.nodes import short, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -106,9 +106,6 @@ def _is_alias(source: Source, node: cst.CSTNode) -> bool:
     above = source.index.parents[node]
     if source.index.scopes[node].is_class:
         return False  # it is called as an attribute of objects, which is not seen
-    if isinstance(above, cst.AnnAssign):
-        annotation = last_name(above.annotation.annotation)
-        return annotation == "TypeAlias" and isinstance(above.target, cst.Name)
     return isinstance(above, cst.Assign) and all(isinstance(each.target, cst.Name) for each in above.targets)
 
 

@@ -214,7 +214,7 @@ def _is_set(source: Source, node: cst.CSTNode) -> bool:
     while isinstance(parents[whole], (cst.Attribute, cst.Subscript)) and not _is_index(parents[whole], whole):
         whole = parents[whole]
     above = parents[whole]
-    if isinstance(above, (cst.AugAssign, cst.AnnAssign)):
+    if isinstance(above, cst.AugAssign):
         if above.target is whole and whole is not node:
             return True
     elif isinstance(above, cst.AssignTarget):

@@ -217,8 +217,6 @@ def is_given_to_a_framework(source: Source, call: cst.Call) -> bool:
 def _called(source: Source, call: cst.Call) -> set[str]:
     """Return what is given what a call makes: ``opt = Own(p)``, or ``opt, n = Own(p), 1``."""
     made = source.index.parents[call]
-    if isinstance(made, cst.AnnAssign):
-        return {text_of(made.target)}
     if isinstance(made, cst.Assign):
         return {text_of(each.target) for each in made.targets}
     values = source.index.parents[made] if isinstance(made, cst.Element) else None

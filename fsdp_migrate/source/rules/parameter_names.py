@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.names_from_outside import looked_for_within
 from fsdp_migrate.source.parameter_values import ParameterValues
@@ -354,7 +355,7 @@ def _is_given_by_stars(source: Source) -> bool | None:
     """Tell whether ``FSDP(net, **kwargs)`` asks for names; None where that is not seen."""
     funcs = {text_of(call.func) for call in source.calls if _is_starred(source, call)}
     try:
-        tree = ast.parse(source.code) if funcs else ast.Module([], [])
+        tree = parse_any(source.code) if funcs else ast.Module([], [])
     except SyntaxError:  # of a newer Python
         return None
     return is_given_by_stars(tree, lambda call: ast.unparse(call.func) in funcs, "use_orig_params")

@@ -231,7 +231,7 @@ def _configs_no_more(source: Source, context: Context) -> Iterator[Found]:
                     "not needed any more",
                     "rewritten",
                     (Remove(statement),),
-                    covers=tuple(names_in(binding.value)),
+                    covers=tuple(names_in(statement)),  # those of the type that it says, too
                 )
 
 
