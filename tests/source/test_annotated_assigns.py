@@ -13,7 +13,7 @@ import pytest
 from fsdp_migrate.source import rewrite_source, scan_paths, scan_source
 from tests.ranks import ROOT
 from tests.source import idioms
-from tests.source.projects import FSDP
+from tests.source.projects import FSDP, LOOP as TRAIN, after
 from tests.source.samples import IMPORTS, codes, turned
 
 
@@ -213,3 +213,19 @@ def test_names_that_one_line_gives_values_are_followed_one_by_one(
     uses = scan_paths([tmp_path], num_processes=1).uses
     lines = [each.line for each in uses if each.code == "FM446" and each.path.endswith("train.py")]
     assert lines == ([4] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("    model = wrap(net)\n    train(model)\n", True),
+        ("    if (model := wrap(net)) is not None:\n        train(model)\n", True),
+        ("    print(model := wrap(net))\n    train(model)\n", True),
+        ("    if (model := net) is not None:\n        train(model)\n", False),
+    ],
+)
+def test_names_within_a_line_are_followed_to_other_files(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    main = f"from wrapping import wrap\nfrom loop import train\n\ndef main(net):\n{body}"
+    wrapping = f"{FSDP}def wrap(net):\n    return FSDP(net)\n"
+    found = after(tmp_path, {"wrapping.py": wrapping, "main.py": main, "loop.py": TRAIN}, "loop.py")
+    assert ("    clip_grad_norm_(model, 1.0)\n" in found) == is_said
