@@ -1,4 +1,4 @@
-"""Assignments that say of which type a name is, as the plain ones that they are for who follows names."""
+"""Assignments as the plain ones that they are for who follows names: without types, and of one name each."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Assign(ast.Assign):
 
 
 def with_plain_assigns(tree: ast.Module) -> ast.Module:
-    r"""Make plain assignments of the annotated ones of a tree, but for the fields of classes, and return it.
+    r"""Make plain assignments of those of a tree that say a type, or give several names values; return it.
 
-    Those of a class may be the fields of a dataclass, and what has no value gives none.
+    The fields of classes stay: they may be those of a dataclass. What has no value gives none. Of
+    ``a, b = f(), g()`` each name has a line, unless a value reads what a name before it is given.
 
     Example:
         >>> text = "x: int = 1\ny: int\nclass A:\n    z: int = 1\n    def f(self):\n        z: int = 1"
@@ -36,6 +37,10 @@ def with_plain_assigns(tree: ast.Module) -> ast.Module:
         <BLANKLINE>
             def f(self):
                 z = 1
+        >>> print(ast.unparse(with_plain_assigns(ast.parse("a, b = 1, 2\nc, d = d, c"))))
+        a = 1
+        b = 2
+        c, d = (d, c)
     """
     left: list[tuple[ast.AST, bool]] = [(tree, False)]
     while left:
@@ -43,9 +48,8 @@ def with_plain_assigns(tree: ast.Module) -> ast.Module:
         for name in _BLOCKS:
             block = getattr(node, name, None)
             if isinstance(block, list):
-                for place, each in enumerate(block):
-                    if isinstance(each, ast.AnnAssign) and each.value is not None and not in_class:
-                        block[place] = _plain(each, each.value)
+                if any(isinstance(each, (ast.AnnAssign, ast.Assign)) for each in block):
+                    block[:] = [one for each in block for one in _plain(each, in_class=in_class)]
                 left += ((each, _is_in_class(each, in_class=in_class)) for each in block)
     return tree
 
@@ -56,7 +60,43 @@ def _is_in_class(node: ast.AST, *, in_class: bool) -> bool:
     return not is_function and (in_class or isinstance(node, ast.ClassDef))
 
 
-def _plain(node: ast.AnnAssign, value: ast.expr) -> Assign:
-    made = ast.copy_location(Assign(targets=[node.target], value=value, type_comment=None), node)
-    made.annotation = node.annotation
+def _plain(node: ast.AST, *, in_class: bool) -> list[ast.AST]:
+    if isinstance(node, ast.AnnAssign) and node.value is not None and not in_class:
+        made = ast.copy_location(Assign(targets=[node.target], value=node.value, type_comment=None), node)
+        made.annotation = node.annotation
+        return [made]
+    is_one = isinstance(node, ast.Assign) and len(node.targets) == 1
+    pairs = _pairs(node.targets[0], node.value) if is_one and isinstance(node, ast.Assign) else []
+    return [_one(*each) for each in pairs] or [node]
+
+
+def _one(target: ast.expr, value: ast.expr) -> ast.Assign:
+    """Return an assignment that begins at its name: no two statements begin at one place."""
+    made = ast.copy_location(ast.Assign(targets=[target], value=value, type_comment=None), target)
+    made.end_lineno, made.end_col_offset = value.end_lineno, value.end_col_offset
     return made
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return what each name is given, if they may have it one after the other."""
+    kinds = (ast.List, ast.Tuple)
+    if not isinstance(target, kinds) or not isinstance(value, kinds) or len(target.elts) != len(value.elts):
+        return []
+    if not all(isinstance(each, (ast.Attribute, ast.Name)) for each in target.elts):
+        return []
+    if any(isinstance(each, ast.Starred) for each in value.elts):
+        return []
+    given: set[str] = set()
+    for one, other in zip(target.elts, value.elts, strict=True):
+        if any(_text(each) in given for each in ast.walk(other)):
+            return []
+        given.add(_text(one))
+    return list(zip(target.elts, value.elts, strict=True))
+
+
+def _text(node: ast.AST) -> str:
+    """Return a name, or an attribute by its whole name; nothing for what is neither."""
+    if isinstance(node, ast.Attribute):
+        owner = _text(node.value)
+        return f"{owner}.{node.attr}" if owner else ""
+    return node.id if isinstance(node, ast.Name) else ""

@@ -301,6 +301,8 @@ class _Following(GivenOtherwise):
         for call in statement.calls:
             self._call(call, place, node)
             self._adds(call, place)
+        for target, value in statement.named:
+            self._assign(target, self.kinds(value, place), place)
         self._block(node, place)
         if isinstance(node, ast.Assign):
             for target, value in ((t, v) for each in node.targets for t, v in pairs(each, node.value)):
@@ -314,8 +316,6 @@ class _Following(GivenOtherwise):
             for definition in self.called(node.value, place):
                 if definition.module is not place.module:
                     self._note_gives(node.value, place, definition)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._assign(node.target, self.kinds(node.value, place), place)
         elif isinstance(node, ast.AugAssign):
             self._assign(node.target, held(self.kinds(node.value, place)), place)
         elif place.scope and (given := given_by(node)) is not None:

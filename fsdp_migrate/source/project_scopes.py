@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.never_run import NeverRun
 from fsdp_migrate.source.project import Asked, Function, Module, Place, start_of
-from fsdp_migrate.source.python.walked import calls_of
+from fsdp_migrate.source.python.walked import parts_of_one
 
 
 if TYPE_CHECKING:
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Statement:
-    """One statement, where it stands, and its calls but those of the statements in it."""
+    """One statement, where it stands, and its calls but those of the statements in it; so with its names."""
 
     node: ast.stmt
     place: Place
     calls: list[ast.Call]
+    named: list[tuple[ast.expr, ast.expr]]
+    """What gets a name within it, ``if (model := wrap(net)) is not None:``, or as a field with its type."""
 
 
 @dataclass(eq=False)
@@ -68,7 +70,12 @@ def _collect(
             here = replace(here, loops=(*place.loops, node))
         if isinstance(node, ast.With) and any("state_dict_type" in ast.dump(item) for item in node.items):
             here = replace(here, is_typed=True)
-        scope.statements.append(Statement(node, here, list(calls_of(node))))
+        parts = list(parts_of_one(node))
+        calls = [each for each in parts if isinstance(each, ast.Call)]
+        kinds = (ast.AnnAssign, ast.NamedExpr)
+        made = [each for each in (*parts, node) if isinstance(each, kinds)]
+        named = [(each.target, each.value) for each in made if each.value is not None]
+        scope.statements.append(Statement(node, here, calls, named))
         for block, its in _blocks(node, here, never, scope):
             _collect(block, its, scope, found, never)
         if isinstance(node, ast.If) and not node.orelse and _leaves(node.body):

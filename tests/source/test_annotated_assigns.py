@@ -13,6 +13,7 @@ import pytest
 from fsdp_migrate.source import rewrite_source, scan_paths, scan_source
 from tests.ranks import ROOT
 from tests.source import idioms
+from tests.source.projects import FSDP, LOOP as TRAIN, after
 from tests.source.samples import IMPORTS, codes, turned
 
 
@@ -175,3 +176,56 @@ def test_fields_of_classes_keep_the_types_that_they_say() -> None:
 def test_a_type_without_a_value_gives_none() -> None:
     body = "model: FSDP\nmodel = net\npayload: dict\nclip_grad_norm_(model.parameters(), 1.0)\n"
     assert [each for each in codes(body) if each[0] != "FM305"] == codes(body.partition("\n")[2])
+
+
+LOOP = """\
+import torch
+from wrapping import wrap
+
+class Loop:
+    def __init__(self, net, params):
+        {}
+
+    def clip(self):
+        torch.nn.utils.clip_grad_norm_(self.params, 1.0)
+"""
+GIVEN = (
+    "from loop import Loop\n\ndef main(net):\n    loop = Loop(net, list(net.parameters()))\n    loop.clip()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("self.net = wrap(net); self.params = params", True),
+        ("self.net, self.params = wrap(net), params", True),
+        ("(self.params, self.net) = [params, wrap(net)]", True),
+        ("self.net, self.params = net, params", False),
+        ("self.net, self.params = wrap(net), list(self.net.parameters())", False),
+    ],
+)
+def test_names_that_one_line_gives_values_are_followed_one_by_one(
+    tmp_path: Path, line: str, *, is_said: bool
+) -> None:
+    wrapping = f"{FSDP}def wrap(net):\n    return FSDP(net)\n"
+    for name, text in {"wrapping": wrapping, "loop": LOOP.format(line), "train": GIVEN}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    uses = scan_paths([tmp_path], num_processes=1).uses
+    lines = [each.line for each in uses if each.code == "FM446" and each.path.endswith("train.py")]
+    assert lines == ([4] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("    model = wrap(net)\n    train(model)\n", True),
+        ("    if (model := wrap(net)) is not None:\n        train(model)\n", True),
+        ("    print(model := wrap(net))\n    train(model)\n", True),
+        ("    if (model := net) is not None:\n        train(model)\n", False),
+    ],
+)
+def test_names_within_a_line_are_followed_to_other_files(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    main = f"from wrapping import wrap\nfrom loop import train\n\ndef main(net):\n{body}"
+    wrapping = f"{FSDP}def wrap(net):\n    return FSDP(net)\n"
+    found = after(tmp_path, {"wrapping.py": wrapping, "main.py": main, "loop.py": TRAIN}, "loop.py")
+    assert ("    clip_grad_norm_(model, 1.0)\n" in found) == is_said

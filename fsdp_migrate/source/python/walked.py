@@ -92,11 +92,6 @@ def last_word(func: ast.expr) -> str:
     return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
 
 
-def calls_of(node: ast.stmt) -> Iterator[ast.Call]:
-    """Yield the calls of a statement, those of the statements in it left out."""
-    yield from (each for each in parts_of_one(node) if isinstance(each, ast.Call))
-
-
 def parts_of_one(node: ast.stmt) -> Iterator[ast.AST]:
     """Yield the parts of a statement, the statements in it left out."""
     todo = [child for child in children_of(node) if not isinstance(child, (ast.stmt, ast.ExceptHandler))]
