@@ -1,4 +1,4 @@
-"""A file in the words of Hugging Face's Trainer, and who reads it: the Trainer, or a source of the project."""
+"""A file in the words of Hugging Face's Trainer, and who reads it."""
 
 from __future__ import annotations
 
