@@ -37,6 +37,7 @@ from fsdp_migrate.arguments import NOTHING, PATH, check_arguments
 from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.config_texts import (
     NOTEBOOK,
+    blocks_in,
     documents_of,
     found_from,
     is_file,
@@ -210,8 +211,7 @@ def _converted(
     names_lightning = _names_lightning(text)
     package = (fabric_of_group(path) or lightning_package(path)) if names_lightning else None
     settings = settings_in(path.parent, world_size, nodes, package)
-    is_hydra = names_lightning and is_hydra_group(path)
-    settings = replace(settings, is_hydra=is_hydra, file_name=path.name)
+    settings = replace(settings, is_hydra=names_lightning and is_hydra_group(path), file_name=path.name)
     try:
         if path.suffix == NOTEBOOK:
             refuse_choices(framework, key)
@@ -220,6 +220,7 @@ def _converted(
             conversion = convert_script(text, settings=settings)
         else:
             is_json = is_json_text(path, text)
+            blocks_in(path, documents_of(path, text), framework, key)
             conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
     except NothingToConvertError as error:
         raise _named(_why_nothing(error, path, text, settings), path) from error
@@ -305,7 +306,7 @@ def read_config_file(
     text = read_text(file)
     try:
         documents = documents_of(file, text)
-        blocks = [block for document in documents for block in find_blocks(document, framework, key)]
+        blocks = blocks_in(file, documents, framework, key)
         if not blocks and len(documents) == 1 and key is None:
             return _own_arguments(documents[0])
         return _arguments_of(_only(blocks), file)
@@ -327,8 +328,7 @@ def recomputes_units(path: str | os.PathLike[str]) -> bool:
     """
     file = Path(path)
     text = read_text(file)
-    documents = documents_of(file, text)
-    blocks = [block for document in documents for block in find_blocks(document, "auto", None)]
+    blocks = blocks_in(file, documents_of(file, text))
     given = [plain(block.node) for block in blocks if block.node and block.framework in _RECOMPUTING]
     flags = [each.get(f"{prefix}activation_checkpointing") for each in given for prefix in ("", "fsdp_")]
     return any(words.read_bool(flag, "activation_checkpointing") for flag in flags if flag is not None)

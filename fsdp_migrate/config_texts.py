@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
+from fsdp_migrate.adapters.conversion.key_readers import refuse_others
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
 from fsdp_migrate.adapters.conversion.project_embeddings import holds_embeddings
@@ -35,6 +36,7 @@ from fsdp_migrate.text_files import BACKUP
 
 if TYPE_CHECKING:
     from fsdp_migrate.adapters.document.nodes import Node
+    from fsdp_migrate.adapters.engine.base import Block
 
 
 NOTEBOOK = ".ipynb"
@@ -141,6 +143,20 @@ def documents_of(path: Path, text: str) -> list[Node]:
 
 def _documents(text: str, is_json: bool | None = None) -> list[Node]:
     return read_documents(text, is_json=looks_like_json(text) if is_json is None else is_json)
+
+
+def blocks_in(
+    path: Path, documents: list[Node], framework: str = "auto", key: str | None = None
+) -> list[Block]:
+    """Return what configures FSDP in a file's documents.
+
+    Raises:
+        ConfigError: Nothing stands at ``key``, or the project around does not show whose the file is.
+    """
+    blocks = [block for document in documents for block in find_blocks(document, framework, key)]
+    if framework == "auto" and key is None:
+        refuse_others(blocks, path)
+    return blocks
 
 
 def settings_in(

@@ -64,7 +64,7 @@ class NothingToConvertError(ConfigError):
     ``names_fsdp`` tells whether something in it names FSDP all the same: settings of a framework that is not
     known here, or such that may be of several. ``holds_arguments`` tells whether it has arguments of
     ``FullyShardedDataParallel`` for code of its own, ``is_switch`` whether all that names FSDP are switches
-    of such code: ``use_fsdp: true``.
+    of such code: ``use_fsdp: true``, and ``is_own`` whether code of the project is seen to look its keys up.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class NothingToConvertError(ConfigError):
         names_fsdp: bool,
         holds_arguments: bool = False,
         is_switch: bool = False,
+        is_own: bool = False,
     ) -> None:
         super().__init__(message, field=field)
         self.names_fsdp = names_fsdp
         self.holds_arguments = holds_arguments
         self.is_switch = is_switch
+        self.is_own = is_own
 
     def saying(self, message: str) -> NothingToConvertError:
         """Return the same error with another text."""
@@ -89,6 +91,7 @@ class NothingToConvertError(ConfigError):
             names_fsdp=self.names_fsdp,
             holds_arguments=self.holds_arguments,
             is_switch=self.is_switch,
+            is_own=self.is_own,
         )
 
 

@@ -172,7 +172,7 @@ HOUSE: House = (
     [
         "sharding",
         (
-            "source.argument_files source.checkpoint_readers source.checkpoint_runs source.own_configs "
+            "source.argument_files source.checkpoint_readers source.checkpoint_runs "
             "source.precision_elsewhere source.proof_steps source.saved_files source.sarif source.steps "
             "source.surroundings"
         ),

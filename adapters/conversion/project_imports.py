@@ -40,7 +40,7 @@ _TRANSFORMERS = re.compile(
     r"(?:transformers|trl|peft|unsloth|axolotl|swift|llamafactory|sentence_transformers)\b",
     re.MULTILINE,
 )
-_TRAINER = re.compile(
+TRAINER = re.compile(
     r"\bTrainingArguments\b|^[ \t]*from\s+transformers[\w.]*\s+import\s+(?:\([^)]{0,2000}|[^\n]*)Trainer\b"
     r"|\btransformers\.\w*Trainer\b"
     r"|^[ \t]*(?:import|from)\s+(?:trl|unsloth|axolotl|swift|llamafactory|sentence_transformers|setfit)\b",
@@ -161,7 +161,7 @@ def decays_alike(folder: Path) -> bool:
 
 
 def _may_decay_by_name(text: str) -> bool:
-    return _TRAINER.search(text) is not None or all(each.search(text) for each in _BY_NAME)
+    return TRAINER.search(text) is not None or all(each.search(text) for each in _BY_NAME)
 
 
 def _prepares_without(has_other: Callable[[str], bool], folder: Path) -> bool:

@@ -298,13 +298,15 @@ class Edits:
         return found
 
     def _named_above(self, entry: Entry, indent: str, newline: str) -> str:
-        """Return the comments above an entry, the first of them with its name."""
+        """Return the comments above an entry, the first of them that says something with its name."""
         line = self.text.rfind("\n", 0, entry.key.start) + 1
         found = [
             text.strip().lstrip("#").strip() for text in self.text[self._above(entry) : line].splitlines()
         ]
+        first = next((n for n, text in enumerate(found) if re.search(r"\w", text)), None)  # no rule: `# ====`
         return "".join(
-            f"{indent}# {text if n else _named(entry, text)}{newline}" for n, text in enumerate(found)
+            f"{indent}# {_named(entry, text) if n == first else text}{newline}"
+            for n, text in enumerate(found)
         )
 
     def _all_comments(self, entry: Entry, indent: str, above: bool) -> list[str]:

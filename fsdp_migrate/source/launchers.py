@@ -38,6 +38,8 @@ _BY_HAND = (
     "`fsdp-migrate config` shows what each command becomes"
 )
 _SHOWN = "by hand: it stands in a page; `fsdp-migrate config --command '...'` shows what it becomes"
+_ASSIGNS = re.compile(r"\s*(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?(\w+)\+?=")
+_FLAG = re.compile(r"--[\w-]+(?:[= ]+(?!-)[^\s'\"]+)?")
 _ENVIRONMENT = "FM355"
 _STANDS_ELSEWHERE = "FM356"
 _WRITTEN_THERE = re.compile(r", and write (?P<what>.+?) there: ")
@@ -163,21 +165,40 @@ def _told_by_script(path: Path, text: str, launches: list[LaunchFound]) -> Itera
     """Yield launch lines with what ``fsdp-migrate config`` would do with the script as a whole."""
     edited = _edited_lines(path, text) if any(each.state == "changes" for each in launches) else frozenset()
     ends = (*(each.line for each in launches[1:]), len(text.splitlines()) + 1)
+    lines = text.splitlines()
+    parts = {_variable_of(lines[line - 1]) for line in edited if line <= len(lines)} - {""}
     for each, end in zip(launches, ends, strict=True):
         is_edited = not edited.isdisjoint(range(each.line, max(end, each.line + 1)))
-        if each.state == "changes" and not edited and _is_left_as_it_is(path):
+        is_part = not edited or (_variable_of(each.command) in parts and _keeps_its_flags(each, text))
+        if each.state == "changes" and not is_edited and is_part and _leaves_none(path):
             continue  # with what its variables hold and the files that it names nothing is left to do
         yield each if each.state != "changes" or is_edited else replace(each, by_hand=True, message=_BY_HAND)
 
 
-def _is_left_as_it_is(path: Path) -> bool:
-    """Tell whether a script as a whole has nothing to change, by hand either."""
+def _variable_of(command: str) -> str:
+    """Return the variable that a line sets or adds to; nothing of another line: ``CMD+=" --use_fsdp"``."""
+    found = _ASSIGNS.match(command)
+    return "" if found is None else found[1]
+
+
+def _keeps_its_flags(found: LaunchFound, script: str) -> bool:
+    """Tell whether a line's own flags stay as they are, so that what is added may stand in another."""
+    from fsdp_migrate.config_files import convert_command_line
+
+    try:
+        done = convert_command_line(found.command, script=script)
+    except FSDPMigrateError:
+        return False
+    return {*_FLAG.findall(found.command)} <= {*_FLAG.findall(done.conversion.text)}
+
+
+def _leaves_none(path: Path) -> bool:
+    """Tell whether the conversion of a script as a whole leaves nothing to be changed by hand."""
     try:
         report = _converted(path)
     except FindingsError:
         return False
-    said = () if report is None else report.conversion.findings
-    return report is not None and not report.conversion.is_changed and all(f.code != "FM355" for f in said)
+    return report is not None and all(each.code != "FM355" for each in report.conversion.findings)
 
 
 def _edited_lines(path: Path, text: str) -> frozenset[int]:

@@ -149,3 +149,24 @@ def is_of_fsdp1(source: Source, value: cst.BaseExpression) -> bool:
     """Tell whether a value is FSDP1's own ``MixedPrecision(...)``, here or by its name."""
     made = last_value(source.index, value) if isinstance(value, cst.Name) else value
     return isinstance(made, cst.Call) and source.index.fsdp1(made.func) == "MixedPrecision"
+
+
+def is_changed_later(source: Source, call: cst.Call) -> bool:
+    """Tell whether attributes of the plugin are set after it was made."""
+    assign = next((a for a in source.index.ancestors(call) if isinstance(a, cst.Assign)), None)
+    names = {text_of(target.target) for target in assign.targets} if assign is not None else set()
+    home = source.index.function(call)
+    return any(
+        isinstance(target.target, cst.Attribute)
+        and text_of(target.target.value) in names
+        and (home is None or "." in text_of(target.target.value) or source.index.function(each) is home)
+        and (home is not None or _is_global(source, target.target.value))
+        for each in source.assignments
+        for target in each.targets
+    )
+
+
+def _is_global(source: Source, node: cst.BaseExpression) -> bool:
+    if not isinstance(node, cst.Name):
+        return True
+    return source.index.scopes[node].find(node.value) is source.index.scope

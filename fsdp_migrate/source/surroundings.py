@@ -95,6 +95,7 @@ class ConfigFound:
     ``lacks_version``: HF Trainer's without ``version``, by which transformers runs FSDP2 from 5.10 on.
     ``is_named``: HF Trainer's, by a launch line that names it, and not by what stands in it.
     ``needs_code``: a source that reads it is to be changed. ``is_switch``: it has switches of code alone.
+    ``is_own``: code of the project is seen to look its keys up.
     ``wanted``: what is to be written into the file that it names, which says it of FSDP1 itself.
     """
 
@@ -109,6 +110,7 @@ class ConfigFound:
     needs_code: bool = False
     wanted: str = ""
     is_switch: bool = False
+    is_own: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as it stands in JSON documents."""
@@ -201,12 +203,10 @@ def find_configs(
         >>> find_configs(["fsdp_migrate/source"])
         []
     """
-    from fsdp_migrate.source.own_configs import with_own
-
     files = find_sources(paths, CONFIGS | MAYBE_CONFIGS | {".dockerfile", ".toml"})
     with one_look():
         found = [_look_at(path) for path in files if _may_be_config(path)]
-        return _with_named(with_own([each for each in found if each is not None], paths), launches)
+        return _with_named([each for each in found if each is not None], launches)
 
 
 def _may_be_config(path: Path) -> bool:
@@ -230,7 +230,7 @@ def _with_named(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound])
     trainers = {name for each in launches for name in _NAMED_FILE.findall(each.command)}
     return [
         (_look_at(Path(each.path), "hf") or each)
-        if each.state == "unclear" and Path(each.path).name in trainers
+        if each.state == "unclear" and not each.is_own and Path(each.path).name in trainers
         else each
         for each in configs
     ]
@@ -248,11 +248,15 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
         if nothing is not None and not nothing.names_fsdp:
             return None
         message = " ".join(str(error).split()).removeprefix(f"{str(path)!r}: ")
-        holds, switch = (nothing.holds_arguments, nothing.is_switch) if nothing else (False, False)
         if nothing is not None and _SAYS_FSDP2.search(text_if_there(path)):
             return ConfigFound(str(path), "", "fsdp2")
         state: Literal["unclear", "broken"] = "unclear" if nothing else "broken"
-        return ConfigFound(str(path), "", state, message, holds_arguments=holds, is_switch=switch)
+        return ConfigFound(
+            *(str(path), "", state, message),
+            holds_arguments=nothing is not None and nothing.holds_arguments,
+            is_switch=nothing is not None and nothing.is_switch,
+            is_own=nothing is not None and nothing.is_own,
+        )
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))

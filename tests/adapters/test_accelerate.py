@@ -488,6 +488,16 @@ def test_a_setting_that_is_commented_out_keeps_its_own_name() -> None:
     assert "# fsdp_use_orig_params" not in done.text
 
 
+def test_a_rule_above_a_comment_stays_a_rule() -> None:
+    head = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n"
+    rule = f"  # {'=' * 20}\n"
+    done = convert_text(f"{head}\n{rule}  # sends what rank 0 has\n{rule}  fsdp_sync_module_states: true\n")
+    assert f"{rule}  # fsdp_sync_module_states: sends what rank 0 has\n{rule}" in done.text
+    alone = convert_text(f"{head}\n{rule}  fsdp_use_orig_params: true\n")
+    assert rule in alone.text
+    assert "# fsdp_use_orig_params" not in alone.text
+
+
 @pytest.mark.parametrize(
     ("given", "is_said"),
     [("SLURM", True), ("AMAZON_SAGEMAKER", True), ("LOCAL_MACHINE", False), ("${PLACE}", False)],

@@ -96,6 +96,22 @@ def test_variables_are_named_with_what_to_set(tmp_path: Path) -> None:
     assert "FSDP_RESHARD_AFTER_FORWARD=false" in found.message
 
 
+def test_a_part_of_a_variable_that_stays_as_it_is_is_not_left_to_be_changed(tmp_path: Path) -> None:
+    script = (
+        'CMD="accelerate launch --use_fsdp"\n'
+        'CMD+=" --fsdp_sharding_strategy FULL_SHARD"\n'
+        'CMD+=" --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"\n'
+        "$CMD t.py\n"
+    )
+    # Two commands have the variable of the second: its strategy is left, and is said to be.
+    other = 'CMD+=" --fsdp_sharding_strategy SHARD_GRAD_OP"\n$CMD u.py\n'
+    for text, by_hand in ((script, []), (script + other, [2])):
+        (tmp_path / "run.sh").write_text(text)
+        found = find_launches([tmp_path])
+        assert [each.line for each in found if each.by_hand] == by_hand
+        assert [each for each in found if not each.by_hand]
+
+
 def test_numbers_of_a_script_are_known_where_its_lines_are_looked_at(tmp_path: Path) -> None:
     run = "accelerate launch --num_machines $SLURM_NNODES --num_processes $((SLURM_NNODES * 8)) --use_fsdp"
     script = f"#SBATCH --nodes=4\n{run} --fsdp_sharding_strategy HYBRID_SHARD t.py\n"

@@ -17,11 +17,11 @@ from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
-from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_of_fsdp1
+from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_changed_later, is_of_fsdp1
 from fsdp_migrate.source.python.accelerate_precision import precision_of_accelerator, where_it_casts
 from fsdp_migrate.source.python.environment import environment_of_run, fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
-from fsdp_migrate.source.python.keywords import values_by_stars
+from fsdp_migrate.source.python.keywords import may_be_given, values_by_stars, written_out
 from fsdp_migrate.source.python.no_shard import may_choose_hybrid
 from fsdp_migrate.source.python.nodes import (
     args_by_name,
@@ -129,6 +129,12 @@ _NAMES = {
 # What says nothing of how the model is sharded, and means the same to FSDP2.
 _ASIDE = frozenset({"ignored_modules", "optim_state_dict_config", "param_init_fn", "state_dict_config"})
 _QUESTIONS = frozenset({"fields", "getattr", "hasattr", "isinstance", "issubclass", "signature"})
+_PRECISION = "mixed_precision"
+_ARGUMENTS = (
+    *("activation_checkpointing", "auto_wrap_policy", "cpu_offload", "fsdp_version", "min_num_params"),
+    *("mixed_precision_policy", "reshard_after_forward", "sharding_strategy", "state_dict_type"),
+    *("transformer_cls_names_to_wrap", "use_orig_params", *_UNSAID, *sorted(_ASIDE)),
+)
 _CAST = frozenset({"param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"})
 _DTYPES = Need("torch.distributed.fsdp", "MixedPrecisionPolicy")
 
@@ -175,7 +181,9 @@ def _of_name(source: Source, node: cst.BaseExpression) -> Iterator[Found]:
 
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
-    given = named_arguments(call)
+    named = named_arguments(call)
+    sure = {**written_out(source, call), **named}
+    given = {**may_be_given(source, call, _ARGUMENTS), **sure}
     values = Values(source)
     held, findings, reasons = _held(source, given, values)
     lost = list(_said_of_ignored(given, values))
@@ -196,7 +204,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     reasons += [reason for reason in converted.reasons if "HYBRID_SHARD" not in reason]
     if any(arg.star or arg.keyword is None for arg in call.args):
         reasons[:0] = [_HIDDEN, *_behind_stars(source, call, values)]
-    if _is_changed_later(source, call):
+    if is_changed_later(source, call):
         reasons.append(_CHANGED_LATER)
     after = _after(held, converted)
     more = "".join(f" `{each.subject}`: {each.message} {each.hint}" for each in lost)
@@ -205,15 +213,27 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     elif not set(given) - _ASIDE and not reasons:
         yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}{more}", "commented")
     elif reasons:
-        text = f"{in_sentences(reasons)} {_MEANT} {_known(values, after)}"
+        known = {name: value for name, value in after.items() if name in sure or name not in given}
+        text = f"{in_sentences(reasons)} {_MEANT} {_known(values, known)}"
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
         casts = given.get("mixed_precision_policy")
         text += _ITS_CASTS if casts is not None and is_of_fsdp1(source, casts) else ""
         text += more + _of_hybrid(source, held)
         yield Found("FM320", call, text, "commented", is_of_its_own=True)
+        yield from _of_the_rest(call, values, given, (*converted.findings, *findings))
     else:
         yield from _rewritten(source, call, values, (*converted.findings, *findings, *lost), given, after)
+
+
+def _of_the_rest(
+    call: cst.Call, values: Values, given: Given, findings: tuple[Finding, ...]
+) -> Iterator[Found]:
+    """Say what arguments that are seen do otherwise, where others leave the call to a person."""
+    named = [replace(each, subject=_argument(each.subject)) for each in findings]
+    rest = [each for each in named if each.subject in {*given, _PRECISION} and each.message != _EACH_CLASS[0]]
+    places = args_by_name(call)
+    yield from said_of(rest, values, lambda subject: places.get(subject, call))
 
 
 def _of_hybrid(source: Source, held: dict[str, Any]) -> str:
@@ -359,27 +379,6 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
         )
     if text:
         yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
-
-
-def _is_changed_later(source: Source, call: cst.Call) -> bool:
-    """Tell whether attributes of the plugin are set after it was made."""
-    assign = next((a for a in source.index.ancestors(call) if isinstance(a, cst.Assign)), None)
-    names = {text_of(target.target) for target in assign.targets} if assign is not None else set()
-    home = source.index.function(call)
-    return any(
-        isinstance(target.target, cst.Attribute)
-        and text_of(target.target.value) in names
-        and (home is None or "." in text_of(target.target.value) or source.index.function(each) is home)
-        and (home is not None or _is_global(source, target.target.value))
-        for each in source.assignments
-        for target in each.targets
-    )
-
-
-def _is_global(source: Source, node: cst.BaseExpression) -> bool:
-    if not isinstance(node, cst.Name):
-        return True
-    return source.index.scopes[node].find(node.value) is source.index.scope
 
 
 def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:

@@ -429,6 +429,32 @@ def test_what_holds_where_the_accelerators_precision_is_not_known(given: str, sa
 
 
 @pytest.mark.parametrize(
+    ("made", "is_sized"),
+    [
+        ('p = Plugin(auto_wrap_policy="size_based_wrap", min_num_params=9, **more)\n', True),
+        ('kw = {"auto_wrap_policy": "size_based_wrap"}\np = Plugin(**kw)\n', True),
+        ('kw = {}\nif big:\n    kw["auto_wrap_policy"] = "size_based_wrap"\np = Plugin(**kw)\n', True),
+        ('p = Plugin(sharding_strategy=find(), auto_wrap_policy="size_based_wrap")\n', True),
+        ("p = Plugin(sharding_strategy=1, **more)\n", False),
+        ('kw = {"auto_wrap_policy": "no_wrap"}\np = Plugin(**kw)\n', False),
+    ],
+)
+def test_what_is_known_is_said_where_other_arguments_are_hidden(made: str, *, is_sized: bool) -> None:
+    found = comments(f'{made}Accelerator(fsdp_plugin=p, mixed_precision="bf16")\n', ACCELERATE)
+    assert "FM320" in found
+    assert "FM354 `mixed_precision`: bfloat16" in found
+    assert ("FM343 `auto_wrap_policy`: " in found) is is_sized
+    assert "FM354" not in comments(f'{made}Accelerator(fsdp_plugin=p, mixed_precision="no")\n', ACCELERATE)
+
+
+def test_what_a_branch_gives_is_not_said_to_be_given() -> None:
+    body = 'kw = {"min_num_params": 9}\np = Plugin(**kw)\n'
+    assert "fsdp_version=2, min_num_params=9" in comments(body, ACCELERATE)
+    body = body.replace("p = ", 'if big:\n    kw["min_num_params"] = 10\np = ')
+    assert "min_num_params=" not in comments(body, ACCELERATE)
+
+
+@pytest.mark.parametrize(
     ("dtypes", "is_said"),
     [
         ("param_dtype=torch.float32, reduce_dtype=torch.float32", False),

@@ -1,0 +1,103 @@
+"""Whose a file is that holds keys of FSDP alone: HF Trainer's ``fsdp_config``, or a source's that reads it.
+
+The file itself does not tell: Accelerate's plugin and the Trainer have the same words, and mean others by
+them. The project around it does, by what looks the keys up.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fsdp_migrate.adapters.conversion.project_imports import TRAINER, texts_around
+from fsdp_migrate.adapters.conversion.unknown import FILE
+from fsdp_migrate.adapters.document.nodes import effective
+from fsdp_migrate.errors import NothingToConvertError
+from fsdp_migrate.text_files import BACKUP
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from fsdp_migrate.adapters.engine.base import Block
+
+
+_KINDS = frozenset({".json", ".yaml", ".yml"})
+_SHARDS = re.compile(r"\bFullyShardedDataParallel(?:Plugin)?\b")
+_READS = (
+    "{} looks its keys up itself: leave it to that source, which `fsdp-migrate rewrite` turns. "
+    "prepare_fully_shard takes FSDP1's arguments; what Accelerate's plugin takes for FSDP2 is said at it."
+)
+_ASKS = (
+    "What is around it does not show who reads it: {}. If HF Trainer does, this converts it: "
+    f"`fsdp-migrate config {FILE} --from hf`. If Accelerate does, as a whole `fsdp_config`: "
+    f"`fsdp-migrate config {FILE} --from accelerate --key .`. If code of the project's own does, leave it: "
+    "`fsdp-migrate scan` says what becomes of that code."
+)
+_NO_TRAINER = (
+    "sources make FSDP1 themselves, none has a Trainer of Hugging Face's, and none is seen to read it"
+)
+_BOTH = "{} looks keys of these names up itself, and the project has a Trainer of Hugging Face's too"
+
+
+def refuse_others(blocks: Iterable[Block], path: Path) -> None:
+    """Raise where a file that would be HF Trainer's as a whole is another's, or nothing shows whose it is.
+
+    Args:
+        blocks: What was found in the file, without being told whose it is.
+        path: The file.
+
+    Raises:
+        NothingToConvertError: A source around looks its keys up, or who reads it must be asked.
+
+    Example:
+        >>> refuse_others([], Path("/absent/fsdp.yaml"))
+    """
+    if Path(path.name.partition(BACKUP)[0]).suffix not in _KINDS:
+        return
+    whole = (each for each in blocks if each.framework == "hf" and not each.path and not each.is_fsdp2)
+    names = [name for block in whole if block.node is not None for name in effective(block.node)]
+    said, is_own = _told(names, path) if names else ("", False)
+    if said:
+        raise NothingToConvertError(said, names_fsdp=True, holds_arguments=is_own, is_own=is_own)
+
+
+def _told(names: Collection[str], path: Path) -> tuple[str, bool]:
+    """Say who reads a file's keys, or that this is not seen, and whether a source of the project does."""
+    texts = texts_around(path.absolute().parent)
+    prefixed = [name for name in names if name.startswith("fsdp_")]
+    has_trainer = any(TRAINER.search(text) for _, text in texts)
+    shards = any(_SHARDS.search(text) for _, text in texts)
+    # Names without the prefix are anybody's: the source has to name the file, and to shard.
+    reader = next(
+        (
+            each
+            for each, text in texts
+            if _SHARDS.search(text) and path.name in text and _looks_up(text, names)
+        ),
+        None,
+    )
+    if reader is not None:
+        return _READS.format(reader.name), True
+    reader = next((each for each, text in texts if _looks_up(text, prefixed)), None)
+    if reader is not None and has_trainer and shards and _shards(texts, reader):
+        return _ASKS.format(_BOTH.format(reader.name)), False
+    if reader is not None and not has_trainer:
+        return _READS.format(reader.name), True
+    # HF Trainer reads a file of that name as JSON.
+    is_doubtful = bool(prefixed) or path.suffix != ".json"
+    if is_doubtful and shards and not has_trainer:
+        return _ASKS.format(_NO_TRAINER), False
+    return "", False
+
+
+def _shards(texts: Iterable[tuple[Path, str]], reader: Path) -> bool:
+    return any(each == reader and _SHARDS.search(text) is not None for each, text in texts)
+
+
+def _looks_up(text: str, names: Collection[str]) -> bool:
+    """Tell whether a source looks one of some keys up: ``config["min_num_params"]``."""
+    every = "|".join(map(re.escape, names))
+    looked_up = rf"""(?:\w\[|\.(?:get|pop)\(\s*)['"](?:{every})['"]"""
+    return bool(names) and re.search(looked_up, text) is not None

@@ -1,0 +1,135 @@
+"""A file in the words of Hugging Face's Trainer, and who reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fsdp_migrate.config_files import convert_config_file, read_config_file
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.surroundings import find_configs
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytestmark = pytest.mark.any_torch
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch\n")
+
+
+SETTINGS = {"transformer_layer_cls_to_wrap": "Block", "limit_all_gathers": True, "use_orig_params": True}
+FSDP = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+READ = "config = json.load(open('conf/fsdp.json'))\n"
+USED = "model = FSDP(net, limit_all_gathers=config['limit_all_gathers'])\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [
+        (FSDP + READ + USED, "unclear"),
+        (FSDP + READ + USED.replace("['limit_all_gathers']", ".get('limit_all_gathers')"), "unclear"),
+        (FSDP + USED, "changes"),
+        (FSDP + READ, "changes"),
+        (READ + USED, "changes"),
+        ("arguments = TrainingArguments(fsdp='full_shard', fsdp_config='conf/fsdp.json')\n", "changes"),
+    ],
+)
+def test_what_code_looks_up_by_itself_is_left_to_it(tmp_path: Path, source: str, state: str) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "fsdp.json").write_text(json.dumps(SETTINGS))
+    (tmp_path / "train.py").write_text(source)
+    (found,) = find_configs([tmp_path])
+    assert (found.state, found.holds_arguments) == (state, state == "unclear")
+    assert ("train.py looks its keys up" in found.message) is (state == "unclear")
+
+
+def test_the_trainers_own_arguments_are_theirs(tmp_path: Path) -> None:
+    arguments = {"output_dir": "out", "fsdp": "full_shard", "fsdp_config": SETTINGS, "learning_rate": 1.0}
+    (tmp_path / "fsdp.json").write_text(json.dumps(arguments))
+    (tmp_path / "train.py").write_text(FSDP + "x = json.load(open('fsdp.json'))['fsdp']\n")
+    (found,) = find_configs([tmp_path])
+    assert found.state == "changes"
+
+
+FLAT = (
+    "fsdp_sharding_strategy: SHARD_GRAD_OP\n"
+    "fsdp_offload_params: true\n"
+    "fsdp_state_dict_type: SHARDED_STATE_DICT\n"
+)
+PLUGIN = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+    "def make(cfg):\n"
+    "    return FullyShardedDataParallelPlugin(cpu_offload={})\n"
+)
+LOOKS_UP = PLUGIN.format("cfg.get('fsdp_offload_params', False)")
+BY_OTHER_WORDS = PLUGIN.format("cfg.offload")
+TRAINS = (
+    "from transformers import Trainer, TrainingArguments\nTrainer(model, TrainingArguments(**cfg)).train()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "sources", "said"),
+    [
+        ("fsdp.yaml", [LOOKS_UP], "a.py looks its keys up itself"),
+        ("fsdp.json", [LOOKS_UP], "a.py looks its keys up itself"),
+        ("fsdp.yaml", [LOOKS_UP.replace("cfg.get(", "cfg.pop(")], "a.py looks its keys up itself"),
+        ("fsdp.yaml", ["", LOOKS_UP], "b.py looks its keys up itself"),
+        ("fsdp.yaml", [BY_OTHER_WORDS], "does not show who reads it: sources make FSDP1"),
+        ("fsdp.json", [BY_OTHER_WORDS], "does not show who reads it: sources make FSDP1"),
+        ("fsdp.yaml", [LOOKS_UP, TRAINS], "does not show who reads it: a.py looks keys"),
+        ("fsdp.yaml", [TRAINS], ""),
+        ("fsdp.yaml", [BY_OTHER_WORDS, TRAINS], ""),
+        ("fsdp.yaml", ["import torch\n"], ""),
+        ("fsdp.yaml", [], ""),
+    ],
+)
+def test_who_reads_a_file_of_keys_alone_is_asked_of_the_project(
+    tmp_path: Path, name: str, sources: list[str], said: str
+) -> None:
+    path = tmp_path / name
+    is_json = path.suffix == ".json"
+    path.write_text(json.dumps(dict(each.split(": ") for each in FLAT.splitlines())) if is_json else FLAT)
+    for source, letter in zip(sources, "ab", strict=False):
+        (tmp_path / f"{letter}.py").write_text(source)
+    if not said:
+        assert convert_config_file(path).is_changed
+        return
+    for read in (convert_config_file, read_config_file):
+        with pytest.raises(ConfigError, match=said):
+            read(path)
+    (found,) = find_configs([tmp_path])
+    assert (found.framework, found.state, found.is_own) == ("", "unclear", "itself: leave" in found.message)
+    assert convert_config_file(path, framework="hf").is_changed
+
+
+def test_a_question_names_the_commands_that_answer_it(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(FLAT)
+    (tmp_path / "a.py").write_text(BY_OTHER_WORDS)
+    with pytest.raises(ConfigError) as caught:
+        convert_config_file(path)
+    named = re.findall(r"`fsdp-migrate config (\S+) --from (\w+)(?: --key (\S+))?`", str(caught.value))
+    assert [framework for _, framework, _ in named] == ["hf", "accelerate"]
+    for file, framework, key in named:
+        assert convert_config_file(file, framework=framework, key=key or None).is_changed
+
+
+def test_a_launch_line_does_not_take_a_file_from_the_source_that_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.json").write_text(json.dumps({"fsdp_offload_params": True}))
+    (tmp_path / "run.sh").write_text(
+        "torchrun train.py --output_dir o --fsdp full_shard --fsdp_config fsdp.json\n"
+    )
+    for source, state in ((LOOKS_UP, "unclear"), ("import torch\n", "changes"), (BY_OTHER_WORDS, "changes")):
+        (tmp_path / "train.py").write_text(source)
+        found = {each.path: each for each in find_configs([tmp_path], find_launches([tmp_path]))}
+        assert found[str(tmp_path / "fsdp.json")].state == state
