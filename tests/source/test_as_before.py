@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, codes
+from tests.source.samples import IMPORTS, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -55,10 +55,13 @@ OWN = "class Own:\n    def __init__(self):\n        self.rate = "
     ],
 )
 def test_what_a_dtensor_does_as_a_plain_tensor_did(use: str, is_said: bool) -> None:
-    """Tried with torch 2.13 on two ranks."""
-    found = codes(MODEL + use.replace("w.", "m.head.weight.") + "\n", HEADER)
-    assert bool(dict(found).keys() & {"FM336", "FM423"}) is is_said
+    """Tried with torch 2.13 on two ranks. What a GPU's random state becomes is a rule of its own."""
+
+    def is_found(body: str) -> bool:
+        named = [each for each in uses(MODEL + body, HEADER) if each.rule != "random-numbers"]
+        return any(each.code in {"FM336", "FM423"} for each in named)
+
+    assert is_found(use.replace("w.", "m.head.weight.") + "\n") is is_said
     if "def " not in use:
         loop = "for n, layer in m.named_modules():\n    w = layer.weight\n    "
-        found = codes(MODEL + loop + use.replace("\n", "\n    ") + "\n", HEADER)
-        assert bool(dict(found).keys() & {"FM336", "FM423"}) is is_said
+        assert is_found(loop + use.replace("\n", "\n    ") + "\n") is is_said

@@ -43,6 +43,7 @@ from fsdp_migrate.source.rules import (
     plugin_settings,
     prepared_apart,
     privates,
+    random_numbers,
     rank_files,
     raw_optimizer_states,
     recurrent_layers,
@@ -100,6 +101,7 @@ RULES: tuple[ModuleType, ...] = (
     parameter_names,
     dtensors,
     norms_in_forward,
+    random_numbers,
     meshes,
     after_evaluation,
     loggers,
@@ -144,6 +146,7 @@ OF_MODELS: frozenset[ModuleType] = frozenset(
         part_states,
         prepared_apart,
         privates,
+        random_numbers,
         raw_optimizer_states,
         state_dicts,
         summon,
@@ -164,6 +167,7 @@ OF_PARAMETERS: frozenset[ModuleType] = frozenset(
         own_optimizers,
         parameter_names,
         parameter_shapes,
+        random_numbers,
         raw_optimizer_states,
     }
 )

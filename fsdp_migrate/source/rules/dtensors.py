@@ -139,8 +139,7 @@ _ONE = (
 )
 _BESIDE = (
     "a plain tensor meets a DTensor here, which torch refuses: make it like the parameter, such as "
-    "torch.zeros_like(p) or torch.randn_like(p), or give .to_local() of the parameter and take this rank's "
-    "rows of the other."
+    "torch.zeros_like(p), or give .to_local() of the parameter and take this rank's rows of the other."
 )
 _COPIED = (
     "torch._foreach_copy_ takes no DTensors: copy each, a.copy_(b), or give it .to_local() of each, where "
