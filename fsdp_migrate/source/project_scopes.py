@@ -74,7 +74,9 @@ def _collect(
         calls = [each for each in parts if isinstance(each, ast.Call)]
         kinds = (ast.AnnAssign, ast.NamedExpr)
         made = [each for each in (*parts, node) if isinstance(each, kinds)]
-        named = [(each.target, each.value) for each in made if each.value is not None]
+        named: list[tuple[ast.expr, ast.expr]] = [
+            (each.target, each.value) for each in made if each.value is not None
+        ]
         scope.statements.append(Statement(node, here, calls, named))
         for block, its in _blocks(node, here, never, scope):
             _collect(block, its, scope, found, never)
