@@ -22,7 +22,7 @@ class Statement:
     node: ast.stmt
     place: Place
     calls: list[ast.Call]
-    named: list[tuple[ast.expr, ast.expr]]
+    named: tuple[tuple[ast.expr, ast.expr], ...]
     """What gets a name within it, ``if (model := wrap(net)) is not None:``, or as a field with its type."""
 
 
@@ -74,10 +74,8 @@ def _collect(
         calls = [each for each in parts if isinstance(each, ast.Call)]
         kinds = (ast.AnnAssign, ast.NamedExpr)
         made = [each for each in (*parts, node) if isinstance(each, kinds)]
-        named: list[tuple[ast.expr, ast.expr]] = [
-            (each.target, each.value) for each in made if each.value is not None
-        ]
-        scope.statements.append(Statement(node, here, calls, named))
+        named = ((each.target, each.value) for each in made if each.value is not None)
+        scope.statements.append(Statement(node, here, calls, tuple(named)))
         for block, its in _blocks(node, here, never, scope):
             _collect(block, its, scope, found, never)
         if isinstance(node, ast.If) and not node.orelse and _leaves(node.body):

@@ -126,12 +126,19 @@ def test_questions_about_a_name_of_the_projects_own_are_fsdp2s(tmp_path: Path) -
     assert "return clip_grad_norm_(module, value)" in files["main.py"]
 
 
+def test_a_name_that_one_line_gives_torchs_class_beside_another_is_torchs(tmp_path: Path) -> None:
+    main = "from dist import Sharded\nmodel = Sharded(net)\n"
+    files = after(tmp_path, {"dist.py": f"{WRAP}\n\nSharded, Other = FSDP, Own\n", "main.py": main})
+    assert "model = prepare_fully_shard(net)\n" in files["main.py"]
+
+
 @pytest.mark.parametrize(
     "own",
     [
         "Sharded = FSDP\nSharded = Own\n",
         "if old:\n    Sharded = FSDP\nelse:\n    Sharded = Own\n",
-        "Sharded, Other = FSDP, Own\n",
+        "Other, Sharded = FSDP, Own\n",
+        "Sharded, Other = picked(FSDP, Own)\n",
         "from registry import *\n\nSharded.cls = FSDP\n",
         "def make():\n    Sharded = FSDP\n    return Sharded\n\n\nclass Sharded:\n    pass\n",
     ],

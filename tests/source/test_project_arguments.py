@@ -39,6 +39,8 @@ def _found(folder: Path, made: str, set_by: str = _SET, train: str = _TRAIN) -> 
     [
         _SET,
         "if net is None:\n            self.net = Net(config)\n        else:\n            self.net = net",
+        "self.net, self.config = Net(config) if net is None else net, config",
+        "self.net, self.config = net, config",
     ],
 )
 def test_an_object_that_is_given_no_model_makes_a_plain_one(tmp_path: Path, set_by: str) -> None:
@@ -55,7 +57,7 @@ def test_an_object_that_is_given_no_model_makes_a_plain_one(tmp_path: Path, set_
         (_SET, f"{_TRAIN}pipe = pipe or other\npipe.net = FSDP(pipe.net)\n"),
         (f"{_SET}\n\n    def change(self, net):\n        self.net = net", f"{_TRAIN}pipe.change(net)\n"),
         ("self.net = wrap(Net(config)) if net is None else net\n\nfrom train import wrap", None),
-        ("self.net, self.config = net, config", None),
+        ("(self.net, *self.rest) = net, config", None),
     ],
 )
 def test_an_attribute_that_is_a_model_in_other_ways_too(tmp_path: Path, set_by: str, train: str) -> None:
