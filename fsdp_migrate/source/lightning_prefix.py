@@ -43,7 +43,7 @@ def counted_on(source: Source) -> Iterator[cst.BaseExpression]:
     """Yield where a source counts on it, in a project that trains by that strategy: once a function."""
     if PREFIX not in source.code or _OTHERS.search(source.code) is not None:
         return
-    if not (source.links.by_lightning or asking_for_fsdp1({Path(source.path): source.code})):
+    if not (source.links.by_lightning or asking_for_fsdp1({Path(source.path): source.code}, or_fabric=True)):
         return
     seen: set[cst.CSTNode | None] = set()
     for node in _named(source):
@@ -61,7 +61,7 @@ def prefixed_by_lightning(texts: Mapping[Path, str], lightning: Collection[Path]
         lightning: Those of which it is known otherwise that the strategy may train them.
     """
     named = [path for path, text in texts.items() if PREFIX in text and _OTHERS.search(text) is None]
-    if named and (lightning or asking_for_fsdp1(texts)):
+    if named and (lightning or asking_for_fsdp1(texts, or_fabric=True)):
         yield from named
 
 

@@ -59,6 +59,35 @@ def test_a_module_that_steps_by_itself(body: str, *, is_said: bool) -> None:
         assert not any(text.startswith(BY_HAND) for text in said(other))
 
 
+ONE = "from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy\n"
+ONE_BY_ONE = "from lightning.pytorch.strategies import (\n    DDPStrategy,\n    FSDPStrategy,\n)\n"
+OF_FABRIC = "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n"
+USES = "t = pl.Trainer(**{'strategy': FSDPStrategy()})\nt.fit(Lit(net))\n"
+
+
+@pytest.mark.parametrize(
+    ("train", "is_said"),
+    [
+        (f"{ONE}{USES}", True),
+        (f"{ONE_BY_ONE}{USES}", True),
+        (ONE_BY_ONE + USES.replace("FSDP", "DDP"), False),
+        (ONE + USES.replace("FSDPStrategy()", "eval(args.strategy)()"), True),
+        (ONE + USES.replace("FSDP", "DDP"), False),
+        (f"{OF_FABRIC}Fabric(strategy=FSDPStrategy()).setup(net)\n", False),
+        ("from lightning.fabric import Fabric\nFabric(strategy='fsdp').setup(net)\n", False),
+        (f"{OF_FABRIC}Fabric(strategy=FSDPStrategy())\npl.Trainer(strategy='fsdp').fit(Lit(net))\n", True),
+    ],
+)
+def test_what_asks_the_trainer_for_the_strategy(tmp_path: Path, train: str, *, is_said: bool) -> None:
+    steps = f"{HEAD}        self.manual_backward(self.net(batch))\n        step(opt)\n"
+    (tmp_path / "lit.py").write_text(steps)
+    (tmp_path / "train.py").write_text(f"import lightning.pytorch as pl\nfrom lit import Lit\n{train}")
+    # Both in one file, and each in its own.
+    texts = [use.becomes for use in scan_paths([tmp_path]).uses if use.path.endswith("lit.py")]
+    for found in (texts, said(f"{steps}\n\n{train}")):
+        assert any(text.startswith(BY_HAND) for text in found) is is_said
+
+
 def test_the_switch_as_a_property() -> None:
     code = HEAD.replace("        self.automatic_optimization = False\n", "")
     code += "        self.manual_backward(self.net(batch))\n\n    @property\n"

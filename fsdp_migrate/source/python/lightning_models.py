@@ -63,6 +63,13 @@ _ASKS = re.compile(
     r"\b\w*FSDPStrategy\b|\bDDPFullyShardedNativeStrategy\b|\bstrategy['\"]?\]?\s*[=:]\s*['\"]fsdp"
     r"|['\"]fsdp(?:_native|_cpu_offload|_native_full_shard_offload)?['\"]"
 )
+_IMPORTED = re.compile(
+    r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import\b[ \t]*(?:\([^)]*\)|(?:[^\n\\]|\\\n)*)", re.MULTILINE
+)
+_LOOKS_UP = re.compile(r"\b(?:eval|globals|locals)\(")
+_NAMED_BY_WORD = re.compile(r"\bTrainer\([^()]*\bstrategy\s*=\s*['\"]fsdp")
+_MAKES_FABRIC = re.compile(r"\bFabric\(")
+_MAKES_TRAINER = re.compile(r"\bTrainer\(|\bLightningCLI\(")
 _OPTION = re.compile(r"['\"]--strategy['\"]")
 _BY_NAME = re.compile(r"\bstrategy['\"]?\]?\s*(?::\s*[\w\[\], .|]+?)?[=:]\s*['\"]fsdp")
 _READS = re.compile(r"\b(trainer|strategy)\.(model|lightning_module)\b")
@@ -247,15 +254,29 @@ def trains_by_fsdp1(index: Index, *, is_told: bool) -> bool:
     """
     if is_told:
         return True
-    bindings = (each for found in index.scope.bindings.values() for each in found)
-    names = {each.qualified for each in bindings if each.qualified is not None}
+    bindings = ((name, each) for name, found in index.scope.bindings.items() for each in found)
+    known = {(name, each.qualified) for name, each in bindings if each.qualified is not None}
+    names = {qualified for _, qualified in known}
     above = (name for each in index.heirs.values() for name in each)
     if not any(name.split(".")[0] in _PACKAGES for name in names) and not any(map(LIGHTNINGS.match, above)):
         return False
-    if any(name.endswith(_STRATEGIES) or catalog.fsdp1_name(name) == catalog.FSDP for name in names):
+    theirs = {each for each in known if each[1].endswith(_STRATEGIES) or _is_fsdp1(each[1])}
+    if theirs and _uses(index.module.code, {name for name, full in theirs if "fabric" not in full}):
         return True
     texts = index.by_kind.get(cst.SimpleString, ())
-    return any(_WORD.match(cst.ensure_type(each, cst.SimpleString).value) for each in texts)
+    is_named = any(_WORD.match(cst.ensure_type(each, cst.SimpleString).value) for each in texts)
+    return is_named and not _is_fabrics(index.module.code)
+
+
+def _is_fsdp1(name: str) -> bool:
+    return catalog.fsdp1_name(name) == catalog.FSDP
+
+
+def _uses(text: str, names: Collection[str]) -> bool:
+    """Tell whether a text has one of some names outside of its imports, or may look names up."""
+    below = _IMPORTED.sub("", text)
+    used = any(re.search(rf"\b{re.escape(name)}\b", below) for name in names)
+    return used or (bool(names) and _LOOKS_UP.search(text) is not None)
 
 
 def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
@@ -264,9 +285,26 @@ def using_lightning(texts: Mapping[Path, str]) -> list[Path]:
     return [path for path, text in texts.items() if "lightning" in text and _IMPORTS.search(text)]
 
 
-def asking_for_fsdp1(texts: Mapping[Path, str]) -> list[Path]:
-    """Return the files that ask Lightning for its FSDP1 strategy."""
-    return [path for path in using_lightning(texts) if _ASKS.search(texts[path])]
+def asking_for_fsdp1(texts: Mapping[Path, str], *, or_fabric: bool = False) -> list[Path]:
+    """Return the files that ask Lightning's Trainer for its FSDP1 strategy, or a Fabric for its own.
+
+    An import alone is no strategy, and Fabric's is none for the Trainer, which refuses it.
+    """
+    users = (path for path in using_lightning(texts) if _ASKS.search(texts[path]))
+    return [path for path in users if _asks(texts[path]) and (or_fabric or not _is_fabrics(texts[path]))]
+
+
+def _asks(text: str) -> bool:
+    """Tell whether a text asks for the strategy outside of its imports, or may look names of these up."""
+    return _LOOKS_UP.search(text) is not None or _ASKS.search(_IMPORTED.sub("", text)) is not None
+
+
+def _is_fabrics(text: str) -> bool:
+    """Tell whether the strategy that a text asks for goes to a Fabric: its class, or a word for one."""
+    homes = {each[1] for each in _IMPORTED.finditer(text) if _STRATEGIES[0] in each[0]}
+    if homes:
+        return all("fabric" in home for home in homes) and not _NAMED_BY_WORD.search(text)
+    return _MAKES_FABRIC.search(text) is not None and _MAKES_TRAINER.search(text) is None
 
 
 def has_option(text: str) -> bool:

@@ -12,9 +12,10 @@ import libcst as cst
 
 from fsdp_migrate.source.children_of_wrappers import was_unwrapped
 from fsdp_migrate.source.parts_of_objects import given_to_method
-from fsdp_migrate.source.python.asked_classes import is_of_plain_objects, is_other_wrapper
+from fsdp_migrate.source.python.asked_classes import is_of_no_models, is_of_plain_objects, is_other_wrapper
 from fsdp_migrate.source.python.branches import calls_fsdp2
 from fsdp_migrate.source.python.last_values import last_value, stands_for
+from fsdp_migrate.source.python.no_models import is_no_model
 from fsdp_migrate.source.python.nodes import dotted, last_name, targets_of, text_of, walk_for
 from fsdp_migrate.source.python.object_fields import classes
 from fsdp_migrate.source.python.trainer_models import CALLBACK, ON_INIT
@@ -148,6 +149,8 @@ def _is_wrapped(source: Source, call: cst.Call) -> bool:
     model = call.args[0].value
     if not isinstance(model, (cst.Name, cst.Attribute)) or source.models.certainty(model) is None:
         return False
+    if is_no_model(source.index, model):
+        return False  # a list that a schedule is prepared in may have models too
     by = source.models.sharded_by(model)
     is_told = by in {"", "accelerate"} or _is_a_callbacks(source, model)
     if not is_told or was_unwrapped(source, model):
@@ -222,6 +225,7 @@ def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
         return []
     known = [source.index.qualified(each) for each in asked]
     is_wrapper = is_other_wrapper(source.index, source.models.guards.wrappers)
+    is_none = is_of_no_models(source.index)
     return [
         name
         for name, those, each in zip(names, known, asked, strict=True)
@@ -231,6 +235,7 @@ def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
         and not source.models.is_constructor(each)
         and source.links.subclasses.isdisjoint(those)
         and not is_wrapper(each)
+        and not is_none(each)
     ]
 
 

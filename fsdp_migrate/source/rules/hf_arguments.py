@@ -17,6 +17,7 @@ from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
+from fsdp_migrate.source.python.keywords import may_be_given
 from fsdp_migrate.source.python.meta_models import made_on_meta
 from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, last_name, named_arguments
 from fsdp_migrate.source.python.set_items import gives_items, items_beside, items_of
@@ -121,7 +122,7 @@ def is_of_the_trainer(source: Source, call: cst.Call) -> bool:
 
 
 def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
-    given = named_arguments(call)
+    given = {**may_be_given(source, call, ("optim", *_BESIDE, *_NUMBERS)), **named_arguments(call)}
     # `"full_shard" if use_fsdp else ""` is how projects switch it off: what counts is where it is on.
     given |= {name: when_on(node) for name, node in given.items() if name in {"fsdp", "fsdp_config"}}
     if "fsdp" not in given:
@@ -444,8 +445,7 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
     values = Values(source)
     if "base_model" in given:
         is_fsdp2 = "fsdp_version" in given
-        text = _ALREADY if is_fsdp2 else _AXOLOTL
-        yield Found("FM327", place, text, "kept" if is_fsdp2 else "commented")
+        yield Found("FM327", place, *((_ALREADY, "kept") if is_fsdp2 else (_AXOLOTL, "commented")))
         return
     held = {name: values.read(given[name]) for name in _TAKEN if name in given}
     # SageMaker's hyperparameters have the quotes of a shell within those of Python.

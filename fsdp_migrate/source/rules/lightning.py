@@ -33,6 +33,7 @@ from fsdp_migrate.source.python.heirs import (
     led_to,
 )
 from fsdp_migrate.source.python.items import changed_call
+from fsdp_migrate.source.python.keywords import hides_arguments, written_out
 from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, named_arguments, text_of, walk
 from fsdp_migrate.source.python.values import Values, definition, python_text, takers
 from fsdp_migrate.source.settings_in_python import (
@@ -70,7 +71,8 @@ _CLASS = re.compile(
 )
 _FABRIC_HOME = "lightning.fabric"
 _RANKS = "<number of ranks>"
-_HIDDEN = "`*` and `**` hide arguments"
+_HIDDEN = "`*` and `**` hide arguments: add these to those below"
+_IN_A_DICT = "its arguments stand in a dict that it is given by `**`: those of FSDP2 take their place"
 _NO_FABRIC = "the Fabric that it is given to, and its precision and number of ranks, are not seen here"
 _NO_TRAINER = "the Trainer that it is given to is not seen here"
 _ELSEWHERE = "${precision}"
@@ -206,9 +208,12 @@ def _named(source: Source, node: cst.CSTNode, names: set[str]) -> Iterator[Found
 def _of_call(source: Source, call: cst.Call, package: str) -> _Asked:
     """Read ``FSDPStrategy(...)`` with the Trainer that it is given to."""
     values, reasons = Values(source), list[str]()
-    held = {name: values.read(value) for name, value in named_arguments(call).items()}
-    if any(arg.star or arg.keyword is None for arg in call.args):
+    given = {**written_out(source, call), **named_arguments(call)}
+    held = {name: values.read(value) for name, value in given.items()}
+    if hides_arguments(source, call) or any(arg.keyword is None and not arg.star for arg in call.args):
         reasons.append(_HIDDEN)
+    elif any(arg.star for arg in call.args):
+        reasons.append(_IN_A_DICT)
     trainer = _trainer_of(source, call)
     if trainer is not None and not _is_in_each_case(source, call, trainer):
         reasons.append(_ONE_BRANCH)

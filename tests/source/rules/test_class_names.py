@@ -47,6 +47,40 @@ def test_what_chooses_modules_for_fsdp2_is_neither_fsdp1s_nor_wrong() -> None:
     assert "commented" in {action for _, action in codes(other, header)}
 
 
+IN_A_LIST = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+import torch
+
+
+def prepare(accelerator, model, {0}):
+    args = [model]
+    args.append({0})
+    it = iter(accelerator.prepare(*args))
+    model = next(it)
+    {0} = next(it)
+    return model, {0}
+
+
+accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+model, {0} = prepare(accelerator, net, make())
+x = isinstance({0}, {1})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "is_said"),
+    [
+        ("lr_scheduler", "torch.optim.lr_scheduler.ReduceLROnPlateau", False),
+        ("thing", "torch.optim.lr_scheduler.ReduceLROnPlateau", False),
+        ("optimizer", "Lion", False),
+        ("thing", "PeftModel", True),
+        ("thing", "(PeftModel, torch.optim.SGD)", True),
+    ],
+)
+def test_a_schedule_that_is_prepared_in_a_list_with_models(name: str, asked: str, *, is_said: bool) -> None:
+    assert (("FM316", "commented") in codes(IN_A_LIST.format(name, asked), "")) is is_said
+
+
 @pytest.mark.parametrize(
     ("body", "is_said"),
     [

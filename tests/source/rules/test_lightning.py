@@ -285,6 +285,27 @@ def test_the_word_reaches_the_trainer_another_way(line: str, is_said: bool) -> N
     assert scan_source(code.replace("pytorch_lightning", "other")) == []
 
 
+@pytest.mark.parametrize(
+    ("made", "is_read"),
+    [
+        ("D = {'cpu_offload': True, 'sharding_strategy': 'SHARD_GRAD_OP'}\n", True),
+        ("D = dict(cpu_offload=True, sharding_strategy='SHARD_GRAD_OP')\nprint(D, D['cpu_offload'])\n", True),
+        ("A = {'cpu_offload': True}\nD = {**A, 'sharding_strategy': 'SHARD_GRAD_OP'}\n", True),
+        ("D = {'cpu_offload': True}\nD['sharding_strategy'] = choose()\n", False),
+        ("D = {'cpu_offload': True}\nfill(D)\n", False),
+        ("D = {'cpu_offload': True, **choose()}\n", False),
+        ("D = choose()\n", False),
+    ],
+)
+def test_a_dict_of_arguments_is_read_as_if_written_out(made: str, *, is_read: bool) -> None:
+    header = "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n"
+    said = comments(f"{made}fabric = Fabric(devices=2, strategy=FSDPStrategy(**D))\n", header)
+    assert ("'cpu_offload': True," in said) is is_read
+    assert ("'sharding_strategy': 'SHARD_GRAD_OP'," in said) is is_read
+    assert ("hide arguments: add these" in said) is not is_read
+    assert ("stand in a dict" in said) is is_read
+
+
 PRIVATE = "from lightning.fabric.strategies.fsdp import _get_full_state_dict_context as whole\n"
 
 
