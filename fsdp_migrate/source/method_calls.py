@@ -9,9 +9,13 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s
+from fsdp_migrate.source.python.evidence import clips_itself
+from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import assigned_at
 from fsdp_migrate.source.python.made_by_others import may_be_made_by_others
 from fsdp_migrate.source.python.nodes import dotted, last_name, placed_arguments, text_of, walk_for
+from fsdp_migrate.source.python.object_fields import classes
+from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.uses import Replace
 
 
@@ -75,6 +79,41 @@ def sureness(source: Source, receiver: cst.BaseExpression) -> Sureness:
     last = (text or "").split(".")[-1].lower()
     named = any(word in last for word in ("model", "module", "fsdp"))
     return "likely" if named and _stands_below_a_switch(source, receiver) else "unknown"
+
+
+def may_clip_itself(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether a model that is FSDP1's in some runs may be one that clips by its own method.
+
+    As torch_xla's and fairscale's wrappers do, and classes of the project. Others have no such method.
+    """
+    sure = sureness_of_lost(source, model)
+    links = (source.links, source.links.prepared)
+    clips = any(each.clips_itself for each in links if each is not None) or clips_itself(source.index)
+    if sure not in {"mixed", "sure"} or source.models.is_guarded(model):
+        return False
+    if clips and (sure == "mixed" or _is_of_a_class_instead(source, model)):
+        return True
+    every = (*source.loads, *source.attributes) if sure == "mixed" else ()
+    named = (name for node in every for name in source.index.qualified(node))
+    return any(
+        name.endswith(catalog.FSDP) and catalog.fsdp1_name(name) is None and not name.startswith("torch.")
+        for name in named
+    )
+
+
+def _is_of_a_class_instead(source: Source, model: cst.BaseExpression) -> bool:
+    """Tell whether a class that may have the method makes the model in another branch than FSDP1's."""
+    key = source.models.key_of(model)
+    made = source.models.made.get(key, ()) if key is not None else ()
+    for value in values_bound(source, model) if made else ():
+        if not isinstance(value, cst.Call) or not last_name(value.func)[:1].isupper():
+            continue
+        known = classes(source.index, value.func)
+        methods = (each.name.value for owner in known for each in walk_for(owner, cst.FunctionDef))
+        is_one = not known or "clip_grad_norm_" in methods
+        if is_one and not has_model(source.models.kinds(value)):
+            return any(source.index.excludes(value, target) for target in made)
+    return False
 
 
 def is_composers(source: Source, model: cst.BaseExpression) -> bool:

@@ -77,7 +77,7 @@ def clipped_as_models(
     No plain module has this method. Below a check of the model's class, or for the method, it says so of its
     branch alone; below a switch, of all where that is not off. There DDP may take the place of FSDP1.
     """
-    if not imports_fsdp1(index) or _clips_itself(index):
+    if not imports_fsdp1(index) or clips_itself(index):
         return
     for node in index.by_kind.get(cst.Call, ()):
         assert isinstance(node, cst.Call)
@@ -162,7 +162,7 @@ def _clipped(index: Index, call: cst.Call) -> cst.BaseExpression | None:
     return func.value if is_model else None
 
 
-def _clips_itself(index: Index) -> bool:
+def clips_itself(index: Index) -> bool:
     """Tell whether a class of the source has such a method of its own."""
     functions = (cst.ensure_type(node, cst.FunctionDef) for node in index.by_kind.get(cst.FunctionDef, ()))
     return any(each.name.value == CLIP and index.class_of(each) is not None for each in functions)

@@ -15,6 +15,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import clips, is_an_accelerator, name_of_framework
 from fsdp_migrate.source.method_calls import (
     is_likely_made_elsewhere,
+    may_clip_itself,
     on_model,
     renamed,
     sureness_of_lost,
@@ -38,6 +39,7 @@ from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameter_lists import named_as_parameters, shares
 from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.python.xlas import imports_xlas
+from fsdp_migrate.source.rules.class_checks import MODULE
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -154,9 +156,11 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
     sure = sureness_of_lost(source, receiver)
     is_made_here = last_name(receiver) in source.models.names_made
     links = (source.links, source.links.prepared)
-    may_clip_itself = any(each.clips_itself for each in links if each is not None)
-    if sure != "no" and may_clip_itself and not is_made_here:
+    clips_itself = any(each.clips_itself for each in links if each is not None)
+    if sure != "no" and clips_itself and not is_made_here:
         yield Found("FM311", call, _OF_ITS_OWN, "commented")
+    elif may_clip_itself(source, receiver):
+        yield _in_front(source, call, receiver)
     elif sure in {"sure", "likely", "mixed"}:
         new = source.local_name(CLIP)
 
@@ -170,6 +174,24 @@ def _of_method(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> 
         return  # torch_xla's models have such a method, too
     elif sure == "unknown" or _is_a_trainers(source, receiver) or is_likely_made_elsewhere(source, receiver):
         yield Found("FM311", call, _UNSURE, "commented")
+
+
+def _in_front(source: Source, call: cst.Call, receiver: cst.BaseExpression) -> Found:
+    """Return what becomes of a call that is another wrapper's own method in other runs, which stays."""
+    if dotted(receiver) is None:
+        return Found("FM311", call, _OF_ITS_OWN, "commented")
+    new, module = source.local_name(CLIP), source.local_name(MODULE)
+    is_whole = isinstance(source.index.parents[call], (cst.Assign, cst.Expr, cst.Return))
+
+    def build(updated: cst.Call) -> cst.IfExp:
+        assert isinstance(updated.func, cst.Attribute)
+        model = updated.func.value
+        test = cst.Call(cst.Name("isinstance"), [cst.Arg(model), cst.Arg(cst.Name(module))])
+        chosen = cst.IfExp(test, on_model(updated, model.deep_clone(), new), updated)
+        return chosen if is_whole else chosen.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+    becomes = f"{new}({short(receiver, 30)}, ...) if isinstance({short(receiver, 30)}, {module}) else ..."
+    return Found("FM311", call, becomes, "rewritten", (Replace(call, build),), (CLIP, MODULE))
 
 
 def _whose_part(source: Source, given: cst.BaseExpression) -> str:

@@ -14,6 +14,7 @@ from fsdp_migrate.source.method_calls import (
     is_composers,
     is_tried_alone,
     is_wrapped_itself,
+    may_clip_itself,
     sureness,
     was_asked_for,
 )
@@ -61,6 +62,10 @@ _LAYER = (
 )
 _NOT_ASKED = "stays: FSDP2 models have no such attribute, so the model itself is taken"
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
+_ASKED_OF_BOTH = (
+    "an FSDP2 model has no such attribute, and another model that comes here may have it: ask "
+    "isinstance(model, FSDPModule) or this."
+)
 _NOW_THERE = (
     "FSDP1's wrapper had no such attribute, and FSDP2's model has it: what is done where it is there is done "
     "now. See that memory and numbers stay as you want them, or take the question out."
@@ -328,7 +333,8 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
     else:
         # Without `no_sync` gradients are the same, and only come more often.
         code = "FM315" if word == "no_sync" else "FM335"
-        yield Found(code, call, _ASKED, "commented")
+        is_both = word == "clip_grad_norm_" and may_clip_itself(source, asked)
+        yield Found(code, call, _ASKED_OF_BOTH if is_both else _ASKED, "commented")
 
 
 def _of_attempts(source: Source) -> Iterator[Found]:

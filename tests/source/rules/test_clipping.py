@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -359,3 +360,56 @@ def test_what_is_left_of_the_wrapper_once_somebody_prepares_by_hand(line: str, a
     assert (after in turned_code) if after else (turned_code == ours)
     torchs = PREPARED.format("torch.distributed.fsdp", *["fully_shard"] * 2) + line
     assert rewrite_source(torchs) == torchs
+
+
+XLAS = "import torch_xla.distributed.fsdp as xla\n"
+FAIRSCALES = "from fairscale.nn import FullyShardedDataParallel as Other\n"
+OWN_CLASS = (
+    "class Other(torch.nn.Module):\n    def clip_grad_norm_(self, limit):\n        return self.parts(limit)\n"
+)
+EITHER = "if eager:\n    model = FSDP(net)\nelse:\n    model = {}(net)\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "other"),
+    [(XLAS, "xla.XlaFullyShardedDataParallel"), (FAIRSCALES, "Other"), (OWN_CLASS, "Other")],
+)
+def test_a_method_of_another_wrapper_is_still_called(before: str, other: str) -> None:
+    made = f"import torch\n{FSDP}{before}{EITHER.format(other)}"
+    after = rewrite_source(f"{made}norm = model.clip_grad_norm_(1.0)\n")
+    new = "fsdp_clip_grad_norm_" if before is OWN_CLASS else "clip_grad_norm_"
+    clips = f"{new}(model, 1.0) if isinstance(model, FSDPModule) else model.clip_grad_norm_(1.0)"
+    assert f"norm = {clips}\n" in after
+    assert "from torch.distributed.fsdp import FSDPModule\n" in after
+    assert f"print(({clips}))" in rewrite_source(f"{made}print(model.clip_grad_norm_(1.0))\n")
+
+
+def test_an_item_that_another_wrapper_may_have_made_is_left_to_a_person() -> None:
+    either = "models[a] = FSDP(net)\nmodels[b] = xla.XlaFullyShardedDataParallel(net)\n"
+    made = f"{FSDP}{XLAS}models = {{}}\n{either}"
+    found = scan_source(f"{made}models[x].clip_grad_norm_(1.0)\n")
+    assert ("FM311", "commented") in {(use.code, use.action) for use in found}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        # A plain model, and one of DistributedDataParallel, has no such method.
+        EITHER.format("torch.nn.parallel.DistributedDataParallel"),
+        "model = FSDP(net) if eager else net\n",
+        f"{OWN_CLASS}class Plain(torch.nn.Module):\n    pass\n{EITHER.format('Plain')}",
+        # FSDP1's in every case: its wrapper has the method, whatever the class within has.
+        f"{XLAS}{OWN_CLASS}other = xla.XlaFullyShardedDataParallel(net)\nmodel = FSDP(Other(net))\n",
+    ],
+)
+def test_what_alone_had_the_method_is_asked_for_nothing(made: str) -> None:
+    after = rewrite_source(f"import torch\n{FSDP}{made}norm = model.clip_grad_norm_(1.0)\n")
+    assert re.search(r"norm = (fsdp_)?clip_grad_norm_\(model, 1\.0\)\n", after)
+
+
+def test_a_question_for_the_method_keeps_what_another_wrapper_has() -> None:
+    asks = 'if hasattr(model, "clip_grad_norm_"):\n    model.clip_grad_norm_(1.0)\n'
+    of_both = f"import torch\n{FSDP}{XLAS}{EITHER.format('xla.XlaFullyShardedDataParallel')}{asks}"
+    of_one = f"import torch\n{FSDP}{XLAS}model = FSDP(net)\n{asks}"
+    told = [[use.becomes for use in scan_source(each) if use.code == "FM335"] for each in (of_both, of_one)]
+    assert ["isinstance(model, FSDPModule) or this" in text for (text,) in told] == [True, False]
