@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 SCRIPTS = {path.name: path.read_text() for path in (ROOT / "tests" / "source" / "scripts").glob("*.py.txt")}
 SOURCES = {**SCRIPTS, **idioms.SOURCES}
 SAID = ": object"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 def _readers(folder: Path, name: str, text: str) -> list[str]:
     (folder / name).write_text(text)
     (found,) = with_readers([CheckpointFound("out/step-20.pt", "full state")], [folder])

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.any_torch
+
+
 @pytest.mark.parametrize(
     ("bounds", "needed", "expected"),
     [

@@ -7,6 +7,9 @@ import pytest
 from tests.source.samples import codes
 
 
+pytestmark = pytest.mark.any_torch
+
+
 MODEL = "import math\nimport torch.distributed as dist\ndef step(m: FSDP, log, logger, writer, metrics, x):\n"
 PRINTED = [
     "print(p.grad.norm())",
