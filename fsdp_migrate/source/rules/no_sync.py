@@ -10,7 +10,7 @@ from fsdp_migrate.source.framework_words import is_an_accelerator, mixed, unsync
 from fsdp_migrate.source.method_calls import on_model, renamed, sureness_of_lost, unbound
 from fsdp_migrate.source.python.accelerate_models import ACCELERATE
 from fsdp_migrate.source.python.last_values import last_value, values_set
-from fsdp_migrate.source.python.nodes import short, text_of
+from fsdp_migrate.source.python.nodes import last_name, short, text_of
 from fsdp_migrate.source.rules.framework_clipping import may_accumulate
 from fsdp_migrate.source.uses import Found, Need, Replace
 
@@ -105,7 +105,18 @@ def _is_around(source: Source, given: cst.BaseExpression) -> bool:
     if any(kind.startswith(".") and kind.endswith(f">{ACCELERATE}") for kind in kinds):
         return True
     owner = source.models.kinds(given.value) if isinstance(given, cst.Attribute) else ()
-    return not kinds and {"fsdp", ACCELERATE} <= set(owner)
+    return not kinds and ({"fsdp", ACCELERATE} <= set(owner) or _is_made_of_one(source, given))
+
+
+def _is_made_of_one(source: Source, given: cst.BaseExpression) -> bool:
+    """Tell whether an unknown call makes it of a model of Accelerate's: ``make_wrapper(config)(model)``."""
+    is_seen = isinstance(given, cst.Attribute) or given in source.index.scopes
+    made = (
+        last_value(source.index, given) if isinstance(given, (cst.Attribute, cst.Name)) and is_seen else None
+    )
+    if not isinstance(made, cst.Call) or "unwrap" in last_name(made.func):
+        return False
+    return any({"fsdp", ACCELERATE} <= set(source.models.kinds(arg.value)) for arg in made.args)
 
 
 def _is_set(source: Source, node: cst.Attribute) -> bool:
