@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, walk_for
+from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer
 
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
+_EARLY = ("__init__", "add_param_group")
 
 
 def classes_named(source: Source, node: cst.BaseExpression) -> Iterator[cst.ClassDef]:
@@ -79,3 +80,14 @@ def _asks_above(step: cst.FunctionDef) -> bool:
         and func.value.func.value == "super"
         for func in funcs
     )
+
+
+def fills_its_state_early(owner: cst.ClassDef) -> bool:
+    """Tell whether an optimizer makes its state where it is made: ``self.state[p] = {}`` in ``__init__``."""
+    methods = {each.name.value: each for each in owner.body.body if isinstance(each, cst.FunctionDef)}
+    left = [methods[name] for name in _EARLY if name in methods]
+    for each in left:  # with what these run
+        called = (text_of(call.func).removeprefix("self.") for call in walk_for(each.body, cst.Call))
+        left += [methods[name] for name in called if name in methods and methods[name] not in left]
+    asked = (part.value for each in left for part in walk_for(each.body, cst.Subscript))
+    return any(text_of(each) == "self.state" for each in asked)

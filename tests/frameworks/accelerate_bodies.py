@@ -392,3 +392,26 @@ def save_apart(folder: str) -> tuple[list[str], list[int]]:
     return sorted(path.name for path in Path(folder).iterdir()), list(
         getattr(held, "_local_tensor", held).shape
     )
+
+
+class _KeepsMasters(torch.optim.SGD):
+    """An optimizer that makes its state where it is made."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for param in self.param_groups[0]["params"]:
+            self.state[param]["master"] = param.detach().clone()
+
+    def has_all(self) -> bool:
+        return all("master" in self.state[param] for param in self.param_groups[0]["params"])
+
+
+def make_state_early() -> bool:
+    """Return whether an optimizer has the state still that it made, once Accelerate has prepared it."""
+    with _as_accelerators():
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
+        model = nn.Linear(4, 4)
+        prepared: Any = Accelerator(fsdp_plugin=plugin).prepare(model, _KeepsMasters(model.parameters()))
+        own = prepared[1].optimizer
+        assert isinstance(own, _KeepsMasters)
+        return own.has_all()

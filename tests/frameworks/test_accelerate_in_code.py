@@ -151,3 +151,8 @@ def test_an_accelerator_without_the_model_saves_none(tmp_path: Path) -> None:
     assert "optimizer.bin" in files
     assert not [name for name in files if "model" in name]
     assert held == [-(-VOCABULARY // 2), 6]
+
+
+def test_a_state_that_an_optimizer_makes_early_is_not_that_of_what_it_steps() -> None:
+    """FM445 says so: FSDP2 puts new parameters into it; under FSDP1 it is made of the sharded ones."""
+    assert run_ranks(accelerate_bodies.make_state_early) == [False, False]

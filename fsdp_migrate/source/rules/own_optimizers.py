@@ -13,7 +13,13 @@ from fsdp_migrate.source.framework_words import kept
 from fsdp_migrate.source.kept_before import KEPT, held_before
 from fsdp_migrate.source.kept_in_classes import kept_in_classes
 from fsdp_migrate.source.kept_lists import kept_in_functions, names_given
-from fsdp_migrate.source.optimizer_bases import bases_of, classes_named, is_optimizer_class, steps_of
+from fsdp_migrate.source.optimizer_bases import (
+    bases_of,
+    classes_named,
+    fills_its_state_early,
+    is_optimizer_class,
+    steps_of,
+)
 from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
@@ -45,6 +51,12 @@ _PUT = (
     "where this optimizer is given a sharded model, FSDP2 goes on with the tensor that it has: assigning "
     ".data to a DTensor does not reach it, and this is lost. Copy into it, p.data.copy_(x)."
 )
+_EARLY = (
+    "its state is made with it, of the parameters from before sharding: under FSDP2 Accelerate, and HF's "
+    "Trainer, put new ones into it, which have no state at the first step. Make each parameter's where the "
+    "step first meets it: `if p not in self.state: ...`."
+)
+_USES_FRAMEWORKS = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|transformers|trl)\b", re.MULTILINE)
 _FOREIGN = (
     "this optimizer is not torch's, and is given DTensors now: see that its step takes them, as arithmetic "
     "does and kernels of their own (bitsandbytes, apex) do not."
@@ -103,7 +115,10 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM445", node, inherited, "commented")
             continue
         stays = _PLAIN if _is_arithmetic(node) else _UNWRAPS if _unwraps(source, node) else None
-        yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
+        if fills_its_state_early(node) and _is_beside_frameworks(source):
+            yield Found("FM445", node, _EARLY if stays else f"{_EARLY} And {_STEPS}", "commented")
+        else:
+            yield Found("FM445", node, stays or _STEPS, "kept" if stays else "commented")
         yield from (Found("FM445", each, _PUT, "commented") for each in _put_anew(source, node))
     by_methods = set(_made_by_methods(source))
     for call in source.calls:
@@ -124,6 +139,11 @@ def _said_of(source: Source, call: cst.Call) -> Found | None:
         which = _MAY_BE.format(refused[0]) if _chosen(source, call) else ""
         return Found("FM445", call, f"{which}{_REFUSE.format(_TORCHS[refused[0]])}", "commented")
     return Found("FM445", call, _FOREIGN, "commented") if _is_foreign_optimizer(source, call) else None
+
+
+def _is_beside_frameworks(source: Source) -> bool:
+    """Tell whether Accelerate, or the Trainer, may be given an optimizer of this source."""
+    return source.links.beside_frameworks or _USES_FRAMEWORKS.search(source.code) is not None
 
 
 def _said_of_its_step(source: Source, node: cst.ClassDef) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_migrate.source import rewrite_paths
+from fsdp_migrate.source import rewrite_paths, scan_paths
 from tests.source.samples import IMPORTS, codes, found_comments, turned
 
 
@@ -540,3 +540,51 @@ def test_groups_that_an_unknown_function_makes(given: str, *, is_told: bool) -> 
     made = f"def main(net, other, cfg):\n    model = FSDP(net)\n    return BlockAdamW({given})\n"
     found = {code for code, _ in codes(f"from own import BlockAdamW, find_lr, make_groups\n{made}")}
     assert ("FM445" in found) is is_told
+
+
+FILLS = """\
+class Own(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+        {init}
+
+    def {method}(self):
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["master"] = p.detach().clone()
+
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.add_(p.grad)
+
+
+class Run(Trainer):
+    def create_optimizer(self, model=None):
+        self.optimizer = Own(self.model.parameters(), 0.1)
+        return self.optimizer
+
+
+args = TrainingArguments("out", fsdp="full_shard")
+Run(model=net, args=args).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "method", "is_said"),
+    [
+        ("for p in params:\n            self.state[p] = {}", "other", True),
+        ("self._fill()", "_fill", True),
+        ("pass", "add_param_group", True),
+        ("pass", "_fill", False),  # a step may do it
+        ("self.steps = 0", "step_once", False),
+    ],
+)
+def test_a_state_that_is_made_with_the_optimizer(
+    tmp_path: Path, init: str, method: str, *, is_said: bool
+) -> None:
+    """tests/frameworks holds that it is not there in the first step under Accelerate's FSDP2."""
+    text = FILLS.format(init=init, method=method)
+    imports = "import torch\nfrom transformers import Trainer, TrainingArguments\n"
+    (tmp_path / "train.py").write_text(f"{imports}\n\n{text}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM445"]
+    assert [use.action for use in found] == ["commented" if is_said else "kept"]
+    assert all(("made with it" in use.becomes) is is_said for use in found)
