@@ -229,7 +229,8 @@ def _of_file(
             continue
         for arg in call.args:
             called = _class_of(arg)
-            its = _classes_of(_word(arg), function, made, others) if called is None else ()
+            is_asked = called is None and not _is_made_unseen(arg, function, tree, made)
+            its = _classes_of(_word(arg), function, made, others) if is_asked else ()
             for name in its if called is None else gives.get(called, [called]):
                 yield f"{path}:{call.lineno}: {name}", classes.held(name), classes.ties(name)
 
@@ -250,6 +251,25 @@ def _classes_of(
     here = [each for each in its if each.function is function] or its
     told = [others[word]] if word in others else []
     return list(dict.fromkeys(each.name for each in here)) or told
+
+
+def _is_made_unseen(arg: ast.expr, function: ast.AST | None, tree: ast.Module, made: list[_Made]) -> bool:
+    """Tell whether a function makes a model by what is not seen: a like name of another says nothing of it."""
+    if not isinstance(arg, ast.Name) or any(m.word == arg.id and m.function is function for m in made):
+        return False
+    for each, around in _with_functions(tree):
+        if around is function and isinstance(each, ast.Assign):
+            targets = {name.id for target in each.targets for name in _plain_names(target)}
+            read = {name.id for name in ast.walk(each.value) if isinstance(name, ast.Name)}
+            # What is moved or wrapped is what it was: `model = model.to(device)`.
+            if arg.id in targets and arg.id not in read:
+                return True
+    return False
+
+
+def _plain_names(target: ast.expr) -> Iterator[ast.Name]:
+    parts = target.elts if isinstance(target, (ast.List, ast.Tuple)) else [target]
+    return (each for each in parts if isinstance(each, ast.Name))
 
 
 def _calls_in(node: ast.AST, function: ast.AST | None = None) -> Iterator[tuple[ast.Call, ast.AST | None]]:
