@@ -254,7 +254,7 @@ def _classes_of(
 
 
 def _is_made_unseen(arg: ast.expr, function: ast.AST | None, tree: ast.Module, made: list[_Made]) -> bool:
-    """Tell whether a function makes a model by what is not seen: a like name of another says nothing of it."""
+    """Tell whether what makes a model is not seen: a like name of another function says nothing of it."""
     if not isinstance(arg, ast.Name) or any(m.word == arg.id and m.function is function for m in made):
         return False
     for each, around in _with_functions(tree):
