@@ -124,6 +124,10 @@ ACCELERATE: Mapping[str, Claim] = MappingProxyType(
             "FSDP2 stops where the embeddings, the head or the last norm lie in a unit of the policy",
             since="1.14",
         ),
+        "trained_in_float32": Claim(
+            "with mixed precision FSDP2 makes what is trained float32 first, unless weights are 4-bit",
+            since="1.14",
+        ),
         "tied_in_one_unit": Claim("FSDP2 gives tied embeddings and head one unit", since="1.15"),
         "loads_not_all": Claim(
             "with `fsdp_cpu_ram_efficient_loading` FSDP2 stops at buffers that the state dict holds, such as "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.adapters.engine.claims import ACCELERATE
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
 from fsdp_migrate.findings import counted, named
 from fsdp_migrate.sharding.tying import parameter_names
@@ -91,8 +92,21 @@ def _scalars(sight: Sight) -> str:
     return f"{named(found)} have no dimension" if found else ""
 
 
+def _trains_in_float32(sight: Sight) -> bool:
+    """Tell whether Accelerate makes what is trained float32 before FSDP2 shards it."""
+    precision = sight.config.mixed_precision if sight.config else None
+    is_low = precision is not None and precision.param_dtype not in {None, "float32"}
+    is_its = sight.framework in {"accelerate", "hf"} and "accelerate" in sight.versions
+    return (
+        is_low
+        and is_its
+        and ACCELERATE["trained_in_float32"].holds(sight.versions["accelerate"])
+        and not _packed_weights(sight)
+    )
+
+
 def _mixed_dtypes(sight: Sight) -> str:
-    if sight.model is None:
+    if sight.model is None or _trains_in_float32(sight):
         return ""
     params = dict(sight.model.named_parameters(remove_duplicate=False))
     units: Iterable[tuple[str, ...]] = (
@@ -102,10 +116,14 @@ def _mixed_dtypes(sight: Sight) -> str:
     for names in units:
         # FSDP2 asserts in its first forward that what is trained has one dtype; what is frozen may have
         # others.
-        trained = [params[name] for name in names if params[name].requires_grad]
-        dtypes = sorted({str(each.dtype).removeprefix("torch.") for each in trained})
-        if len(dtypes) > 1:
-            found.append(f"{' and '.join(dtypes)} in one unit, such as `{names[0]}`")
+        trained = {
+            str(params[name].dtype).removeprefix("torch."): name
+            for name in reversed(names)
+            if params[name].requires_grad
+        }
+        if len(trained) > 1:
+            said = (f"{dtype} (`{name}`)" for dtype, name in sorted(trained.items()))
+            found.append(f"{' and '.join(said)} in one unit")
     return seen_of(found)
 
 

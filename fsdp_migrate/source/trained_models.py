@@ -23,6 +23,7 @@ _DEEPEST: Final = 3
 _IS_NONE: Final = re.compile(r"sched|state|zero_grad")
 # What takes a model to train it, or to put trained weights into it.
 _TAKES_UP: Final = re.compile(rf"adapt|lora|peft|{TRAINS.pattern}|{OPTIMIZERS.pattern}")
+_MAKES_MORE: Final = re.compile(rf"adapt|lora|peft|{OPTIMIZERS.pattern}")
 _HOLDS: Final = frozenset(PARAMETERS) | {"add_adapter", "load_adapter", "train"}
 """What a model is asked for to be trained."""
 
@@ -105,6 +106,7 @@ def _makes_optimizer(call: cst.Call) -> bool:
 
 def _is_taken_up(source: Source, place: cst.Call, text: str) -> bool:
     """Tell whether a model is asked for its parameters around a place, or is given to what may train it."""
+    held = held_together(source, place, text)
     for call in _around(source, place, text):
         func = call.func
         if isinstance(func, cst.Attribute) and text_of(func.value) == text:
@@ -113,9 +115,19 @@ def _is_taken_up(source: Source, place: cst.Call, text: str) -> bool:
             if is_asked or (func.attr.value == "requires_grad_" and given != ["False"]):
                 return True
         name = (last_name(func) or "").lower()
-        if _takes(call, text) and _TAKES_UP.search(name) is not None:
+        if _takes(call, text) and _TAKES_UP.search(name) is not None and not _steps_by(call, name, held):
             return True
     return False
+
+
+def _steps_by(call: cst.Call, name: str, held: list[list[str]]) -> bool:
+    """Tell whether what trains is given its optimizer, of models that are seen: others only run in it."""
+    if not held or not all(held):
+        return False
+    given = (text_of(each.value).rpartition(".")[2].lower() for each in call.args)
+    return _MAKES_MORE.search(name) is None and any(
+        OPTIMIZERS.search(each) is not None and _IS_NONE.search(each) is None for each in given
+    )
 
 
 def _freezes(source: Source, call: cst.Call) -> bool:

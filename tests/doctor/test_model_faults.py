@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,45 @@ CASES: dict[str, tuple[Sight, Sight]] = {
 @pytest.mark.parametrize("fault", MODEL_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None:
     assert_seen(fault, *CASES[fault.name])
+
+
+class Adapted(nn.Module):
+    """Has a frozen weight first, and two trained ones of two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 4).to(torch.float16).requires_grad_(False)
+        self.head = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
+        self.lora = nn.Linear(4, 4, bias=False)
+
+
+def test_dtypes_that_meet_in_a_unit_are_those_of_what_is_trained() -> None:
+    fault = next(each for each in MODEL_FAULTS if each.name == "mixed-dtypes-in-a-unit")
+    model = Adapted()
+    assert (
+        fault.sees(seeing(model=model)) == "bfloat16 (`head.weight`) and float32 (`lora.weight`) in one unit"
+    )
+    model.head.requires_grad_(False)
+    assert not fault.sees(seeing(model=model))
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "given", "is_seen"),
+    [
+        ("accelerate", "1.14.0", LOW, False),
+        ("hf", "1.15.0", LOW, False),
+        ("accelerate", "1.13.0", LOW, True),
+        ("accelerate", "1.15.0", {}, True),
+        ("", "1.15.0", LOW, True),
+        ("lightning", "1.15.0", LOW, True),
+    ],
+)
+def test_accelerate_makes_what_is_trained_one_dtype(
+    framework: str, version: str, given: dict[str, Any], *, is_seen: bool
+) -> None:
+    fault = next(each for each in MODEL_FAULTS if each.name == "mixed-dtypes-in-a-unit")
+    sight = replace(of_config(framework, {"accelerate": version}, **given), model=Adapted())
+    assert bool(fault.sees(sight)) is is_seen
 
 
 def test_every_case_is_one_of_a_fault() -> None:

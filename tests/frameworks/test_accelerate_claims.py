@@ -202,6 +202,12 @@ try:
     found["prepared_together"] = False
 except ValueError as error:
     found["prepared_together"] = "optimizer" in str(error)
+low = [nn.Linear(2, 2).bfloat16() for _ in range(2)]
+model = nn.Sequential(nn.Linear(2, 2), low[0], low[1].requires_grad_(False))
+asked.mixed_precision = "bf16"
+fsdp2_prepare_model(asked, model)
+dtypes = [each.weight.dtype for each in model]
+found["trained_in_float32"] = dtypes == [torch.float32, torch.float32, torch.bfloat16]
 print(json.dumps(found))
 """
 

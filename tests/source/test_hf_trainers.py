@@ -26,6 +26,11 @@ OWN = (
     "import torch\nfrom transformers import Trainer, TrainerCallback\nfrom helpers import use\n\n\n"
     "class Own({}):\n    def {}:\n        {}\n"
 )
+FOR_FSDP = (
+    "used = self.accelerator.distributed_type {} DistributedType.FSDP\n"
+    "        if used:\n            self.gather()\n"
+    "        else:\n            x = [p.numel() for p in self.model.parameters()]"
+)
 HELPERS = (
     "def use(model):\n    return model.module\n\n\ndef run(trainer):\n    return trainer.model.state_dict()\n"
 )
@@ -76,6 +81,8 @@ def of_method(folder: Path, method: str, body: str, base: str = "Trainer") -> se
         ("_save(self, p, state_dict=None)", "state_dict = state_dict or self.model.state_dict()", ""),
         ("save_model(self, p)", "x = self.model.state_dict() if self.is_deepspeed_enabled else 1", ""),
         ("save_model(self, p)", "x = 1 if self.is_fsdp_enabled else self.model.state_dict()", ""),
+        ("training_step(self, m, i)", FOR_FSDP.format("=="), ""),
+        ("training_step(self, m, i)", FOR_FSDP.format("!="), "FM334"),
         ("create_optimizer(self)", "x = [p for p in self.model.parameters() if p.ndim > 1]", "FM318"),
         ("create_optimizer(self, model)", "x = [p for p in model.parameters() if p.ndim > 1]", "FM318"),
         (

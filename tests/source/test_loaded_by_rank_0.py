@@ -92,6 +92,9 @@ def build(config):
 """
 PREPARE = "model, opt = accelerator.prepare(model, opt)"
 TWO = f"def a():\n    model = {{}}()\ndef b():\n    model = {{}}()\n    {PREPARE}\n"
+UNSEEN = (
+    f"def a():\n    model = Critic(8)\n    return model.eval()\ndef b(c):\n    model = {{}}\n    {PREPARE}\n"
+)
 BUILD = "def build(c):\n    return Critic(c) if c else Plain()\n"
 GIVES = f"{BUILD}def main(c):\n    model = build(c)\n    {PREPARE}\n"
 
@@ -104,6 +107,11 @@ GIVES = f"{BUILD}def main(c):\n    model = build(c)\n    {PREPARE}\n"
         # Another function's model of that name is another model.
         (TWO.format("Critic", "Plain"), []),
         (TWO.format("Plain", "Critic"), ["Critic"]),
+        (UNSEEN.format("load(c)"), []),
+        (UNSEEN.format("AutoModel.from_pretrained(c)"), []),
+        # Moved, wrapped or handed over, it may be that one.
+        (UNSEEN.format("model.to(0)"), ["Critic"]),
+        (UNSEEN.format("wrap(model)"), ["Critic"]),
         (GIVES, ["Critic"]),
         (f"{BUILD}{PREPARE.replace('(model', '(build(c)')}\n", ["Critic"]),
         (GIVES.replace("Critic", "Language"), []),

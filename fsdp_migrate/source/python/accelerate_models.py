@@ -48,7 +48,8 @@ _OTHER_TYPE = re.compile(
     r"\bdistributed_type(?:==|is)(?:\w+\.)*DistributedType\.(?!FSDP\b)[A-Z_]+$"
     r"|(?:^|\.)(?:is_)?deepspeed_enabled$"
 )
-_OPTIMIZES = re.compile(r"optim|\bopt\b|trainer\(", re.IGNORECASE)
+# `OPT` is a family of models.
+_OPTIMIZES = re.compile(r"(?i:optim|trainer\()|\b[Oo]pt\b")
 _BACKWARD = re.compile(r"\.backward\(")
 _INFERS = re.compile(
     r"\.eval\(\)|no_grad|inference_mode|\.generate\(|save_pretrained|state_dict\(|load_state\(|load_fsdp_model\("

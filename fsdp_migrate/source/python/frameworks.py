@@ -222,7 +222,9 @@ class Frameworks:
     def is_elsewhere(self, kinds: set[str], node: cst.CSTNode) -> bool:
         """Tell whether a model of Accelerate's is asked about, and stands where none of FSDP's comes."""
         if f"{BY}transformers" in kinds:
-            facts = self.guards.facts(node)
+            facts = list(self.guards.facts(node))
+            if any(fsdp_said(test, truth=truth, index=self.index) is False for test, truth in facts):
+                return True
             return any(_is_not_fsdps(text_of(test), truth=truth) for test, truth in facts)
         if kinds >= COMPOSED and any(is_composers_ddp(*each) for each in self.guards.facts(node)):
             return True
