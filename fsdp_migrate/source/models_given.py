@@ -69,9 +69,26 @@ class ModelsGiven:
         """Return the classes that a model may be of which stands in a function of a file."""
         if (called := class_of(node)) is not None:
             return _given_back(self.tree(path), self._classes).get(called, [called])
+        if self._is_made_unseen(node, function, self.tree(path)):
+            return []
         word = word_of(node)
         told = [self._others[word]] if word in self._others else []
         return self._of_name(node, function, path) or told
+
+    def _is_made_unseen(self, node: ast.expr, function: _Function | None, tree: ast.Module) -> bool:
+        """Tell whether what makes a model is not seen: a like name of another function says nothing of it."""
+        made = (each for each in _made(tree, self._classes) if each.function is function)
+        if not isinstance(node, ast.Name) or any(each.word == node.id for each in made):
+            return False
+        lines = (each for each, around in _with_functions(tree) if around is function)
+        for each in lines:
+            if isinstance(each, ast.Assign):
+                targets = {name.id for target in each.targets for name in _plain_names(target)}
+                read = {name.id for name in ast.walk(each.value) if isinstance(name, ast.Name)}
+                # What is moved or wrapped is what it was: `model = model.to(device)`.
+                if node.id in targets and node.id not in read:
+                    return True
+        return False
 
     def _of_name(self, node: ast.expr, function: _Function | None, path: Path, depth: int = 0) -> list[str]:
         """Return them of a name: as the function itself makes it, or else as calls give it, and the file."""
@@ -139,6 +156,11 @@ class ModelsGiven:
         return {
             word: min(names) for word, names in found.items() if len(names) == 1 and word not in _ANYBODYS
         }
+
+
+def _plain_names(target: ast.expr) -> Iterator[ast.Name]:
+    parts = target.elts if isinstance(target, (ast.List, ast.Tuple)) else [target]
+    return (each for each in parts if isinstance(each, ast.Name))
 
 
 def _is_of_heir(call: ast.Call, function: _Function | None, tree: ast.Module, names: Collection[str]) -> bool:
