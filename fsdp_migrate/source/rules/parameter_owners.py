@@ -112,8 +112,8 @@ def _taken(source: Source, around: cst.CSTNode, module: str) -> Iterator[_Taken]
                 by_key = isinstance(node, cst.Attribute)
                 yield from _of_loop(source, above, is_direct=is_direct, by_key=by_key)
                 break
-            func = above.func if isinstance(above, cst.Call) else None
-            is_put = isinstance(func, cst.Attribute) and func.attr.value in _PUTS
+            called = above.func if isinstance(above, cst.Call) else None
+            is_put = isinstance(called, cst.Attribute) and called.attr.value in _PUTS
             if is_put or isinstance(above, cst.AugAssign):
                 yield _Taken(node, is_direct, "")
                 break
@@ -122,7 +122,7 @@ def _taken(source: Source, around: cst.CSTNode, module: str) -> Iterator[_Taken]
 
 
 def _holds(iterated: cst.BaseExpression, node: cst.CSTNode) -> bool:
-    return any(node in walk_for(iterated, kind) for kind in (cst.Attribute, cst.Call))
+    return node in {*walk_for(iterated, cst.Attribute), *walk_for(iterated, cst.Call)}
 
 
 def _of_loop(
@@ -143,11 +143,10 @@ def _tests(around: cst.CSTNode) -> Iterator[cst.BaseExpression]:
 
 def _choices(around: cst.CSTNode) -> Iterator[tuple[cst.BaseExpression, cst.CSTNode]]:
     """Yield the tests in a loop, each with what it decides on."""
-    for kind in (cst.If, cst.IfExp):
-        yield from ((each.test, each) for each in walk_for(around, kind))
+    yield from ((each.test, each) for each in walk_for(around, cst.If))
+    yield from ((each.test, each) for each in walk_for(around, cst.IfExp))
     if isinstance(around, cst.BaseComp):
-        for each in walk_for(around, cst.CompIf):
-            yield each.test, around
+        yield from ((each.test, around) for each in walk_for(around, cst.CompIf))
 
 
 def _is_below(source: Source, place: cst.CSTNode, choice: cst.CSTNode) -> bool:
