@@ -27,6 +27,10 @@ _KNOWN: Final = frozenset(
 )
 
 
+# It stands in torch's name, and is another's: SageMaker's, in its containers alone.
+_WITHIN_TORCH: Final = "torch.sagemaker"
+
+
 def with_foreign_packages(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
     """Tell each file that speaks of FSDP which packages it imports from that are not the project's."""
     naming = [path for path, text in project.texts.items() if "fsdp" in text.lower()]
@@ -34,7 +38,11 @@ def with_foreign_packages(project: Project, links: dict[Path, Links]) -> dict[Pa
     found: dict[Path, frozenset[str]] = {}
     for path in naming:
         written = (name for name, _ in written_imports(project.texts[path]) if not name.startswith("."))
-        tops = {name.partition(".")[0] for name in written}
+        tops = {_WITHIN_TORCH if _is_in_torch(name) else name.partition(".")[0] for name in written}
         found[path] = frozenset(tops - own - _KNOWN - set(path.parts) - sys.stdlib_module_names)
     told = {p: replace(links.get(p, NOTHING), foreign=names) for p, names in found.items() if names}
     return {**links, **told}
+
+
+def _is_in_torch(name: str) -> bool:
+    return f"{name}.".startswith(f"{_WITHIN_TORCH}.")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Final, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from fsdp_migrate.source.python.unknown_models import is_model
 from fsdp_migrate.source.python.walked import last_word, walked, walked_alone
+from fsdp_migrate.source.python.wrappers import WRAPPERS
 
 
 if TYPE_CHECKING:
@@ -18,6 +21,9 @@ PICKS: Final = frozenset({"get", "pop"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda)
 _ROUNDS: Final = 3
+_OF_MODELS: Final = "load_state_dict"
+"""What every model has: a project's class with such a method of its own is given what its own objects are."""
+_AVERAGE: Final = re.compile(r"(?i)ema|average|shadow")
 
 
 class Given(NamedTuple):
@@ -46,6 +52,7 @@ def loads_of(trees: Iterable[ast.Module]) -> Loads:
         >>> sorted(found.gives), sorted(found.given)
         (['read'], [Given(function='restore', place=1, name='')])
     """
+    trees = list(trees)
     scopes = [
         scope for tree in trees for scope in walked(tree) if isinstance(scope, (ast.Module, *_FUNCTIONS))
     ]
@@ -55,7 +62,44 @@ def loads_of(trees: Iterable[ast.Module]) -> Loads:
         if found <= gives:
             break
         gives |= found
-    return Loads(frozenset(gives), frozenset(each for scope in scopes for each in _given(scope, gives)))
+    given = (each for tree in trees for each in _given_in(tree, gives))
+    return Loads(frozenset(gives), frozenset(given))
+
+
+def _given_in(tree: ast.Module, gives: Collection[str]) -> Iterator[Given]:
+    scopes = [each for each in walked(tree) if isinstance(each, (ast.Module, *_FUNCTIONS))]
+    models, kept = _models_in(tree), _kept(scopes, gives)
+    for scope in scopes:
+        yield from _given(scope, gives, models, kept)
+
+
+def _kept(scopes: Iterable[ast.AST], gives: Collection[str]) -> set[str]:
+    """Return the attributes that a file sets to what is loaded, and to nothing else: ``self.state``."""
+    found: set[str] = set()
+    others: set[str] = set()
+    for scope in scopes:
+        names = _names(scope, gives)
+        assigns = (node for node in walked_alone(scope, _SCOPES) if isinstance(node, ast.Assign))
+        for node in assigns:
+            targets = {ast.unparse(each) for each in node.targets if isinstance(each, ast.Attribute)}
+            is_none = isinstance(node.value, ast.Constant) and node.value.value is None
+            if targets and not is_none:
+                (found if _is_one(node.value, gives, names) else others).update(targets)
+    return found - others
+
+
+def _models_in(tree: ast.Module) -> set[str]:
+    """Return what a file calls objects that it wraps, by last words."""
+    made: dict[str, set[bool]] = {}
+    for node in walked(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            name = last_word(node.value.func)
+            given = {ast.unparse(each) for each in node.value.args}
+            for target in node.targets:
+                # `one = FSDP(net)`, and `self.one = wrap(self.one)`: what others make may have the method.
+                is_one = WRAPPERS.search(name) is not None or ast.unparse(target) in given
+                made.setdefault(last_word(target), set()).add(is_one and not _AVERAGE.search(name))
+    return {name for name, known in made.items() if all(known)}
 
 
 def _names(scope: ast.AST, gives: Collection[str]) -> set[str]:
@@ -76,13 +120,29 @@ def _is_one(node: ast.expr, gives: Collection[str], names: Collection[str]) -> b
             node = node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in PICKS:
             node = node.func.value
+        elif isinstance(node, ast.DictComp) and (over := _copied(node)) is not None:
+            node = over
         else:
             break
-    if isinstance(node, ast.Name):
-        return node.id in names
+    if isinstance(node, (ast.Attribute, ast.Name)):
+        return ast.unparse(node) in names
     if not isinstance(node, ast.Call):
         return False
     return ast.unparse(node.func) == LOADS or last_word(node.func) in gives
+
+
+def _copied(node: ast.DictComp) -> ast.expr | None:
+    """Return the dict whose values a new one has: ``{n: p.clone() for n, p in state.items()}``."""
+    over, value = node.generators[0].iter, node.value
+    while isinstance(value, (ast.Attribute, ast.Call)):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    target = node.generators[0].target
+    last = target.elts[-1] if isinstance(target, ast.Tuple) else target
+    is_its = isinstance(over, ast.Call) and last_word(over.func) == "items" and len(node.generators) == 1
+    if not is_its or ast.unparse(value) != ast.unparse(last):
+        return None
+    func = cast("ast.Call", over).func
+    return func.value if isinstance(func, ast.Attribute) else None
 
 
 def _returns_one(function: ast.AST, gives: Collection[str]) -> bool:
@@ -92,14 +152,26 @@ def _returns_one(function: ast.AST, gives: Collection[str]) -> bool:
     return any(_is_one(each, gives, names) for each in given)
 
 
-def _given(scope: ast.AST, gives: Collection[str]) -> Iterator[Given]:
-    names = _names(scope, gives)
+def _given(
+    scope: ast.AST, gives: Collection[str], models: Collection[str], kept: Collection[str]
+) -> Iterator[Given]:
+    names = {*_names(scope, gives), *kept}
     for call in (node for node in walked_alone(scope, _SCOPES) if isinstance(node, ast.Call)):
         function = last_word(call.func)
-        if function:
+        if function and not _is_of_a_model(call.func, models):
             for place, arg in enumerate(call.args):
                 if _is_one(arg, gives, names):
                     yield Given(function, place, "")
             for each in call.keywords:
                 if each.arg is not None and _is_one(each.value, gives, names):
                     yield Given(function, -1, each.arg)
+
+
+def _is_of_a_model(func: ast.expr, models: Collection[str]) -> bool:
+    """Tell whether it is the method of a model, by what its file or its name says, and no average's."""
+    if not isinstance(func, ast.Attribute) or func.attr != _OF_MODELS:
+        return False
+    asked = last_word(func.value)
+    if _AVERAGE.search(asked) or asked in {"cls", "self"}:
+        return False
+    return asked in models or is_model(asked)

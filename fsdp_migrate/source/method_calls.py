@@ -9,6 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s
+from fsdp_migrate.source.python.accelerators import is_accelerator
 from fsdp_migrate.source.python.evidence import clips_itself
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import assigned_at
@@ -167,6 +168,9 @@ def is_fsdp1s_alone(source: Source, call: cst.Call) -> bool:
     named = {arg.keyword.value for arg in call.args if arg.keyword is not None}
     placed = placed_arguments(call)
     if name != "clip_grad_norm_" or not call.args or "parameters" in named:
+        return False
+    # Accelerate's takes parameters first, whatever these are called.
+    if is_accelerator(dotted(func.value) or "", source.index):
         return False
     if not placed:
         return "max_norm" in named

@@ -44,7 +44,7 @@ from fsdp_migrate.source.python.walked import children_of
 from fsdp_migrate.source.python.wrappers import MAKES
 from fsdp_migrate.source.state_methods import classes_that_save, is_a_module, saves_itself, states_by_file
 from fsdp_migrate.source.told_parameters import told_parameters
-from fsdp_migrate.source.wrapper_classes import class_functions, subclasses, wrapper_classes
+from fsdp_migrate.source.wrapper_classes import class_functions, no_modules, subclasses, wrapper_classes
 
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Told:
         paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
         wrappers = {each.path: wrapper_classes(project, each) for each in self.known.looked_at}
         subclasses_of = subclasses(project, self.known.looked_at)
+        plain = no_modules(project, self.known.looked_at)
         checks = class_checks(project, self.known.looked_at)
         asking = asking_functions(project, self.known.looked_at)
         looking = looking_functions(project, self.known.looked_at)
@@ -108,6 +109,7 @@ class Told:
                 takes_lists=kept.takes.get(p, {}),
                 names={**class_functions(subclasses_of.get(p, {})), **names.get(p, {})},
                 subclasses=frozenset(subclasses_of.get(p, ())),
+                no_modules=plain.get(p, frozenset()),
                 taken=frozenset(taken.get(p, ())),
                 optimizers=frozenset(optimizers.classes.get(p, ())),
                 whole_optimizers=optimizers.of_wholes(p),

@@ -1,8 +1,9 @@
-"""The classes of a project that wrap models as FSDP1's does, and those that derive from FSDP1's."""
+"""Classes of a project that wrap models as FSDP1's does, that derive from it, and that no module is of."""
 
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source import catalog
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 _DEEPEST = 4
 _ASKS = frozenset({"isinstance", "issubclass"})
+_ASKED = re.compile(r"\bisinstance\([^\n]*?,\s*\(?([\w., \t\n]+)\)")
+_PLAIN = frozenset(
+    {"ABC", "BaseException", "Enum", "Exception", "Generic", "IntEnum", "NamedTuple", "Protocol", "StrEnum"}
+    | {"TypedDict", "dict", "list", "object", "str", "tuple"}
+)
+"""What is no module, by its last name, and none is in a class that derives from these alone."""
 
 
 def wrapper_classes(project: Project, module: Module) -> frozenset[str]:
@@ -100,3 +107,49 @@ def _own(project: Project, owner: Definition, depth: int = 0) -> Iterator[str]:
     yield from (each.name for each in owner.node.body if isinstance(each, ast.FunctionDef))
     for base in project.bases(owner) if depth < _DEEPEST else ():
         yield from _own(project, base, depth + 1)
+
+
+def no_modules(project: Project, modules: Iterable[Module]) -> dict[Path, frozenset[str]]:
+    """Return by file the project's classes that it asks for and that no module is of, as imports write them.
+
+    None that a module may have beside its own class: ``class Net(nn.Module, Trainable)``.
+    """
+    found: dict[Path, frozenset[str]] = {}
+    for module in modules:
+        asked = _ASKED.findall(project.texts.get(module.path, ""))
+        words = {each.strip().rpartition(".")[2] for given in asked for each in given.split(",")}
+        own = {name: each for name, each in module.definitions.items() if name in words}
+        written = {each for name, each in module.imports.items() if name in words}
+        # `from lib import states`, and `states.RandomState`
+        written |= {f"{each}.{word}" for each in module.imports.values() for word in words}
+        every = {**{each: project.find(module, each) for each in written}, **own}
+        plain = (name for name, each in every.items() if each is not None and _is_no_module(project, each))
+        if names := frozenset(plain):
+            found[module.path] = names
+    return found
+
+
+def _is_no_module(project: Project, owner: Definition, depth: int = 0) -> bool:
+    """Tell whether a class, and each that derives from it, derives from nothing that may be a module."""
+    if not isinstance(owner.node, ast.ClassDef) or depth > _DEEPEST or not _is_plain(project, owner):
+        return False
+    heirs = re.compile(rf"^[ \t]*class \w+\([^)]*\b{re.escape(owner.node.name)}\b", re.MULTILINE)
+    holding = project.holding([owner.node.name])
+    for module in project.parsed(path for path in holding if heirs.search(project.texts[path])):
+        for each in module.definitions.values():
+            bases = each.node.bases if isinstance(each.node, ast.ClassDef) else ()
+            # By its last name: where that is another's class, nothing is lost but this answer.
+            is_heir = each is not owner and any(last_name(base) == owner.node.name for base in bases)
+            if is_heir and not _is_no_module(project, each, depth + 1):
+                return False
+    return True
+
+
+def _is_plain(project: Project, owner: Definition, depth: int = 0) -> bool:
+    """Tell whether all that a class derives from is seen, and none is a module."""
+    bases = owner.node.bases if isinstance(owner.node, ast.ClassDef) else ()
+    taken = [each.value if isinstance(each, ast.Subscript) else each for each in bases]
+    others = [each for each in taken if last_name(each) not in _PLAIN]
+    known = project.bases(owner)
+    is_seen = depth <= _DEEPEST and len(known) >= len(others)
+    return is_seen and all(_is_plain(project, each, depth + 1) for each in known)

@@ -8,6 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.plain_copies import COPIES
+from tests.source.projects import FSDP
 from tests.source.samples import IMPORTS, uses
 
 
@@ -304,3 +305,73 @@ def test_tensors_of_a_file_that_other_files_read(tmp_path: Path, use: str, file:
         (tmp_path / name).write_text(text)
     found = {use.path.rpartition("/")[2] for use in scan_paths([tmp_path]).uses if use.becomes == COPIES}
     assert found == ({file} if file else set())
+
+
+OWN = """\
+import torch
+
+class Smoothed:
+    def __init__(self, m):
+        self.shadow = {n: p.detach().clone() for n, p in m.named_parameters()}
+
+    def update(self, m):
+        for n, p in m.named_parameters():
+            self.shadow[n].mul_(0.9).add_(p.detach(), alpha=0.1)
+
+    def load_state_dict(self, state):
+        self.shadow = {n: p.clone() for n, p in state.items()}
+"""
+LOADS_IT = """\
+from own import Smoothed
+from wraps import shard
+
+def main(net, other, path):
+    score = FSDP(net)
+    other = shard(other)
+    kept = Smoothed(score)
+    {}.load_state_dict(torch.load(path))
+    kept.update(score)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"),
+    [
+        *(("score", False), ("other", False), ("self.model.generator", False)),
+        # An average's, one that nothing shows, and what another function makes.
+        *(("kept", True), ("generator_ema", True), ("thing", True)),
+    ],
+)
+def test_a_file_that_a_model_loads_comes_to_no_method_of_that_name(
+    tmp_path: Path, asked: str, *, is_said: bool
+) -> None:
+    wraps = f"{FSDP}def shard(net):\n    return FSDP(net)\n"
+    texts = {"own.py": OWN, "wraps.py": wraps, "train.py": IMPORTS + LOADS_IT.format(asked)}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = {use.path.rpartition("/")[2] for use in scan_paths([tmp_path]).uses if use.becomes == COPIES}
+    assert found == ({"own.py"} if is_said else set())
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_said"),
+    [
+        ("torch.load(path)['average']", True),
+        ("{n: p.float().cpu() for n, p in saved['average'].items()}", True),
+        ("{n: p.detach() for n, p in net.named_parameters()}", False),
+        ("{n: sizes[n] for n, p in saved['average'].items()}", False),
+    ],
+)
+def test_what_an_object_keeps_of_a_file_for_a_method_of_another(
+    tmp_path: Path, kept: str, *, is_said: bool
+) -> None:
+    lines = (
+        f"from own import Smoothed\n\nclass Trainer:\n    def __init__(self, net, path):\n"
+        f"        saved = torch.load(path)\n        self.state = None\n        self.state = {kept}\n"
+        f"        self.net = FSDP(net)\n        self.average = Smoothed(self.net)\n"
+        f"        self.average.load_state_dict(self.state)\n        self.average.update(self.net)\n"
+    )
+    for name, text in {"own.py": OWN, "train.py": IMPORTS + lines}.items():
+        (tmp_path / name).write_text(text)
+    found = {use.path.rpartition("/")[2] for use in scan_paths([tmp_path]).uses if use.becomes == COPIES}
+    assert found == ({"own.py"} if is_said else set())

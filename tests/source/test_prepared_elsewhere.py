@@ -143,6 +143,19 @@ def test_what_others_call_so_is_not(tmp_path: Path, line: str) -> None:
         assert told(tmp_path, line, main, name="thing") == set()
 
 
+@pytest.mark.parametrize(
+    ("noted", "is_said"),
+    [("accelerate.Accelerator", False), ("accelerate.Accelerator | None", False), ("Helper", True)],
+)
+def test_what_is_said_to_be_an_accelerator_clips_what_it_is_given(
+    tmp_path: Path, noted: str, *, is_said: bool
+) -> None:
+    clips = "\nimport accelerate\ndef step(thing: {}, to_clip):\n    thing.clip_grad_norm_({}, 1.0)\n"
+    for given in ("params_to_clip", "to_clip"):
+        found = told(tmp_path, f"pass{clips.format(noted, given)}", MAIN_UNSEEN, name="thing")
+        assert found == ({"FM450"} if is_said else set())
+
+
 def test_a_class_of_the_project_may_have_such_a_method_itself(tmp_path: Path) -> None:
     own = f"{MAIN_UNSEEN}\nclass Clipping:\n    def clip_grad_norm_(self, max_norm):\n        pass\n"
     assert told(tmp_path, "self.thing.clip_grad_norm_(1.0)", own, name="thing") == set()

@@ -18,6 +18,7 @@ _IS_TRUE: Final = (
     r"['\"]?(?:(?i:true|yes|on)\b|1\b)"
     r"|--(?:{})['\"][^)]*\b(?:default\s*=\s*(?:True|1)\b|store_false)"
 )
+_IS_SET: Final = r"^([ \t]+)[\w.]*\.({})[ \t]*=[ \t]*(?:True|1)[ \t]*$"
 _COMMON: Final = frozenset(
     {"False", "None", "and", "args", "bool", "cfg", "config", "else", "get", "getattr", "if", "is", "not"}
     | {"or", "self"}
@@ -37,4 +38,23 @@ def is_known_at_run_alone(texts: Iterable[str]) -> bool:
     words = {word for value in values for word in re.findall(r"\b[A-Za-z_]\w*", value)}
     names = "|".join(sorted({_ARGUMENT, *words} - _COMMON))
     is_true = re.compile(_IS_TRUE.format(names, names.replace("_", "[_-]")))
-    return bool(values) and not any(map(is_true.search, every))
+    is_set = re.compile(_IS_SET.format(names), re.MULTILINE)
+    return bool(values) and not any(is_true.search(_without_branches(text, is_set)) for text in every)
+
+
+def _without_branches(text: str, is_set: re.Pattern[str]) -> str:
+    """Leave out what a branch alone sets: ``if args.fused:`` and below it ``args.use_orig_params = True``.
+
+    Not where the value itself is asked for: ``if cfg.use_orig_params is None:`` gives a default.
+    """
+    for found in reversed([*is_set.finditer(text)]):
+        above = text[: found.start()].splitlines()
+        outer = (line for line in reversed(above) if line.strip() and _depth(line) < len(found[1]))
+        line = next(outer, "").strip()
+        if re.match(r"(?:el)?if\b", line) and found[2] not in line:
+            text = text[: found.start()] + text[found.end() :]
+    return text
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -102,6 +102,8 @@ class Links:
     """Modules' classes of this file that go through their own parameters, and are sharded as a whole."""
     subclasses: frozenset[str] = frozenset()
     """Imported classes that derive from FSDP1's, as imports write them."""
+    no_modules: frozenset[str] = frozenset()
+    """Classes of the project that this file asks for and that no module is of, as imports write them."""
     own_optimizers: frozenset[str] = frozenset()
     """The project's own optimizers that are made here, and what holds one, as imports write their classes."""
     foreign_optimizers: frozenset[str] = frozenset()

@@ -234,6 +234,7 @@ def _classes(source: Source, given: cst.BaseExpression) -> list[str]:
         and not any(full.startswith(_PLAIN) for full in those)
         and not source.models.is_constructor(each)
         and source.links.subclasses.isdisjoint(those)
+        and source.links.no_modules.isdisjoint({*those, text_of(each)})
         and not is_wrapper(each)
         and not is_none(each)
     ]

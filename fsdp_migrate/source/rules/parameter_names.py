@@ -5,25 +5,21 @@ What is decided by a name after wrapping, such as which parameters are decayed, 
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import libcst as cst
 
-from fsdp_migrate.newer_syntax import parse_any
-from fsdp_migrate.source import catalog
+from fsdp_migrate.source.flat_parameters import flat_of, of_flat
 from fsdp_migrate.source.names_from_outside import looked_for_within
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.plain_copies import PlainCopies
 from fsdp_migrate.source.python.held import FLAT
-from fsdp_migrate.source.python.kept_names import is_known_at_run_alone
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_loops import named_loops
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
-from fsdp_migrate.source.python.starred_keys import is_given_by_stars
-from fsdp_migrate.source.python.strategies import is_one_unit, keeps_originals
+from fsdp_migrate.source.python.strategies import is_one_unit
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
@@ -37,22 +33,7 @@ if TYPE_CHECKING:
 NAME = "parameter-names"
 CODES = ("FM318",)
 
-_FLAT = (
-    "without use_orig_params=True FSDP1's parameters were flat here, one for a unit, with names that end in "
-    "`_flat_param`; FSDP2's have the model's names, so this decides differently, without an error. Decide "
-    "which is meant; a checkpoint of FSDP1 has the old groups."
-)
-_IF_FLAT = (
-    "unless use_orig_params=True is among what FSDP1's class is given by `**`, its parameters were flat "
-    "here, one for a unit, with names that end in `_flat_param`; FSDP2's have the model's names, so this "
-    "then decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the old "
-    "groups."
-)
-_AT_RUN = (
-    "unless use_orig_params is true when this runs, FSDP1's parameters were flat here, one for a unit, with "
-    "names that end in `_flat_param`; FSDP2's have the model's names, so this then decides differently, "
-    "without an error. Decide which is meant; a checkpoint of FSDP1 has the old groups."
-)
+_NAMED = "with names that end in `_flat_param`; FSDP2's have the model's names"
 _START = (
     "FSDP1's names began with `_fsdp_wrapped_module.` here, so that this was never true; FSDP2's are the "
     "model's, so this decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 "
@@ -114,7 +95,7 @@ _LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 def find(source: Source) -> Iterator[Found]:
     """Find where parameters of a sharded model are chosen by their names."""
-    flat, values = _of_flat(source), ParameterValues(source)
+    flat, values = of_flat(source, _NAMED), ParameterValues(source)
     copies = PlainCopies(values)
     for call in source.calls:
         func = call.func
@@ -127,7 +108,9 @@ def find(source: Source) -> Iterator[Found]:
             continue
         if source.contexts.is_summoned(call):
             is_own = source.models.sharded_by(model) in _OF_A_MODULE | _KEEP_NAMES
-            found = looked_for_within(values, call) if _flat_of(source, model, flat) and not is_own else ()
+            found = (
+                looked_for_within(values, call) if flat_of(source, model, flat, _NAMED) and not is_own else ()
+            )
             yield from (Found("FM318", test, _FROM_OUTSIDE, "commented") for test in found)
             continue
         if _is_by_state(source, call, model):
@@ -136,7 +119,10 @@ def find(source: Source) -> Iterator[Found]:
         for loop, names in named_loops(source.index, call):
             if isinstance(loop, _LOOPS):
                 yield from _of_loop(
-                    source, loop, names, Asked(func.value, model, _flat_of(source, model, flat), copies)
+                    source,
+                    loop,
+                    names,
+                    Asked(func.value, model, flat_of(source, model, flat, _NAMED), copies),
                 )
 
 
@@ -144,7 +130,7 @@ def _of_inner(source: Source, call: cst.Call, copies: PlainCopies) -> Iterator[F
     """Find names across units where Hugging Face's Trainer shows what is within FSDP1's outermost wrapper."""
     for loop, names in named_loops(source.index, call):
         function = source.index.function(loop) or source.module
-        if isinstance(loop, _LOOPS) and not _CLEANED.search(text_of(function)) and _chooses(loop, names[1]):
+        if isinstance(loop, _LOOPS) and not _CLEANED.search(text_of(function)) and chooses(loop, names[1]):
             asked = _across_units(source, loop, names, copies)
             yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
 
@@ -163,7 +149,7 @@ class Asked(NamedTuple):
 def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Asked) -> Iterator[Found]:
     """Find where a loop over a sharded model's parameters asks for their names."""
     function = source.index.function(loop) or source.module
-    is_choice = _chooses(loop, names[1])
+    is_choice = chooses(loop, names[1])
     if _CLEANED.search(text_of(function)) or not (is_choice or _changes(loop, names[1])):
         return
     sharded_by = source.models.sharded_by(by.model)
@@ -331,49 +317,11 @@ def _is_behind_a_word(call: cst.Call, part: cst.Subscript) -> bool:
     return is_word and text_of(part.slice[0]) != "0"
 
 
-def _of_flat(source: Source) -> str:
-    """Return what is said of flat parameters' names; nothing where something asks for the model's own."""
-    if source.links.keeps_names:
-        return _AT_RUN if source.links.names_at_run else ""
-    if catalog.MAY_KEEP_NAMES.search(source.code):
-        return _AT_RUN if is_known_at_run_alone([source.code]) else ""
-    if not source.links.is_given and not any(
-        source.models.is_constructor(each.func) for each in source.calls
-    ):
-        return ""
-    is_given = _is_given_by_stars(source)
-    return "" if is_given else _IF_FLAT if source.links.unseen_names or is_given is None else _FLAT
-
-
-def _flat_of(source: Source, model: cst.BaseExpression, flat: str) -> str:
-    """Return the same of one model, where the source shows what that was given, whatever others are."""
-    keeps = keeps_originals(source.models, model)
-    return flat if keeps is None else "" if keeps else _FLAT
-
-
-def _is_given_by_stars(source: Source) -> bool | None:
-    """Tell whether ``FSDP(net, **kwargs)`` asks for names; None where that is not seen."""
-    funcs = {text_of(call.func) for call in source.calls if _is_starred(source, call)}
-    try:
-        tree = parse_any(source.code) if funcs else ast.Module([], [])
-    except SyntaxError:  # of a newer Python
-        return None
-    return is_given_by_stars(tree, lambda call: ast.unparse(call.func) in funcs, "use_orig_params")
-
-
-def _is_starred(source: Source, call: cst.Call) -> bool:
-    """Tell whether FSDP1's class, or a partial of it, is given arguments by two stars."""
-    if all(arg.star != "**" for arg in call.args):
-        return False
-    is_given = any(source.index.fsdp1(arg.value) == catalog.FSDP for arg in call.args)
-    return is_given or source.models.is_constructor(call.func)
-
-
 def _value(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
     return last_value(source.index, node) if isinstance(node, cst.Name) else node
 
 
-def _chooses(loop: cst.CSTNode, parameter: str) -> bool:
+def chooses(loop: cst.CSTNode, parameter: str) -> bool:
     """Tell whether a loop gives some of the parameters away, or freezes them."""
     if not isinstance(loop, cst.For):
         assert isinstance(loop, (cst.ListComp, cst.GeneratorExp, cst.SetComp))
@@ -405,7 +353,7 @@ def _tests(
         assert isinstance(loop, (cst.ListComp, cst.GeneratorExp, cst.SetComp))
         tests = [each.test for each in loop.for_in.ifs]
     for test in tests:
-        yield from ((part, is_start) for part, is_start in _asked(test, known, name))
+        yield from ((part, is_start) for part, is_start in asked_of_name(test, known, name))
         for call in walk_for(test, cst.Call):
             if _is_asked_there(source, call, known):
                 yield call, False
@@ -423,7 +371,9 @@ def _deciding(loop: cst.For, parameter: str) -> Iterator[cst.BaseExpression]:
             yield from (arg.value for arg in call.args)
 
 
-def _asked(test: cst.CSTNode, known: set[str], name: str = "") -> Iterator[tuple[cst.BaseExpression, bool]]:
+def asked_of_name(
+    test: cst.CSTNode, known: set[str], name: str = ""
+) -> Iterator[tuple[cst.BaseExpression, bool]]:
     """Yield the questions about a name in an expression, and whether they are about its beginning."""
     for part in walk_for(test, cst.Comparison):
         operator, other = part.comparisons[0].operator, part.comparisons[0].comparator
@@ -451,7 +401,7 @@ def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
         ]
         given = {params[place] for place in places if place < len(params)}
         is_cleaned = _CLEANED.search(text_of(function)) is not None
-        if given and not is_cleaned and any(_asked(function.body, given)):
+        if given and not is_cleaned and any(asked_of_name(function.body, given)):
             return True
     return False
 

@@ -12,6 +12,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.heirs import values_of
 from fsdp_migrate.source.python.nodes import dotted, text_of
+from fsdp_migrate.source.python.shown_alone import is_shown_alone
 from fsdp_migrate.source.uses import Found
 
 
@@ -37,6 +38,7 @@ _SETTINGS = {
     "sync_module_states": "ask `cpu_ram_efficient_loading`, with which rank 0's weights are sent to all",
     "use_orig_params": "FSDP2 always shows the model's own parameters, as with true",
 }
+_OF_NONE = frozenset(_NONE.format(each) for each in _SETTINGS.values())
 _NO_SWITCH = (
     "Accelerate's FSDP2 has a policy of torch's here, without `offload_params`, which raises: ask "
     "isinstance(plugin.cpu_offload, CPUOffloadPolicy) of torch.distributed.fsdp."
@@ -80,6 +82,8 @@ def find(source: Source) -> Iterator[Found]:
     for node in source.index.by_kind.get(cst.Attribute, ()):
         read = cst.ensure_type(node, cst.Attribute)
         said = _said_of(source, read)
+        if said in _OF_NONE and is_shown_alone(source, read):
+            continue  # it shows None then, and nothing is decided
         if said is not None and not isinstance(source.index.parents[read], cst.AssignTarget):
             yield Found("FM343", read, said, "commented")
     for call in source.calls:
@@ -135,7 +139,8 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     texts = [str(a.value.evaluated_value) for a in call.args if isinstance(a.value, cst.SimpleString)]
     func = call.func
     asked = texts[0] if dotted(func) == "getattr" and texts else ""
-    if asked in _SETTINGS and _is_plugin(source, call.args[0].value):
+    is_asked = asked in _SETTINGS and not is_shown_alone(source, call)
+    if is_asked and _is_plugin(source, call.args[0].value):
         yield Found("FM343", call, _NONE.format(_SETTINGS[asked]), "commented")
     is_set = isinstance(func, cst.Attribute) and func.attr.value == "set_state_dict_type"
     is_local = is_set and any(text.upper() == "LOCAL_STATE_DICT" for text in texts)

@@ -37,7 +37,12 @@ from fsdp_migrate.source.python.nodes import (
     text_of,
     walk_for,
 )
-from fsdp_migrate.source.python.one_rank import is_inner, is_of_one_rank, saves_on_each_node
+from fsdp_migrate.source.python.one_rank import (
+    is_inner,
+    is_of_one_rank,
+    runs_on_one_rank,
+    saves_on_each_node,
+)
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
 from fsdp_migrate.source.python.state_hooks import adds_keys
 from fsdp_migrate.source.python.trainer_saves import is_read_once_saved
@@ -90,6 +95,11 @@ _ONE_RANK = (
     "one rank alone comes here, and every rank must ask for the state now: FSDP1's `.module.state_dict()` "
     "gave what this rank held. Above this branch take torch's get_model_state_dict(model, "
     "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), and save that here."
+)
+_LOADED_BY_ONE = (
+    "one rank alone comes here, where FSDP1 waited for the others: this would load that rank's own rows, and "
+    "no others, without an error. Below this branch, on every rank, take load_full_state_dict({}, "
+    "{{'model': state}}) of fsdp_migrate.runtime, which sends rank 0's state round: the others give it {{}}."
 )
 _HOLDS = (
     "it holds sharded models, and its state is theirs, of DTensors: where they are sharded, take torch's "
@@ -395,6 +405,9 @@ def _has_own_group(source: Source) -> bool:
 
 def _loading(source: Source, call: cst.Call, settings: Settings) -> Found:
     """Return what loads a state: torch's function names nothing of a full one as missing, ours does."""
+    if runs_on_one_rank(source.index, source.models.guards, call):
+        model = call.func.value if isinstance(call.func, cst.Attribute) else call
+        return Found("FM308", call, _LOADED_BY_ONE.format(short(model)), "commented")
     given = arguments(call, ("state_dict", "strict")) or {}
     is_said = "strict" in given and literal(given["strict"]) is not True
     strict = {"strict": given["strict"]} if is_said else {}

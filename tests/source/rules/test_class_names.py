@@ -374,3 +374,66 @@ def test_a_function_that_is_given_what_the_wrapper_held(
     (tmp_path / "main.py").write_text(f"{header}\n{other}")
     found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM316"]
     assert [use.line for use in found] == [7] * is_said
+
+
+STATES = """\
+class Base:
+    pass
+
+class RandomState(Base):
+    def state_dict(self):
+        return {{}}
+
+class Stateful(Protocol):
+    def state_dict(self): ...
+
+class Trainable(ABC):
+    pass
+
+class Net(torch.nn.Module, Trainable):
+    pass
+
+class Odd(elsewhere.Thing):
+    pass
+{}"""
+ASKS = """\
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from states import Net, Odd, RandomState as Random, Stateful, Trainable
+import states
+
+class Own:
+    pass
+
+def collect(net):
+    model = FSDP(net)
+    return 1 if isinstance(model, {}) else 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "beside", "is_said"),
+    [
+        ("Random", "", False),
+        ("states.RandomState", "", False),
+        ("(Random, Stateful)", "", False),
+        ("Own", "", False),
+        ("Random", "class More(RandomState):\n    pass\n", False),
+        # A module has it beside its own class, here or by another class.
+        ("Trainable", "", True),
+        ("Random", "class Twin(torch.nn.Module, RandomState):\n    pass\n", True),
+        (
+            "Random",
+            "class More(RandomState):\n    pass\nclass Twin(More, torch.nn.Module):\n    pass\n",
+            True,
+        ),
+        ("Net", "", True),
+        ("Odd", "", True),  # what that is, nothing shows
+        ("(Random, Net)", "", True),
+    ],
+)
+def test_a_class_of_the_project_that_no_module_is_of(
+    tmp_path: Path, asked: str, beside: str, *, is_said: bool
+) -> None:
+    (tmp_path / "states.py").write_text(STATES.format(beside))
+    (tmp_path / "main.py").write_text(ASKS.format(asked))
+    assert ("FM316" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said

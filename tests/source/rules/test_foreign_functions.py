@@ -116,6 +116,41 @@ def test_a_function_that_saves_or_loads_is_to_be_looked_at(
     assert [(each.code, each.action) for each in uses] == [("FM450", "unclear")] * is_said
 
 
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("clip_grad_norm_(self.model, 1.0)", True),
+        ("clip_grad_norm_(model=self.model)", True),
+        ("copies.clip_grads(self.model.parameters(), 1.0)", True),
+        ("copies.clip_by_global_norm([p for p in self.model.parameters()], 1.0)", True),
+        ("copies.clip_grads(AdamW(self.model.parameters()), 1.0)", True),
+        ("copies.clip_grad_value(self.model.parameters(), 1.0)", False),  # of each value by itself
+        ("copies.clip_grads(self.other.parameters(), 1.0)", False),
+        ("copies.clip_text(self.model)", False),
+        ("tools.clip_grads(self.model, 1.0)", False),  # the project's own, which is read
+    ],
+)
+def test_a_function_that_clips_is_to_be_looked_at(tmp_path: Path, does: str, *, is_said: bool) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "tools.py").write_text("def clip_grads(model, norm):\n    print(model, norm)\n")
+    imports = (
+        "from own import tools\nfrom store import copies\nfrom torch.sagemaker.norm import clip_grad_norm_\n"
+    )
+    (tmp_path / "train.py").write_text(f"{imports}{TRAIN.format(does=does, made='None')}")
+    uses = [each for each in scan_paths([tmp_path]).uses if each.rule == "other-packages"]
+    assert [(each.code, each.action) for each in uses] == [("FM450", "unclear")] * is_said
+
+
+def test_what_another_rule_says_of_clipping_is_said_once(tmp_path: Path) -> None:
+    for imports, clips in (
+        ("from timm.utils import dispatch_clip_grad as clip\n", "clip(self.model.parameters(), 1.0)"),
+        ("from torch.nn.utils import clip_grad_norm_ as clip\n", "clip(self.model.parameters(), 1.0)"),
+    ):
+        (tmp_path / "train.py").write_text(f"{imports}{TRAIN.format(does=clips, made='None')}")
+        uses = scan_paths([tmp_path]).uses
+        assert [each.code for each in uses if "clip(" in each.text] == ["FM326"]
+
+
 def test_a_function_that_loads_a_model_before_it_is_sharded_is_not(tmp_path: Path) -> None:
     imports = (
         "from store import load_checkpoint\nfrom torch.distributed.fsdp import FullyShardedDataParallel as F"

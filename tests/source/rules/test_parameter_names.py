@@ -154,6 +154,10 @@ def test_names_that_only_the_run_shows_to_be_kept(wrap: str, *, is_said: bool) -
         ("settings.py", "class Settings:\n    orig: bool = field(default=True)\n", False),
         ("settings.py", "class Settings:\n    orig: bool = False\n", True),
         ("run.sh", "torchrun train.py --use_orig_params\n", False),
+        # In some runs alone; and in all, as a default.
+        ("run.py", "def f(cfg):\n    if cfg.fused:\n        print()\n\n        cfg.orig = True\n", True),
+        ("run.py", "def f(cfg):\n    if cfg.orig is None:\n        cfg.orig = True\n", False),
+        ("run.py", "def f(cfg):\n    if cfg.fused:\n        print()\n    cfg.orig = True\n", False),
     ],
 )
 def test_what_else_shows_that_names_are_kept(tmp_path: Path, name: str, text: str, *, is_said: bool) -> None:

@@ -36,6 +36,10 @@ def said(body: str) -> list[str]:
             "plugin.mixed_precision_policy.par",
         ),
         (f"{MADE.format('sharding_strategy=1')}x = plugin.sharding_strategy\n", "reshard_after_forward"),
+        # Of None nothing is shown, and something is decided.
+        (f"{NAMED}print(plugin.sharding_strategy.name)\n", "reshard_after_forward"),
+        (f"{NAMED}if plugin.use_orig_params:\n    print(1)\n", "as with true"),
+        (f"{NAMED}print(plugin.cpu_offload.offload_params)\n", "CPUOffloadPolicy"),
     ],
 )
 def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
@@ -47,6 +51,10 @@ def test_what_fsdp2s_plugin_has_otherwise(body: str, names: str) -> None:
     "body",
     [
         f"{NAMED}x = plugin.state_dict_type\n",
+        # It is only shown, as None.
+        f"{NAMED}print('kept', plugin.use_orig_params)\n",
+        f"{NAMED}logger.info(f'by {{plugin.sharding_strategy}}')\n",
+        f"{NAMED}print(getattr(plugin, 'forward_prefetch', None))\n",
         f"{NAMED}x = plugin.mixed_precision_policy.param_dtype\n",
         f"{NAMED}x = plugin.cpu_offload\n",
         f"{NAMED}plugin.use_orig_params = True\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import MODEL, PREPARED, assert_commented, codes, found_comments, plain, turned
+from tests.source.samples import MODEL, PREPARED, assert_commented, codes, found_comments, plain, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -450,3 +450,36 @@ def test_a_model_that_may_be_in_the_wrapper_of_another_package(made: str) -> Non
     assert found == ["FM333"] * 3
     plain = body.replace(made, "model = FSDP(net, device_id=0)")
     assert "FM333" not in {code for code, _ in codes(plain)}
+
+
+_LOADS = (
+    "with FSDP.state_dict_type(model, {}):\n    {}\n        state = torch.load(path)\n"
+    "        model.load_state_dict(state)\n"
+)
+
+
+@pytest.mark.parametrize("kind", ["StateDictType.FULL_STATE_DICT", "StateDictType.SHARDED_STATE_DICT"])
+@pytest.mark.parametrize(
+    ("choice", "is_said"),
+    [
+        ("if rank == 0:", True),
+        ("if dist.get_rank() == 0 and path:", True),
+        ("if rank == 0 or use_fsdp:", False),
+        ("if path:", False),
+    ],
+)
+def test_one_rank_alone_loads_no_model(kind: str, choice: str, *, is_said: bool) -> None:
+    alone = f"{choice}\n    model.load_state_dict(torch.load(path))\n"
+    for body in (_LOADS.format(kind, choice), alone):
+        said = [use.becomes for use in uses(f"{MODEL}{body}") if use.code == "FM308"]
+        assert ["load_full_state_dict(model, {'model': state})" in each for each in said] == [is_said]
+        others = [use.code for use in uses(f"{MODEL}{body.replace('model.load', 'net.load')}")]
+        assert "FM308" not in others
+
+
+def test_a_method_that_one_rank_alone_calls_loads_no_model() -> None:
+    made = "class Trainer:\n    def __init__(self):\n        self.model = FSDP(net)\n        {}\n"
+    body = f"{made}    def restore(self):\n        self.model.load_state_dict(torch.load(path))\n"
+    for calls, is_said in (("if rank == 0:\n            self.restore()", True), ("self.restore()", False)):
+        said = [use.becomes for use in uses(body.format(calls)) if use.code == "FM308"]
+        assert ["one rank alone comes here" in each for each in said] == [is_said]
