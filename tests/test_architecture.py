@@ -91,6 +91,7 @@ HOUSE: House = (
                 "source.compiled_names",
                 "source.early_optimizers",
                 "source.fails_at_once",
+                "source.flat_parameters",
                 "source.free_of_parts",
                 "source.given_with_model",
                 "source.ignored_states",

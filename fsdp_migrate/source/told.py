@@ -76,7 +76,7 @@ class Told:
         self.known.seen.clear()
         self.known.names_seen.clear()
         gives, given = self._named()
-        project = self.known.project
+        project, looked_at = self.known.project, self.known.looked_at
         types = {path for path, text in project.texts.items() if "set_state_dict_type" in text}
         types |= self.known.types_from
         whole_project = self._of_all()
@@ -84,18 +84,16 @@ class Told:
         optimizers = self._optimizers()
         methods = methods_by_file(project, self.known.methods)
         states = states_by_file(project, self.known.methods)
-        makers = optimizer_methods(self.known.project, self.known.looked_at, self.known.models_of)
+        makers = optimizer_methods(project, looked_at, self.known.models_of)
         kept = told_parameters(self.known)
-        paths = {m.path for m in self.known.looked_at}
+        paths = {m.path for m in looked_at}
         paths.update(gives, given, names, taken, methods, states, makers)
-        parts = sharding_parts(self.known, self.known.looked_at)
+        parts = sharding_parts(self.known, looked_at)
         paths.update(optimizers.classes, optimizers.names, parts.certain, parts.asked)
-        wrappers = {each.path: wrapper_classes(project, each) for each in self.known.looked_at}
-        subclasses_of = subclasses(project, self.known.looked_at)
-        plain = no_modules(project, self.known.looked_at)
-        checks = class_checks(project, self.known.looked_at)
-        asking = asking_functions(project, self.known.looked_at)
-        looking = looking_functions(project, self.known.looked_at)
+        wrappers = {each.path: wrapper_classes(project, each) for each in looked_at}
+        subclasses_of, plain = subclasses(project, looked_at), no_modules(project, looked_at)
+        checks, asking = class_checks(project, looked_at), asking_functions(project, looked_at)
+        looking = looking_functions(project, looked_at)
         elsewhere = self._given_elsewhere()
         return {
             p: replace(
