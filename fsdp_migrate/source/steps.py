@@ -10,6 +10,7 @@ from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.argument_files import steps_for_arguments
+from fsdp_migrate.source.copied_trainers import left_to_copies
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
@@ -236,7 +237,8 @@ def next_steps(
     asks = is_prepared or any(use.code in _ASKING for use in rewrites)
     own = [each for each in converted if not (asks and each.is_switch)]
     steps += _steps_for_configs(own, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
-    steps += [*_steps_for_launches(launches, configs), *steps_for_arguments(paths, configs, launches)]
+    copied, others = left_to_copies((use.path for use in rewrites if use.code in PREPARING), launches)
+    steps += [*copied, *_steps_for_launches(others, configs), *steps_for_arguments(paths, configs, launches)]
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += _steps_for_apart(apart)
