@@ -249,8 +249,10 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
             return ConfigFound(str(path), "", "fsdp2")
         state: Literal["unclear", "broken"] = "unclear" if nothing else "broken"
         told = nothing or NothingToConvertError(message, names_fsdp=True)
-        seen = {"holds_arguments": told.holds_arguments, "is_switch": told.is_switch, "is_own": told.is_own}
-        return ConfigFound(str(path), "", state, message, **seen)
+        holds, switch, own = told.holds_arguments, told.is_switch, told.is_own
+        return ConfigFound(
+            *(str(path), "", state, message), holds_arguments=holds, is_switch=switch, is_own=own
+        )
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
     frameworks = ", ".join(dict.fromkeys(block.framework for block in report.conversion.blocks))
