@@ -237,10 +237,7 @@ def next_steps(
     asks = is_prepared or any(use.code in _ASKING for use in rewrites)
     own = [each for each in converted if not (asks and each.is_switch)]
     steps += _steps_for_configs(own, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
-    steps += [
-        *_steps_for_launches(launches, configs, rewrites),
-        *steps_for_arguments(paths, configs, launches),
-    ]
+    steps += [*_for_launches(launches, configs, rewrites), *steps_for_arguments(paths, configs, launches)]
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += _steps_for_apart(apart)
@@ -405,7 +402,7 @@ def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:
     return _BY_VERSION.format(listed(lacking, _PLACES)) if lacking else _BEFORE
 
 
-def _steps_for_launches(
+def _for_launches(
     every: Sequence[LaunchFound], configs: Sequence[ConfigFound], rewrites: Sequence[Use]
 ) -> list[Step]:
     steps, launches = left_to_copies((use.path for use in rewrites if use.code in PREPARING), every)
