@@ -173,7 +173,7 @@ HOUSE: House = (
     [
         "sharding",
         (
-            "source.argument_files source.checkpoint_readers source.checkpoint_runs "
+            "source.argument_files source.checkpoint_readers source.checkpoint_runs source.copied_trainers "
             "source.precision_elsewhere source.proof_steps source.saved_files source.sarif source.steps "
             "source.surroundings"
         ),

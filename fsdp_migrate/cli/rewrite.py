@@ -37,7 +37,8 @@ def rewrite(
         msg = "--check, --diff and --write exclude each other."
         raise typer.BadParameter(msg)
     report = rewrite_paths(paths, write=write)
-    settings = said_of_settings(paths, is_changed=bool(report.changed))
+    sharding = [each.path for each in report.changed if "prepare_fully_shard(" in each.after]
+    settings = said_of_settings(paths, is_changed=bool(report.changed), sharding=sharding)
     if json:
         write_document("rewrite", {**report.as_dict(), "settings": settings})
     else:

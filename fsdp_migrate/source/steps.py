@@ -10,6 +10,7 @@ from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.argument_files import steps_for_arguments
+from fsdp_migrate.source.copied_trainers import left_to_copies
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
@@ -236,7 +237,7 @@ def next_steps(
     asks = is_prepared or any(use.code in _ASKING for use in rewrites)
     own = [each for each in converted if not (asks and each.is_switch)]
     steps += _steps_for_configs(own, launches, asks_back=any(use.code == _COMPOSERS for use in uses))
-    steps += [*_steps_for_launches(launches, configs), *steps_for_arguments(paths, configs, launches)]
+    steps += [*_for_launches(launches, configs, rewrites), *steps_for_arguments(paths, configs, launches)]
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += _steps_for_apart(apart)
@@ -401,8 +402,10 @@ def _before(found: Sequence[ConfigFound | LaunchFound]) -> str:
     return _BY_VERSION.format(listed(lacking, _PLACES)) if lacking else _BEFORE
 
 
-def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[ConfigFound]) -> list[Step]:
-    steps = []
+def _for_launches(
+    every: Sequence[LaunchFound], configs: Sequence[ConfigFound], rewrites: Sequence[Use]
+) -> list[Step]:
+    steps, launches = left_to_copies((use.path for use in rewrites if use.code in PREPARING), every)
     if changing := [each for each in launches if each.state == "changes" and not each.by_hand]:
         places = ", ".join(each.place for each in changing)
         scripts = dict.fromkeys(each.path for each in changing)
@@ -417,14 +420,11 @@ def _steps_for_launches(launches: Sequence[LaunchFound], configs: Sequence[Confi
         steps.append(Step(f"{_SHOWN_BY_HAND} ({places}).", tuple(dict.fromkeys(map(_asking_why, shown)))))
     if by_hand := [each for each in launches if each.by_hand and not each.is_shown]:
         places = ", ".join(each.place for each in by_hand)
-        commands = tuple(
-            f"fsdp-migrate config {shlex.quote(path)}"
-            for path in dict.fromkeys(each.path for each in by_hand)
-        )
+        scripts = dict.fromkeys(each.path for each in by_hand)
+        commands = tuple(f"fsdp-migrate config {shlex.quote(path)}" for path in scripts)
         steps.append(Step(f"{_LINES_BY_HAND} ({places}).", commands))
     found = {Path(each.path).name for each in configs}
-    elsewhere = [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]
-    if elsewhere:
+    if elsewhere := [each for each in launches if each.state == "elsewhere" and _says_more(each, found)]:
         places = ", ".join(each.place for each in elsewhere)
         scripts = dict.fromkeys(each.path for each in elsewhere)
         commands = tuple(f"fsdp-migrate config {shlex.quote(path)}" for path in scripts)

@@ -27,6 +27,7 @@ from fsdp_migrate.errors import (
 from fsdp_migrate.findings import listed
 from fsdp_migrate.left_comments import looks_for_them
 from fsdp_migrate.source.asked_around import is_accelerates
+from fsdp_migrate.source.copied_trainers import left_to_copies
 from fsdp_migrate.source.files import (
     CONFIGS,
     MAYBE_CONFIGS,
@@ -216,13 +217,9 @@ def _may_be_config(path: Path) -> bool:
         if path.suffix == ".toml":
             return _IN_TOML.search(path.read_bytes()) is not None
         is_one = path.suffix in CONFIGS or is_dockerfile(path)
-        return (is_one and _speaks_of_fsdp(path)) or is_accelerates(path)
+        return (is_one and _SPEAKS_OF_FSDP.search(path.read_bytes()) is not None) or is_accelerates(path)
     except OSError:
         return False
-
-
-def _speaks_of_fsdp(path: Path) -> bool:
-    return _SPEAKS_OF_FSDP.search(path.read_bytes()) is not None
 
 
 def _with_named(configs: Sequence[ConfigFound], launches: Sequence[LaunchFound]) -> list[ConfigFound]:
@@ -251,11 +248,10 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
         if nothing is not None and _SAYS_FSDP2.search(text_if_there(path)):
             return ConfigFound(str(path), "", "fsdp2")
         state: Literal["unclear", "broken"] = "unclear" if nothing else "broken"
+        told = nothing or NothingToConvertError(message, names_fsdp=True)
+        holds, switch, own = told.holds_arguments, told.is_switch, told.is_own
         return ConfigFound(
-            *(str(path), "", state, message),
-            holds_arguments=nothing is not None and nothing.holds_arguments,
-            is_switch=nothing is not None and nothing.is_switch,
-            is_own=nothing is not None and nothing.is_own,
+            *(str(path), "", state, message), holds_arguments=holds, is_switch=switch, is_own=own
         )
     except (FSDPMigrateError, RecursionError) as error:
         return ConfigFound(str(path), "", "refused", " ".join(str(error).split())[:300])
@@ -272,12 +268,15 @@ def _look_at(path: Path, framework: str = "auto") -> ConfigFound | None:
     )
 
 
-def said_of_settings(paths: Iterable[str | os.PathLike[str]], *, is_changed: bool) -> str:
+def said_of_settings(
+    paths: Iterable[str | os.PathLike[str]], *, is_changed: bool, sharding: Iterable[str] = ()
+) -> str:
     """Say which configs and launch lines still ask a framework for FSDP1; nothing of none.
 
     Args:
         paths: The files and folders of the project.
         is_changed: Whether sources of it change.
+        sharding: Those whose models are sharded by FSDP2 then: a copied Trainer reads its flags as they are.
 
     Raises:
         SourceError: There is nothing at a path.
@@ -287,7 +286,7 @@ def said_of_settings(paths: Iterable[str | os.PathLike[str]], *, is_changed: boo
         ''
     """
     every = list(paths)
-    launches = [each for each in find_launches(every) if not each.is_shown]
+    _, launches = left_to_copies(sharding, [each for each in find_launches(every) if not each.is_shown])
     found: list[tuple[str, ConfigFound | LaunchFound]] = [
         *((each.path, each) for each in find_configs(every, launches)),
         *((each.place, each) for each in launches),
