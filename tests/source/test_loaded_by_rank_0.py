@@ -107,6 +107,7 @@ GIVES = f"{BUILD}def main(c):\n    model = build(c)\n    {PREPARE}\n"
         # Another function's model of that name is another model.
         (TWO.format("Critic", "Plain"), []),
         (TWO.format("Plain", "Critic"), ["Critic"]),
+        (TWO.format("Plain", "Critic").replace("model = Critic", "model: nn.Module = Critic"), ["Critic"]),
         (UNSEEN.format("load(c)"), []),
         (UNSEEN.format("AutoModel.from_pretrained(c)"), []),
         # Moved, wrapped or handed over, it may be that one.
