@@ -97,6 +97,7 @@ HOLDER = "class Holder(Module):\n    def __init__(self, m):\n        self.net = 
         ("accumulate(*unseen)", ""),
         ("accumulate(accelerator.unwrap_model(model))", ""),
         ("accumulate(around)", "`around`"),  # what an unknown call makes of it
+        ("accumulate(moved)", "`moved`"),
         ("accumulate(bare)", ""),
         ("accumulate(alike)", ""),
         ("accumulate(apart)", ""),
@@ -105,6 +106,7 @@ HOLDER = "class Holder(Module):\n    def __init__(self, m):\n        self.net = 
 def test_accelerate_is_given_what_it_has_not_sharded(given: str, named: str) -> None:
     """Under FSDP2 ``accumulate`` and ``no_sync`` raise AttributeError for it; FSDP1 passed over it."""
     made = "around = unseen(c)(model)\nbare = accelerator.unwrap_model(model)\n"
+    made += "moved = unseen(c)(model)\nmoved = moved.to(device)\n"
     made += "alike = torch.compile(model)\napart = unseen(c)(other)\n"
     body = f"{HOLDER}{PREPARED}{made}with accelerator.{given}:\n    pass\n"
     assert (("FM312", "commented") in codes(body)) is bool(named)
