@@ -15,7 +15,7 @@ from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from fsdp_migrate.source.python.text import Source
 
@@ -30,9 +30,7 @@ _MEANT = (
 _CHANGES = "Take out {}, and write {}. "
 _ASKS = re.compile(r"^[ \t]*distributed_type[ \t]*:[ \t]*['\"]?FSDP\b", re.MULTILINE)
 _SETTINGS = re.compile(r"^[ \t]*fsdp_config[ \t]*:", re.MULTILINE)
-_IS_NEW = re.compile(
-    r"^[ \t]*(?:fsdp_)?version[ \t]*:[ \t]*2|^[ \t]*fsdp_version[ \t]*:[ \t]*2", re.MULTILINE
-)
+_IS_NEW = re.compile(r"^[ \t]*fsdp_version[ \t]*:[ \t]*['\"]?2", re.MULTILINE)
 _UNKNOWN = "1"
 """What stands in a text for a value that is known when it runs."""
 
@@ -77,10 +75,13 @@ def _of_dict(node: cst.Dict) -> str:
     inner = value.get("fsdp_config")
     if not isinstance(inner, dict):
         return ""
-    outer = [f"{key}: {json.dumps(each)}" for key, each in value.items() if key != "fsdp_config"]
-    return "\n".join(
-        [*outer, "fsdp_config:", *(f"  {key}: {json.dumps(each)}" for key, each in inner.items())]
-    )
+    outer = {key: each for key, each in value.items() if key != "fsdp_config"}
+    return "\n".join([*_lines(outer, ""), "fsdp_config:", *_lines(inner, "  ")])
+
+
+def _lines(values: Mapping[str, object], indent: str) -> Iterator[str]:
+    # What no config can hold, such as a set, is shown as it is written.
+    return (f"{indent}{key}: {json.dumps(each, default=repr)}" for key, each in values.items())
 
 
 def _said(text: str) -> str:

@@ -29,6 +29,8 @@ def said(code: str) -> list[str]:
         "(" + " ".join(repr(f"{line}\n") for line in CONFIG.format("FULL_SHARD").splitlines()) + ")",
         OF_IT,
         f"yaml.dump({OF_IT})",
+        OF_IT.replace("{'dist", "{'version': 2, 'dist"),
+        OF_IT.replace("{'dist", "{'kinds': {1, 2}, 'dist"),
     ],
 )
 def test_the_lines_that_change_are_said(written: str) -> None:
@@ -45,6 +47,7 @@ def test_the_lines_that_change_are_said(written: str) -> None:
         f'"""{CONFIG.format("FULL_SHARD").replace("FSDP", "MULTI_GPU")}"""',
         "'write `distributed_type: FSDP` and `fsdp_config:` into it'",
         OF_IT.replace("'fsdp_config': {", "'fsdp_config': {'fsdp_version': 2, "),
+        OF_IT.replace("'fsdp_config': {", "'fsdp_config': {'fsdp_version': '2', "),
         "{'distributed_type': kind, 'fsdp_config': {}}",
         "{**base, 'distributed_type': 'FSDP'}",
     ],
