@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 
-# The fields of statements in which others stand.
-_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
+"""The fields of statements in which others stand, as `ast` and LibCST call them."""
 
 
 class Assign(ast.Assign):
@@ -45,7 +45,7 @@ def with_plain_assigns(tree: ast.Module) -> ast.Module:
     left: list[tuple[ast.AST, bool]] = [(tree, False)]
     while left:
         node, in_class = left.pop()
-        for name in _BLOCKS:
+        for name in BLOCKS:
             block = getattr(node, name, None)
             if isinstance(block, list):
                 if any(isinstance(each, (ast.AnnAssign, ast.Assign)) for each in block):

@@ -15,6 +15,7 @@ from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
 from fsdp_migrate.adapters.engine.settings import OwnHook
 from fsdp_migrate.adapters.engine.shared_embeddings import classifies
 from fsdp_migrate.newer_syntax import parse_any
+from fsdp_migrate.plain_assigns import BLOCKS
 
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ _PACKS = re.compile(
     re.MULTILINE,
 )
 _HOOK = re.compile(r"^[ \t]+def configure_model\(", re.MULTILINE)
-_BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 _FUNCTIONS = (ast.AsyncFunctionDef, ast.FunctionDef, ast.Lambda)
 _SHARDS = re.compile(r"\b(?:fully_shard|prepare_fully_shard|parallelize_module)\(")
 _NO_MODULES = ("nn.Module", "Callback", "object", "ABC", "Strategy")
@@ -339,7 +339,7 @@ def classes_in(text: str) -> tuple[ast.ClassDef, ...]:
         return ()
     # Expressions, most of the nodes, hold no class.
     for each in left:
-        left += [inner for field in _BLOCKS for inner in getattr(each, field, ())]
+        left += [inner for field in BLOCKS for inner in getattr(each, field, ())]
     return tuple(each for each in left if isinstance(each, ast.ClassDef))
 
 

@@ -15,12 +15,15 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
-from fsdp_migrate.adapters.hf_trainer import STRONG
-from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
-from fsdp_migrate.source.files import CONFIGS, find_sources, read_source
+from fsdp_migrate.source.files import CONFIGS, find_sources
 from fsdp_migrate.source.next_step import Step
-from fsdp_migrate.source.precision_elsewhere import steps_for_precision
+from fsdp_migrate.source.precision_elsewhere import (
+    BEGINS,
+    OF_TRAINER,
+    small_text,
+    steps_for_precision,
+)
 
 
 if TYPE_CHECKING:
@@ -32,16 +35,12 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.surroundings import ConfigFound
 
 
-_MOST: Final = 1_000_000
 _PLACES: Final = 3
 _OTHERS: Final = frozenset({".cfg", ".ini", ".toml"})
 _BY_ACCELERATE: Final = frozenset({"accelerate", "hf"})
-_BEGINS: Final = r"^[ \t{,]*['\"]?"
 _TOLD: Final = re.compile(
-    rf"{_BEGINS}(?P<key>optim|{SMOOTHING})['\"]?[ \t]*[:=][ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
+    rf"{BEGINS}(?P<key>optim|{SMOOTHING})['\"]?[ \t]*[:=][ \t]*['\"]?(?P<value>[\w.+-]+)", re.MULTILINE
 )
-_OF_TRAINER: Final = re.compile(rf"{_BEGINS}(?:{'|'.join(sorted(STRONG))})['\"]?[ \t]*[:=]", re.MULTILINE)
-"""What a run's arguments have, and other files with such a key do not."""
 _CHANGE: Final = (
     "Change what files give Hugging Face's Trainer, if a run with FSDP reads them: `{}` ({}). With it, {} {}"
 )
@@ -86,11 +85,8 @@ def _asks(found: ConfigFound | LaunchFound) -> bool:
 
 def _told(path: Path) -> Iterator[tuple[int, tuple[str, str, str]]]:
     """Yield the arguments with which FSDP2 trains otherwise: the line, the argument, what it does, a way."""
-    try:
-        text = read_source(path) if path.is_file() and path.stat().st_size <= _MOST else ""
-    except (FSDPMigrateError, OSError):
-        return
-    is_trainers = _OF_TRAINER.search(text) is not None
+    text = small_text(path)
+    is_trainers = OF_TRAINER.search(text) is not None
     for each in _TOLD.finditer(text):
         key, value = each["key"], each["value"]
         if not is_trainers and value not in OF_BITSANDBYTES:

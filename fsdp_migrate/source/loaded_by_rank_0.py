@@ -14,8 +14,9 @@ from fsdp_migrate.adapters.conversion.project_ties import ties_anew, ties_in
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.files import SETTINGS, find_sources, read_source
-from fsdp_migrate.source.models_given import ModelsGiven, calls_in, last_word, parsed, word_of
+from fsdp_migrate.source.models_given import ModelsGiven, calls_in, parsed, word_of
 from fsdp_migrate.source.python.accelerators import is_accelerator, method_in, prepares
+from fsdp_migrate.source.python.walked import last_word
 
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _calls(node: ast.AST) -> Iterator[str]:
     """Yield the last words of what is called: ``Critic`` of ``models.Critic(8)``."""
     for call in ast.walk(node):
         if isinstance(call, ast.Call):
-            yield last_word(call)
+            yield last_word(call.func)
 
 
 def _text(node: ast.expr) -> str:
@@ -184,7 +185,7 @@ def _own_parameters(node: ast.ClassDef) -> Iterator[str]:
         if (
             isinstance(each, ast.Assign)
             and isinstance(each.value, ast.Call)
-            and last_word(each.value) == "Parameter"
+            and last_word(each.value.func) == "Parameter"
         ):
             targets = (target for target in each.targets if isinstance(target, ast.Attribute))
             yield from (f"`{target.attr}`" for target in targets if ast.unparse(target.value) == "self")
@@ -196,9 +197,9 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
     for each in ast.walk(node):
         if not isinstance(each, ast.Call):
             continue
-        if _BUFFERED.fullmatch(last_word(each)):
-            yield f"{last_word(each)}'s buffers"
-        elif last_word(each) == "register_buffer" and each.args:
+        if _BUFFERED.fullmatch(last_word(each.func)):
+            yield f"{last_word(each.func)}'s buffers"
+        elif last_word(each.func) == "register_buffer" and each.args:
             last = [*each.args[2:], *(word.value for word in each.keywords if word.arg == "persistent")]
             if not any(isinstance(value, ast.Constant) and value.value is False for value in last):
                 yield f"the buffer `{_text(each.args[0])}`"

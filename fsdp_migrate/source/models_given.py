@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fsdp_migrate.newer_syntax import parse_any
+from fsdp_migrate.source.python.walked import last_word
 
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class ModelsGiven:
         for other, code in self._calling(names, path):
             tree = self.tree(other)
             for call, around in calls_in(tree):
-                is_its = last_word(call) in names or (
+                is_its = last_word(call.func) in names or (
                     _SUPER in code and _is_of_heir(call, around, tree, names)
                 )
                 given = _given_by(call, taker) if is_its else None
@@ -298,16 +299,6 @@ def word_of(node: ast.expr) -> str:
     return ast.unparse(node).split(".")[-1]
 
 
-def last_word(call: ast.Call) -> str:
-    """Return the last word of what is called: ``Critic`` of ``models.Critic(8)``.
-
-    Example:
-        >>> last_word(ast.parse("models.Critic(8)", mode="eval").body)
-        'Critic'
-    """
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
 def class_of(value: ast.expr) -> str | None:
     """Return the last word of the class that is called: ``Critic`` of ``Critic(8).to(device)``.
 
@@ -318,6 +309,6 @@ def class_of(value: ast.expr) -> str | None:
     while isinstance(value, ast.Call):
         inner = value.func.value if isinstance(value.func, ast.Attribute) else None
         if not isinstance(inner, ast.Call):
-            return last_word(value)
+            return last_word(value.func)
         value = inner
     return None

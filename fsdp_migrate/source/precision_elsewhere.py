@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST
+from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.newer_syntax import parse_any
@@ -40,10 +41,13 @@ _KEYS: Final = frozenset({"bf16", "fp16"})
 _IN_ARGUMENTS: Final = re.compile(r"(?:Arguments|Args|Config)\Z")
 _USES: Final = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:accelerate|transformers|trl)\b", re.MULTILINE)
 _WORDS: Final = re.compile(r"\b(?:bf16|fp16|mixed_precision)\b")
+BEGINS: Final = r"^[ \t{,]*['\"]?"
+"""What may stand before a key in a line."""
+OF_TRAINER: Final = re.compile(rf"{BEGINS}(?:{'|'.join(sorted(STRONG))})['\"]?[ \t]*[:=]", re.MULTILINE)
+"""What a run's arguments have, and other files with such a key do not."""
 _IN_FILES: Final = re.compile(
-    r"^[ \t{,]*['\"]?(?:bf16|fp16)['\"]?[ \t]*[:=][ \t]*['\"]?(?:[Tt]rue|auto)\b", re.MULTILINE
+    rf"{BEGINS}(?:bf16|fp16)['\"]?[ \t]*[:=][ \t]*['\"]?(?:[Tt]rue|auto)\b", re.MULTILINE
 )
-_OF_TRAINER: Final = re.compile(r"^[ \t{,]*['\"]?output_dir['\"]?[ \t]*[:=]", re.MULTILINE)
 
 
 def steps_for_precision(
@@ -62,19 +66,25 @@ def steps_for_precision(
     if not any(map(_lacks_it, configs)):
         return []
     every, others = list(paths), {each.path for each in configs}
-    places = [f"{path}:{line}" for path in find_sources(every) for line in _in_source(_text_of(path))]
+    places = [f"{path}:{line}" for path in find_sources(every) for line in _in_source(small_text(path))]
     files = (path for path in find_sources(every, CONFIGS) if str(path) not in others)
-    places += [f"{path}:{line}" for path in files for line in _in_file(_text_of(path))]
+    places += [f"{path}:{line}" for path in files for line in _in_file(small_text(path))]
     return [Step(_SAID.format(listed(places, _PLACES)), (_EXPLAIN,))] if places else []
 
 
 def _lacks_it(config: ConfigFound) -> bool:
     """Tell whether a config of Accelerate's asks, or asked, for FSDP1, and not for mixed precision."""
     is_one = config.framework == "accelerate" and (config.state == "changes" or bool(config.fsdp1_copy))
-    return is_one and not has_its_own_precision(_text_of(Path(config.path)))
+    return is_one and not has_its_own_precision(small_text(Path(config.path)))
 
 
-def _text_of(path: Path) -> str:
+def small_text(path: Path) -> str:
+    """Return a file's text; nothing of one that is large, or cannot be read, which is said elsewhere.
+
+    Example:
+        >>> small_text(Path("/absent.yaml"))
+        ''
+    """
     try:
         return read_source(path) if path.is_file() and path.stat().st_size <= _MOST else ""
     except (FSDPMigrateError, OSError):
@@ -83,7 +93,7 @@ def _text_of(path: Path) -> str:
 
 def _in_file(text: str) -> Iterator[int]:
     """Yield the lines of a file of the Trainer's arguments that switch it on."""
-    if _OF_TRAINER.search(text) is not None:
+    if OF_TRAINER.search(text) is not None:
         yield from (text.count("\n", 0, each.end()) + 1 for each in _IN_FILES.finditer(text))
 
 

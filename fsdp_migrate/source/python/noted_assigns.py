@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import libcst as cst
 
+from fsdp_migrate.plain_assigns import BLOCKS
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# The fields of statements in which others stand.
-_COMPOUND = ("body", "orelse", "handlers", "finalbody", "cases")
 _FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {cst.SimpleStatementLine: ("body",)}
 
 
@@ -73,7 +73,7 @@ def _plain(node: cst.CSTNode, *, in_class: bool) -> cst.CSTNode:
     if names is None:
         # No expression has statements in it: a lambda's body is none.
         fields = kind.__dataclass_fields__
-        names = _FIELDS[kind] = tuple(name for name in _COMPOUND if name in fields)
+        names = _FIELDS[kind] = tuple(name for name in BLOCKS if name in fields)
     if kind is cst.ClassDef or kind is cst.FunctionDef:
         in_class = kind is cst.ClassDef
     changes: dict[str, object] = {}
