@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.parity.report import Difference
 
 
-_OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
+OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of each run
 _CKPT = re.compile(r"\bCKPT\b")  # and for the checkpoint that it goes on from
 _WHOLE = "FSDP_MIGRATE_WHOLE"  # asks the module in `at_start` to have FSDP1 shard nothing
 
@@ -109,7 +109,7 @@ class Comparison:
             given[_WHOLE] = "1"
         # The same for every run: scripts write the paths of their files into files.
         out, own = self.work / "out", self.work / name
-        words = [_OUT.sub(lambda _: str(out), each) for each in self.command]
+        words = [OUT.sub(lambda _: str(out), each) for each in self.command]
         if checkpoint is not None:
             words = [_CKPT.sub(lambda _: checkpoint, each) for each in words]
         tries, printed = _TRIES, tuple[str, ...]()
@@ -202,7 +202,11 @@ def compare_scripts(
             runs.run(folders[0], _AGAIN, against=[_FIRST], checkpoint=starts[0])
         except RankError as error:
             return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
-        if any(each["differences"] for each in runs.documents(_AGAIN)):
+        again = [
+            read_difference(each) for document in runs.documents(_AGAIN) for each in document["differences"]
+        ]
+        # Where no two runs differ by more than rounding, they are alike, whatever else differs.
+        if again and not (report.alike and all(is_rounding(each.gap) for each in again)):
             return replace(report, differs_from_itself=True)
         # Of rounding, shards say nothing: without them the norm to clip by is summed in another order too.
         is_known = report.is_enlarged or bool(report.stateless)
@@ -396,7 +400,7 @@ def _stateless(documents: Sequence[dict[str, Any]], first: Difference) -> Statel
 def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool, unread: Sequence[str]) -> Iterator[str]:
     if is_seen and not was_fsdp1:
         yield _NO_FSDP1
-    if not any(map(_OUT.search, command)):
+    if not any(map(OUT.search, command)):
         yield _NO_FILES
     if unread:
         yield f"{_UNREAD}: {listed(unread, _MOST_UNREAD)}."

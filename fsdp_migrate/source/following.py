@@ -357,7 +357,8 @@ class _Following(GivenOtherwise):
             owner = self.project.class_of(place)
             if isinstance(node, _FUNCTIONS) and owner is not None and is_property(node):
                 self._add((owner.key, f"self.{node.name}"), kinds, from_others=True)
-                self._note_holder(owner.key)
+            if owner is not None and is_about(kinds):
+                self._note_holder(owner.key)  # `self.strategy.wrap(net)`: whose object it is matters
 
     def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         """Note the parameters that are objects of the project's classes, as their annotations say."""

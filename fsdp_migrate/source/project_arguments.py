@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fsdp_migrate.source.always_wrapped import always_wraps
 from fsdp_migrate.source.project import Definition, Place, dotted
+from fsdp_migrate.source.project_names import is_property
 from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
 from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, tensors, whole, without_models
 from fsdp_migrate.source.python.walked import walked
@@ -142,8 +143,10 @@ def _is_shown_plain(known: Facts, node: ast.expr, place: Place) -> bool:
 def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definition) -> set[str]:
     """Return what a function gives: of a method no models where its object was made of plain ones alone.
 
-    One that it always wraps itself is none of the object's.
+    One that it always wraps itself is none of the object's. A property gives what is read, not what it calls.
     """
+    if isinstance(definition.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and is_property(definition.node):
+        return set()
     found = known.returned(definition)
     is_about = has_model(found) or "params" in found or bool(tensors(found))
     if not is_about or definition.owner is None or not isinstance(func, ast.Attribute):

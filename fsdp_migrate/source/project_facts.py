@@ -283,6 +283,8 @@ class ProjectFacts(PickedKinds):
                 self._add((owner.key, f"self.{last}"), kinds, from_others=True)
                 self._note_holder(owner.key)
                 self.look_at([owner.module.path])
+            elif text is not None and owner is None:
+                self._set_on_object(f"{text}.{last}", kinds, place)
 
     def _note_sharded(self, given: ast.expr, kinds: set[str], node: ast.stmt, place: Place) -> None:
         text = dotted(as_it_was(given))
@@ -314,12 +316,18 @@ class ProjectFacts(PickedKinds):
             return f"{place.scope}:{text}"
         return text if not rest else ""  # by `from module import *`
 
-    @staticmethod
-    def _is_of_an_object(func: ast.expr, place: Place) -> bool:
-        """Tell whether a method is called of an object that a function has: ``solver.parameters_of()``."""
+    def _is_of_an_object(self, func: ast.expr, place: Place) -> bool:
+        """Tell whether a method is called of an object: ``solver.parameters_of()``, ``self.strategy.wrap()``.
+
+        An object that is called itself is one too: ``wrap(net)``, where a class has a ``__call__``.
+        """
         root, _, rest = (dotted(func) or "").partition(".")
-        is_known = root in {"cls", "self", "super()"} or root in place.module.imports
-        return bool(rest) and not is_known and root not in place.module.definitions
+        if root in {"cls", "self"} and rest:
+            return self.project.own(rest, place) is None
+        if root in {"", "cls", "self", "super()"} or root in place.module.imports:
+            return False
+        named = self.project.named(root, place)
+        return named is None or (bool(rest) and isinstance(named.node, ast.ClassDef))
 
     def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
         """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""

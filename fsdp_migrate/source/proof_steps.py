@@ -56,7 +56,8 @@ _KEEP = (
 )
 _COMPARE = (
     "Compare a short run of your own command before and after, one that evaluates and saves too: what "
-    "trains, prints or saves otherwise without an error is named."
+    "trains, prints or saves otherwise without an error is named. Write `OUT` where COMMAND says where to "
+    "save (`--out OUT`): each run gets a new folder there, and nothing is overwritten."
 )
 _FROM_BEFORE = "{} is the project as it was before it was rewritten."
 _GO_ON = (

@@ -208,6 +208,24 @@ def test_a_script_without_a_step_shows_nothing(tmp_path: Path, capsys: pytest.Ca
     assert "Nothing was seen: no optimizer of torch made a step in the run under FSDP1." in said
 
 
+def test_what_fsdp1_saved_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text("import sys\nopen(sys.argv[1], 'w').write('new')\n")
+    saved = tmp_path / "after" / "model.pt"
+    torch.save({"weight": torch.ones(2)}, saved)
+    before, folders = saved.read_bytes(), [str(tmp_path / "before"), str(tmp_path / "after")]
+    assert main(["compare", *folders, "--", "python", "train.py", "model.pt"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"saves where it always saves, and may overwrite what is there: {saved}. Write `OUT`" in said
+    assert saved.read_bytes() == before
+    assert "add `--in-place` before `--`" in said
+    assert main(["compare", *folders, "--", "python", "train.py", "OUT/model.pt"]) == 1
+    assert saved.read_bytes() == before
+    assert main(["compare", *folders, "--in-place", "--", "python", "train.py", "model.pt"]) == 1
+    assert saved.read_text() == "new"
+
+
 @pytest.mark.parametrize(
     ("folder", "command", "said"),
     [

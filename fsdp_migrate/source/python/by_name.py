@@ -141,13 +141,17 @@ def bound_name(index: Index, node: cst.CSTNode) -> tuple[cst.CSTNode, str] | Non
     text = dotted_or_named(node)
     if text is None:
         return None
-    root = text.split(".")[0]
-    if root in {"self", "cls"} and root != text:
+    root, _, rest = text.partition(".")
+    if root in {"self", "cls"} and rest:
         owner = index.class_of(node)
-        return None if owner is None else (owner, text)
+        return None if owner is None else (owner, f"self.{rest}")
     scope = index.scopes.get(node)
     found = scope.find(root) if scope is not None else None
-    return None if found is None else (found.node, text)
+    if found is None:
+        return None
+    classes = [each.node for each in found.bindings[root] if type(each.node) is cst.ClassDef] if rest else []
+    # What a class has is shared by its objects: `Shared.model`, which `cls.model = ...` sets.
+    return (classes[-1], f"self.{rest}") if classes else (found.node, text)
 
 
 def is_property(function: cst.FunctionDef) -> bool:

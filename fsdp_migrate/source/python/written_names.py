@@ -34,8 +34,12 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
         return names if owner is None else {f"{index.path_of(owner)}:{text}"}
     if "." in text:
         return names or {f"{index.path_of(index.function(func) or index.module)}:{text}"}
-    is_free = isinstance(func, cst.Name) and not names and not index.bindings_of(func)
-    return {text} if is_free else names
+    if not isinstance(func, cst.Name):
+        return names
+    if index.bindings_of(func):  # an object that is called
+        return names or {f"{index.path_of(index.function(func) or index.module)}:{text}"}
+    # By `import *`, which may bring a function that is called as one of torch's: `wrap`.
+    return {text, *names}
 
 
 def _of_partial(index: Index, func: cst.BaseExpression) -> cst.BaseExpression:
