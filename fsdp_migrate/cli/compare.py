@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _MOST_NAMED = 4
 _OVERWRITES = (
     "The command has no `OUT`, so the script saves where it always saves, and may overwrite what is there: "
-    "{}. Write `OUT` where the script is given the folder or file for what it saves, such as `--out OUT`: each "
-    "run gets a new one. If it saves nothing, or may overwrite these, add `--in-place` before `--`."
+    "{}. Write `OUT` where the script is given the folder or file for what it saves, such as `--out OUT`: "
+    "each run gets a new one. If it saves nothing, or may overwrite these, add `--in-place` before `--`."
 )
 
 

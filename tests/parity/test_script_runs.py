@@ -353,6 +353,7 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
         checkpoints=(Checkpoints(path="last", is_same=False, is_rounded=True),),
     )
     assert (alike.alike, alike.identical) == (True, False)
+    assert not replace(alike, differs_from_itself=True).alike
     assert verdict(alike) == "Alike: of 4 tensors of 2 steps 1 differ, by rounding alone."
     unread = replace(alike, checkpoints=(Checkpoints(path="last", is_same=None, words="odd"),))
     assert verdict(unread).endswith("differ, by rounding alone. Not compared: 1 checkpoint.")
