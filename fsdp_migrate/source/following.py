@@ -210,7 +210,8 @@ class _Following(GivenOtherwise):
 
     def _importers(self) -> Iterator[Path]:
         """Yield the files that use models of other files' top levels: ``state.model``."""
-        new = {fact for fact, kinds in self.facts.items() if fact[0].endswith(":") and is_about(kinds)}
+        tops = {fact: kinds for fact, kinds in self.facts.items() if fact[0].endswith(":")}
+        new = {fact for fact, kinds in tops.items() if self._is_about(kinds)}
         new -= self._of_modules
         self._of_modules |= new
         names = {text.split(".")[0] for _, text in new}

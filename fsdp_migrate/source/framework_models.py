@@ -16,7 +16,7 @@ from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.accelerate_models import CLIPS, NORM, prepared_by
 from fsdp_migrate.source.python.accelerators import ACCELERATORS, PREPARES, UNWRAPS, is_one, method_in
 from fsdp_migrate.source.python.argument_places import named_arguments
-from fsdp_migrate.source.python.asked_as_models import asked_in
+from fsdp_migrate.source.python.asked_as_models import asked_in, called_as, modules_in
 from fsdp_migrate.source.python.fabric_models import FABRICS, SETS_UP, set_up_by
 from fsdp_migrate.source.python.fabrics_made import makes_plain, shards_nothing
 from fsdp_migrate.source.python.heirs import OF_KINDS
@@ -103,7 +103,8 @@ class FrameworkModels:
         owner = dotted(func.value) or ""
         found = set()
         if self._uses("accelerate", place):
-            tree, given = place.module.tree, [dotted(arg) or "" for arg in call.args]
+            tree = place.module.tree
+            given = [dotted(arg) or _made_as(arg, tree) for arg in call.args]
             if any(isinstance(arg, ast.Starred) for arg in call.args):
                 given = given_in(tree, call)
             if func.attr in PREPARES and self._is_one(ACCELERATORS, owner, place):
@@ -127,6 +128,11 @@ class FrameworkModels:
 
     def _uses(self, framework: str, place: Place) -> bool:
         return place.module.path in self.users.get(framework, ())
+
+
+def _made_as(node: ast.expr, tree: ast.Module) -> str:
+    """Return what is made where it is given would be called: ``accelerator.prepare(Net())``."""
+    return called_as(ast.unparse(node), modules_in(tree)) if isinstance(node, ast.Call) else ""
 
 
 def is_fabric_plain(owner: str, place: Place) -> bool:

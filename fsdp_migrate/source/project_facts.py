@@ -321,6 +321,8 @@ class ProjectFacts(PickedKinds):
 
         An object that is called itself is one too: ``wrap(net)``, where a class has a ``__call__``.
         """
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
+            return True
         root, _, rest = (dotted(func) or "").partition(".")
         if root in {"cls", "self"} and rest:
             return self.project.own(rest, place) is None
@@ -339,7 +341,7 @@ class ProjectFacts(PickedKinds):
         if not start or start in {"self", "cls"} or not self._is_about(kinds):
             return
         if not last.startswith("_"):
-            self._add(self._key(start, place), put(attribute(last), kinds))
+            self._add(self._key(start, place, is_part=True), put(attribute(last), kinds))
         function = self.project.node(place.module, place.scope)
         scoped = f"{place.module.path}:{place.scope}"
         is_given = function is not None and argument_at(function, start, is_method=False) is not None

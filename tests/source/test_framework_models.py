@@ -146,6 +146,32 @@ def test_what_accelerate_prepares_is_known_by_what_is_asked_of_it(
 
 
 @pytest.mark.parametrize(
+    ("made", "is_said"),
+    [
+        ("Gpt(8)", True),
+        ("Gpt(8).to(device)", True),
+        ("AutoModelForCausalLM.from_pretrained(path)", True),
+        ("build_model(config)", True),
+        ("Words(8)", False),
+        ("DataLoader(data)", False),
+        ("AutoTokenizer.from_pretrained(path)", False),
+        ("torch.optim.AdamW(parameters)", False),
+    ],
+)
+@pytest.mark.parametrize("beside", ["", ", make(x)"])
+def test_what_is_made_where_accelerate_is_given_it(
+    tmp_path: Path, made: str, beside: str, *, is_said: bool
+) -> None:
+    main = (
+        f"{ACCELERATE.replace('model, optimizer = accelerator.prepare(net, optimizer)', '')}"
+        "class Gpt(nn.Module):\n    pass\nclass Words:\n    pass\n"
+        f"it{', other' if beside else ''} = accelerator.prepare({made}{beside})\nsave(it, 'a.pt')\n"
+    )
+    found = said(tmp_path, f"import torch.nn as nn\n{main}", SAVE)
+    assert ("FM333" in found) is is_said
+
+
+@pytest.mark.parametrize(
     "taken",
     [
         "from accelerate.utils import extract_model_from_parallel as bare",

@@ -16,7 +16,8 @@ from fsdp_migrate.source import scan_paths
 
 pytestmark = pytest.mark.any_torch
 
-START = """import abc
+IMPORT = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+START = f"""import abc
 import argparse
 import functools
 from collections import namedtuple
@@ -25,8 +26,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 import torch
 import torch.nn as nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.optim import AdamW
+{IMPORT}from torch.optim import AdamW
 
 class Net(nn.Module):
     def __init__(self):
@@ -67,7 +67,8 @@ def _with_uses(text: str) -> str:
         each = USES.format(model=found[2], optimizer=found[3])
         return "\n".join(f"{found[1]}{line}  # used" for line in each.splitlines())
 
-    return START + re.sub(r"^( *)# uses (\S+) (\S+)$", uses, text, flags=re.MULTILINE)
+    start = START if "FSDP" in text else START.replace(IMPORT, "")
+    return start + re.sub(r"^( *)# uses (\S+) (\S+)$", uses, text, flags=re.MULTILINE)
 
 
 def _found_at_uses(folder: Path, way: str) -> list[tuple[str, str]]:

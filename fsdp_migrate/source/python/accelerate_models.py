@@ -10,7 +10,7 @@ import libcst as cst
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
 from fsdp_migrate.source.catalog import FSDP
 from fsdp_migrate.source.python.accelerators import PREPARES, is_accelerator, method, method_that_shards
-from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model
+from fsdp_migrate.source.python.asked_as_models import asked_as_models, called_as, is_model, modules_of
 from fsdp_migrate.source.python.heirs import ACCELERATES, is_itself, is_made_by
 from fsdp_migrate.source.python.held import put
 from fsdp_migrate.source.python.last_values import last_value
@@ -329,6 +329,8 @@ def clipped(index: Index, call: cst.Call) -> set[str]:
 def _called(index: Index, node: cst.BaseExpression) -> str:
     """Return what is prepared is called, or the list that it is one of: ``net`` of ``for n in nets``."""
     text, asked = dotted(node) or "", asked_as_models(index)
+    if isinstance(node, cst.Call):
+        return called_as(text_of(node), modules_of(index))
     if not text or is_model(text, asked):
         return text
     several = listed_as(index, node).removesuffix("s")

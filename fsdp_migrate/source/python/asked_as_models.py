@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.catalog import PREPARED_MODEL, PREPARED_WITH
 from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.parameters import makes_optimizers
 from fsdp_migrate.source.python.walked import walked
 
 
@@ -43,6 +44,8 @@ _MADE = re.compile(
     r"(?:Tokenizer|Processor|Collator\w*|Loader|Dataset|FeatureExtractor)(?:\.from_pretrained)?$"
 )
 _MODULES = ("Module", "PreTrainedModel", "ModelMixin")
+_MAKES = re.compile(r"([\w.]+?)(?:\.from_(?:config|pretrained))?\(")
+_NEXT_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _FUNCTION = re.compile(r"collat|criteri|fn$|func|loss|metric|process|token|transform$")
 
 
@@ -55,6 +58,48 @@ def is_model(name: str, asked: Collection[str]) -> bool:
     """
     last = name.rpartition(".")[2].lower()
     return _OTHERS.search(last) is None and (_NAMED.search(last) is not None or last in asked)
+
+
+def called_as(written: str, modules: Collection[str]) -> str:
+    """Return what something that is made where it is given would be called: by what makes it.
+
+    Args:
+        written: The expression, as it stands in the source.
+        modules: The classes of modules of the same source.
+
+    Example:
+        >>> [called_as(text, {"Gpt"}) for text in ("Gpt(8).cuda()", "BertModel.from_pretrained(path)")]
+        ['model', 'model']
+        >>> [called_as(text, ()) for text in ("make_net(config)", "torch.optim.AdamW(params)", "load()")]
+        ['model', 'optimizer', '']
+    """
+    made = _MAKES.match(written)
+    if made is None:
+        return ""
+    last = made[1].rpartition(".")[2]
+    if makes_optimizers(made[1]):
+        return "optimizer"
+    return "model" if last in modules or is_model(_NEXT_WORD.sub("_", last), ()) else ""
+
+
+@functools.lru_cache(maxsize=8)
+def modules_of(index: Index) -> frozenset[str]:
+    """Return the classes of a source that derive from a module, by their names."""
+    classes = (cst.ensure_type(node, cst.ClassDef) for node in index.by_kind.get(cst.ClassDef, ()))
+    return frozenset(
+        each.name.value
+        for each in classes
+        if any(text_of(base.value).endswith(_MODULES) for base in each.bases)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def modules_in(tree: ast.Module) -> frozenset[str]:
+    """Return what :func:`modules_of` does, of a source that the standard library has parsed."""
+    classes = (node for node in walked(tree) if isinstance(node, ast.ClassDef))
+    return frozenset(
+        each.name for each in classes if any(ast.unparse(b).endswith(_MODULES) for b in each.bases)
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -74,12 +119,7 @@ def asked_as_models(index: Index, *, or_called: bool = True) -> frozenset[str]:
 
 def _made_as_modules(index: Index) -> frozenset[str]:
     """Return the last parts of names that are given what a module's class of the source makes."""
-    classes = (cst.ensure_type(node, cst.ClassDef) for node in index.by_kind.get(cst.ClassDef, ()))
-    modules = {
-        each.name.value
-        for each in classes
-        if any(text_of(base.value).endswith(_MODULES) for base in each.bases)
-    }
+    modules = modules_of(index)
     assigns = (cst.ensure_type(node, cst.Assign) for node in index.by_kind.get(cst.Assign, ()) if modules)
     return frozenset(
         _last(name).lower()
@@ -113,8 +153,7 @@ def asked_in(tree: ast.Module, *, or_called: bool = True) -> frozenset[str]:
 
 def _made_as_modules_in(tree: ast.Module) -> frozenset[str]:
     """Return what :func:`_made_as_modules` does, of a source that the standard library has parsed."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    modules = {each.name for each in classes if any(ast.unparse(b).endswith(_MODULES) for b in each.bases)}
+    modules = modules_in(tree)
     assigns = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and modules)
     made = (
         (target, assign.value)

@@ -28,7 +28,8 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
         is_made = isinstance(func, cst.Attribute) and isinstance(func.value, cst.Call)
         if not is_made or not isinstance(func, cst.Attribute) or not isinstance(func.value, cst.Call):
             return names
-        return {f"{start}().{func.attr.value}" for start in written_names(index, func.value.func)}
+        made = written_names(index, func.value.func) or {dotted(func.value.func) or "?"}
+        return {f"{start}().{func.attr.value}" for start in made}
     if text.startswith(("self.", "cls.")):
         owner = index.class_of(func)
         return names if owner is None else {f"{index.path_of(owner)}:{text}"}
@@ -36,8 +37,10 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
         return names or {f"{index.path_of(index.function(func) or index.module)}:{text}"}
     if not isinstance(func, cst.Name):
         return names
-    if index.bindings_of(func):  # an object that is called
-        return names or {f"{index.path_of(index.function(func) or index.module)}:{text}"}
+    if bindings := index.bindings_of(func):
+        is_object = not any(isinstance(each.node, (cst.ClassDef, cst.FunctionDef)) for each in bindings)
+        is_called = is_object and not names
+        return {f"{index.path_of(index.function(func) or index.module)}:{text}"} if is_called else names
     # By `import *`, which may bring a function that is called as one of torch's: `wrap`.
     return {text, *names}
 
