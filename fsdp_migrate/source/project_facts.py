@@ -13,6 +13,7 @@ from fsdp_migrate.source.picked_kinds import PickedKinds
 from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
 from fsdp_migrate.source.project_containers import bound_by_match, kinds_of_targets, rooted, text_of
+from fsdp_migrate.source.project_fields import makes_attribute
 from fsdp_migrate.source.project_kinds import (
     MAKES_ONE,
     Fact,
@@ -34,7 +35,6 @@ from fsdp_migrate.source.python.held import (
     taken,
     whole,
 )
-from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import made_by
 from fsdp_migrate.source.state_methods import is_a_module
 from fsdp_migrate.source.wrapped_in_place import (
@@ -317,10 +317,7 @@ class ProjectFacts(PickedKinds):
         return text if not rest else ""  # by `from module import *`
 
     def _is_of_an_object(self, func: ast.expr, place: Place) -> bool:
-        """Tell whether a method is called of an object: ``solver.parameters_of()``, ``self.strategy.wrap()``.
-
-        An object that is called itself is one too: ``wrap(net)``, where a class has a ``__call__``.
-        """
+        """Tell whether a method of an object is called, ``self.strategy.wrap()``, or the object: ``wrap(net)``."""
         if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
             return True
         root, _, rest = (dotted(func) or "").partition(".")
@@ -499,12 +496,3 @@ class ProjectFacts(PickedKinds):
         for each in node.items if isinstance(node, (ast.With, ast.AsyncWith)) else ():
             if each.optional_vars is not None:
                 self._assign(each.optional_vars, entered(self.kinds(each.context_expr, place)), place)
-
-
-def makes_attribute(owner: Definition, text: str) -> bool:
-    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
-    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
-    return any(
-        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
-        for each in assigns
-    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.object_fields import DECORATORS
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -51,3 +52,12 @@ def stands_for_attribute(owner: Definition) -> str | None:
             if start == "self" and name.isidentifier():
                 return name
     return None
+
+
+def makes_attribute(owner: Definition, text: str) -> bool:
+    """Tell whether a class makes what is in an attribute itself, by a call: then that says what it is."""
+    assigns = (node for node in walked(owner.node) if isinstance(node, ast.Assign))
+    return any(
+        isinstance(each.value, ast.Call) and any(dotted(target) == text for target in each.targets)
+        for each in assigns
+    )
