@@ -317,7 +317,7 @@ class ProjectFacts(PickedKinds):
         return text if not rest else ""  # by `from module import *`
 
     def _is_of_an_object(self, func: ast.expr, place: Place) -> bool:
-        """Tell whether a method of an object is called, ``self.strategy.wrap()``, or the object: ``wrap(net)``."""
+        """Tell whether an object's method is called, or the object itself: ``wrap(net)``."""
         if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
             return True
         root, _, rest = (dotted(func) or "").partition(".")
