@@ -45,11 +45,24 @@ def given_before(source: Source, call: cst.Call, model: str) -> list[str]:
                 names.remove(target)
             if _is_sharded_above(source, assign, model):
                 continue
-            if _holds_parameters(source, assign.value, model) or _may_hold_parameters(
+            if holds_parameters(source, assign.value, model) or _may_hold_parameters(
                 source, assign.value, target, model
             ):
                 names.append(target)
-    return names
+    return [*names, *(each for each in _given_groups(source, call, model) if each not in names)]
+
+
+def _given_groups(source: Source, call: cst.Call, model: str) -> Iterator[str]:
+    """Yield what is given parameters as a group before a call: ``optimizer.add_param_group(...)``."""
+    function, wanted = source.index.function(call), {f"{model}.parameters", f"{model}.named_parameters"}
+    for each in source.calls:
+        func = each.func
+        if not isinstance(func, cst.Attribute) or func.attr.value != "add_param_group":
+            continue
+        is_above = source.position(each) < source.position(call) and source.index.function(each) is function
+        asked = (dotted(inner.func) for arg in each.args for inner in walk_for(arg.value, cst.Call))
+        if is_above and not source.index.excludes(each, call) and any(name in wanted for name in asked):
+            yield dotted(func.value) or ""
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,7 +115,8 @@ def _may_hold_parameters(source: Source, value: cst.BaseExpression, target: str,
     return asked or any(text_of(arg.value) == model for arg in value.args) or _is_given(source, value, model)
 
 
-def _holds_parameters(source: Source, value: cst.BaseExpression, model: str) -> bool:
+def holds_parameters(source: Source, value: cst.BaseExpression, model: str) -> bool:
+    """Tell whether a call makes an optimizer of a model's parameters."""
     if not isinstance(value, cst.Call):
         return False
     name = last_name(value.func)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import IMPORTS, uses
+from tests.source.samples import IMPORTS, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -78,3 +78,56 @@ def test_a_method_of_the_model_that_gives_it_back_shards_nothing() -> None:
         "    model = model.to(device)\n    optimizer.step()\n"
     )
     assert not [use for use in uses(f"{IMPORTS}{body}") if "may hold the" in use.becomes]
+
+
+OBJECT = """class Trainer:
+    def __init__(self, model, optimizer, other):
+        {sets}
+        {makes}
+
+    def setup(self):
+        {wraps}
+
+    def fit(self):
+        {uses}
+"""
+SETS, MAKES = "self.model = model", "self.opt = torch.optim.SGD(self.model.parameters(), lr=1)"
+SHARDS, STEPS = "self.model = FSDP(self.model, use_orig_params=True)", "self.opt.step()"
+
+
+@pytest.mark.parametrize(
+    ("sets", "makes", "wraps", "uses_it", "is_said"),
+    [
+        (SETS, MAKES, SHARDS, STEPS, True),
+        (SETS, "self.opt = optimizer", SHARDS, STEPS, True),
+        ("self.model = model.to(0)", "self.opt = optimizer", SHARDS, STEPS, True),
+        (SETS, f"self.opt = optimizer\n        {SHARDS}", "pass", STEPS, True),
+        # Another model's, one that is made of the sharded model, options, and one that is handed over.
+        (SETS, "self.opt = torch.optim.SGD(other.parameters(), lr=1)", SHARDS, STEPS, False),
+        (SETS, f"{SHARDS}\n        self.opt = optimizer", "pass", STEPS, False),
+        ("self.model = Net()", "self.opt = optimizer", SHARDS, STEPS, False),
+        (SETS, f"self.setup()\n        {MAKES}", SHARDS, STEPS, False),
+        (SETS, MAKES, f"{SHARDS}\n        {MAKES}", STEPS, False),
+        (SETS, MAKES, SHARDS, "print(self.opt.lr)", False),
+        (SETS, "self.opt = other", SHARDS, STEPS, False),
+    ],
+)
+def test_what_an_object_is_given_or_makes_before_its_model_is_sharded(
+    sets: str, makes: str, wraps: str, uses_it: str, *, is_said: bool
+) -> None:
+    text = OBJECT.format(sets=sets, makes=makes, wraps=wraps, uses=uses_it)
+    found = [use.becomes for use in uses(f"{IMPORTS}import torch\n{text}") if "may hold the" in use.becomes]
+    assert [each.split("`")[1] for each in found] == (["self.opt"] if is_said else [])
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [("model.parameters()", True), ("other.parameters()", False), ("model.head", False)],
+)
+def test_a_group_that_an_optimizer_is_given_before(given: str, *, is_said: bool) -> None:
+    text = (
+        "def main(model, other):\n    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1)\n"
+        f"    optimizer.add_param_group({{'params': {given}}})\n"
+        "    model = FSDP(model, use_orig_params=True)\n    optimizer.step()\n"
+    )
+    assert ("optimizers=optimizer" in turned(f"{IMPORTS}import torch\n{text}")) is is_said
