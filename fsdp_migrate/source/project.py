@@ -14,6 +14,7 @@ from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.files import read_source
 from fsdp_migrate.source.loaded_by_path import loaded_by_path
+from fsdp_migrate.source.package_folders import package_folders
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.word_index import WordIndex
 
@@ -277,11 +278,25 @@ class Project:
             return []
         if not names:
             return []
+        for whole in self._whole_names(names):
+            own = [path for parts, path in self._by_last.get(whole[-1], ()) if parts == whole]
+            if own:
+                return own
         ending = [(p, path) for p, path in self._by_last.get(names[-1], ()) if p[-len(names) :] == names]
         return [
             path
             for _, path in sorted(ending, key=lambda each: (-_common(each[0], module.parts), len(each[0])))
         ][:1]
+
+    @functools.cached_property
+    def _packages(self) -> dict[tuple[str, ...], Path]:
+        return package_folders(self.texts)
+
+    def _whole_names(self, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        """Yield the names of a module by the folder that the project's packaging gives its package."""
+        for package, folder in sorted(self._packages.items(), key=lambda each: -len(each[0])):
+            if names[: len(package)] == package:
+                yield (*folder.parts[1:], *names[len(package) :])
 
     # What the names of a place stand for.
 
