@@ -391,14 +391,14 @@ class _Following(GivenOtherwise):
             self.look_at([owner.module.path for owner, _ in objects])
             self.look_at(self._made_at(call.func.value, place))
         for definition in self.called(call.func, place):
-            if definition.module is not place.module or self._is_of_an_object(call.func, place):
+            is_other = definition.module is not place.module
+            if is_other or self._is_of_an_object(call.func, place) or self.gives_back(definition):
                 self._note_gives(call.func, place, definition, call=call)
             self._follow_wrapping(call, node, place, definition, self.written(call.func, place))
             self._follow_sharded(call, definition, node, place)
             if is_about:
                 self.look_at([definition.module.path])
-                if definition.module is not place.module and self._is_typed(place):
-                    self.types_from.add(place.module.path)
+                self.types_from |= {place.module.path} if is_other and self._is_typed(place) else set()
             if is_known:
                 self._give_all(definition, call, place, given, named)
         for definition in self.overriding(call.func, place):

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.argument_places import given_at, placed_names
 from fsdp_migrate.source.python.held import ARGUMENT
@@ -34,13 +35,11 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
         return None
     names = placed_names(node)
     inside = list(_inside(node))
-    given = {
-        each.value.id for each in inside if isinstance(each, ast.Return) and isinstance(each.value, ast.Name)
-    }
     returns = [each for each in inside if isinstance(each, ast.Return) and not _gives_nothing(each)]
-    if len(given) != 1 or not given <= set(names) or any(not isinstance(r.value, ast.Name) for r in returns):
+    given = {_bare(each.value) for each in returns if each.value is not None}
+    name = given.pop() if len(given) == 1 else None
+    if name is None or name not in names:
         return None
-    name = given.pop()
     if any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in inside):
         return None
     if any(_MAY_SHARD.search(dotted(each.func) or "") for each in inside if isinstance(each, ast.Call)):
@@ -49,6 +48,25 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
     if not all(_keeps(project, value, name, place, depth) for value in _values(inside, name)):
         return None
     return f"{ARGUMENT}{names.index(name)}:{name}"
+
+
+def _bare(value: ast.expr) -> str | None:
+    """Return the name that a value is, or is without its wrapper: ``getattr(model, "module", model)``.
+
+    FSDP2 wraps nothing, and of another wrapper's model it is one that is not sharded either.
+    """
+    if isinstance(value, ast.Name):
+        return value.id
+    if isinstance(value, ast.Attribute):
+        return _bare(value.value) if value.attr in catalog.WRAPPED else None
+    if isinstance(value, ast.IfExp):
+        names = {_bare(value.body), _bare(value.orelse)}
+        return names.pop() if len(names) == 1 else None
+    is_read = isinstance(value, ast.Call) and dotted(value.func) == "getattr" and len(value.args) == 3
+    if not is_read or not isinstance(value, ast.Call) or not isinstance(value.args[1], ast.Constant):
+        return None
+    names = {_bare(value.args[0]), _bare(value.args[2])}
+    return names.pop() if value.args[1].value in catalog.WRAPPED and len(names) == 1 else None
 
 
 def _gives_nothing(node: ast.Return) -> bool:
@@ -77,6 +95,8 @@ def _values(inside: list[ast.AST], name: str) -> Iterator[ast.AST | None]:
 
 def _keeps(project: Project, value: ast.AST | None, name: str, place: Place, depth: int) -> bool:
     """Tell whether a value is the same model: ``model.to(device)``, or what another such function gives."""
+    if isinstance(value, ast.expr) and _bare(value) == name:
+        return True
     if not isinstance(value, ast.Call):
         return False
     if isinstance(value.func, ast.Attribute) and value.func.attr in SAME_MODEL:

@@ -140,6 +140,13 @@ def _is_shown_plain(known: Facts, node: ast.expr, place: Place) -> bool:
     )
 
 
+def is_parameter(project: Project, text: str, place: Place) -> bool:
+    """Tell whether a name is a parameter of the function of a place, or of what that has."""
+    node = project.node(place.module, place.scope)
+    every = ast.walk(node.args) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ()
+    return any(isinstance(each, ast.arg) and each.arg == text.partition(".")[0] for each in every)
+
+
 def returned_to(known: Facts, func: ast.expr, place: Place, definition: Definition) -> set[str]:
     """Return what a function gives: of a method no models where its object was made of plain ones alone.
 

@@ -19,7 +19,7 @@ from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
-from fsdp_migrate.source.project_arguments import is_bare, is_owed, returned_to
+from fsdp_migrate.source.project_arguments import is_bare, is_owed, is_parameter, returned_to
 from fsdp_migrate.source.project_callees import Callees
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
@@ -299,17 +299,13 @@ class ProjectKinds:
             self.ask(key)
             found = self.facts.get(key)
             # What a call shards of the module's own names is no parameter of the same name.
-            if found and not (key in self.inner and scope != place.scope and self._is_given(text, place)):
+            if found and not (
+                key in self.inner and scope != place.scope and is_parameter(self.project, text, place)
+            ):
                 return found
             if not scope:
                 return self._imported(text, place)
             scope = scope.rpartition(".")[0]
-
-    def _is_given(self, text: str, place: Place) -> bool:
-        """Tell whether a name is a parameter of the function of a place, or of what that has."""
-        node = self.project.node(place.module, place.scope)
-        every = ast.walk(node.args) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ()
-        return any(isinstance(each, ast.arg) and each.arg == text.partition(".")[0] for each in every)
 
     def _imported(self, text: str, place: Place) -> set[str]:
         """Return what is known of a name of another file's top level, or of an attribute of a class."""
@@ -335,12 +331,14 @@ class ProjectKinds:
         """Return what a function gives, or which of its arguments."""
         self.ask(definition.key)
         found = self.returns.get(definition.key, set())
-        if not has_model(found) and "ddp" not in found:
-            return found
+        back = self.gives_back(definition) if has_model(found) or "ddp" in found else None
+        return {back} if back is not None else found
+
+    def gives_back(self, definition: Definition) -> str | None:
+        """Return which argument a function gives back in any case."""
         if definition.key not in self._given_back:
             self._given_back[definition.key] = given_back(self.project, definition)
-        back = self._given_back[definition.key]
-        return {back} if back is not None else found
+        return self._given_back[definition.key]
 
     def _returned_to(self, call: ast.Call, definition: Definition, place: Place) -> set[str]:
         """Return what a call of a function gives."""

@@ -490,3 +490,40 @@ def test_names_that_are_made_of_themselves_in_a_loop_have_an_end(tmp_path: Path,
     (tmp_path / "b.py").write_text(f"{loop}        except Exception:\n            pass\n")
     report = scan_paths([tmp_path])
     assert [(file.path, file.problem) for file in report.files] == [(str(tmp_path / "a.py"), None)]
+
+
+UNWRAPS = [
+    "return getattr(model, 'module', model)",
+    "return model.module if hasattr(model, 'module') else model",
+    "if isinstance(model, DDP):\n        return model.module\n    return model",
+    "while hasattr(model, 'module'):\n        model = model.module\n    return model",
+    "model = model.eval()\n    return model",
+]
+
+
+@pytest.mark.parametrize("unwraps", UNWRAPS)
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_what_takes_a_wrapper_off_gives_what_it_is_given(
+    tmp_path: Path, unwraps: str, *, is_apart: bool
+) -> None:
+    ddp = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    bare = f"{ddp}def bare(model):\n    {unwraps}\n"
+    saves = (
+        f"{'from lib import bare' if is_apart else bare}\nimport torch\n{ddp}{FSDP}"
+        "a, b = FSDP(net), DDP(other)\ntorch.save(bare(a).state_dict(), 'a.pt')\n"
+        "torch.save(bare(b).state_dict(), 'b.pt')\n"
+    )
+    found = after(tmp_path, {"lib.py": bare, "main.py": saves}, "main.py")
+    assert "torch.save(get_model_state_dict(bare(a), options" in found
+    assert "FM333" not in found
+    assert "torch.save(bare(b).state_dict(), 'b.pt')\n" in found
+
+
+@pytest.mark.parametrize("unwraps", ["return FSDP(model)", "return model or FSDP(net)"])
+def test_what_gives_something_else_is_not_taken_for_it(tmp_path: Path, unwraps: str) -> None:
+    text = (
+        f"import torch\n{FSDP}def bare(model):\n    {unwraps}\nbare(FSDP(net))\n"
+        "torch.save(bare(plain).state_dict(), 'b.pt')\n"
+    )
+    found = after(tmp_path, {"main.py": text}, "main.py")
+    assert "state_dict(bare(plain), " in found or "FM333" in found

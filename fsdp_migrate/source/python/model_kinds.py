@@ -29,7 +29,6 @@ from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.fsdp2_branches import ShardedByFSDP2
 from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import (
-    ARGUMENT,
     EACH,
     attribute,
     has_model,
@@ -55,15 +54,14 @@ from fsdp_migrate.source.python.makers import (
     of_around,
     of_wrapping,
 )
-from fsdp_migrate.source.python.nodes import argument_of, dotted, model_argument, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
 from fsdp_migrate.source.python.own_parts import is_held_otherwise, of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of
-from fsdp_migrate.source.python.parameters_told import given_apart, kinds_of_parameters, without_others
+from fsdp_migrate.source.python.parameters_told import given_apart, given_by_functions, kinds_of_parameters
 from fsdp_migrate.source.python.run_order import places_run
 from fsdp_migrate.source.python.strategy_classes import StrategyClasses
 from fsdp_migrate.source.python.wrappers import FSDP2, INNERS, MAKES, SAME_MODEL, around_model, of_others
-from fsdp_migrate.source.python.written_names import written_names
 
 
 if TYPE_CHECKING:
@@ -201,8 +199,7 @@ class ModelKinds:
 
     def is_fsdp2(self, node: cst.BaseExpression) -> bool:
         """Tell whether an expression is a model that FSDP2 has sharded, and none of FSDP1's."""
-        kinds = self.kinds(node)
-        return "fsdp2" in kinds and "fsdp" not in kinds
+        return {"fsdp", "fsdp2"} & self.kinds(node) == {"fsdp2"}
 
     def is_guarded(self, node: cst.CSTNode) -> bool:
         """Tell whether an expression stands where ``isinstance(it, FSDP)`` was true, or a call shows that."""
@@ -451,26 +448,11 @@ class ModelKinds:
             return of_around(self, call, inner, names)
         unwrapped = self.frameworks.unwraps(call)
         found = self.kinds(unwrapped) if unwrapped is not None else self.frameworks.of_call(call)
-        found |= self._made_by_functions(call, names)
+        found |= given_by_functions(self, call)
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= whole(self.kinds(call.func.value))
         found = found or given_by(self, call) or self._kinds_of_wrapping(call, names)
         return without_models(found) if found and is_told_off(call, self.links.plain_calls) else found
-
-    def _made_by_functions(self, call: cst.Call, names: set[str]) -> set[str]:
-        """Return what functions of this file and of others give."""
-        found: set[str] = set()
-        for name in written_names(self.index, call.func) if self.links else names:
-            found |= self._given_back(call, self.links.gives.get(name, frozenset()))
-        return found | given_here(self, call.func)
-
-    def _given_back(self, call: cst.Call, gives: frozenset[str]) -> set[str]:
-        """Return what a function of another file gives: what it is given here, where it gives that back."""
-        if (back := next((kind for kind in gives if kind.startswith(ARGUMENT)), None)) is None:
-            return without_others(self, call, gives)
-        place, _, name = back.removeprefix(ARGUMENT).partition(":")
-        given = argument_of(call, int(place), {name})
-        return self.kinds(given) if given is not None else set()
 
     def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what a call gives whose function is the class in disguise, or is given it."""

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.held import WRAPS, has_model, put, tensors
+from fsdp_migrate.source.python.held import ARGUMENT, WRAPS, has_model, put, tensors
 from fsdp_migrate.source.python.links import OBJECT
+from fsdp_migrate.source.python.makers import given_here
 from fsdp_migrate.source.python.nodes import argument_of, dotted
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
@@ -50,6 +51,23 @@ def given_apart(models: ModelKinds, call: cst.Call) -> set[str]:
         is_sharded = part != _ALL and "fsdp" in models.kinds(model)
         found |= put(str(part), {"params"}) if is_sharded else set()
     return found
+
+
+def given_by_functions(models: ModelKinds, call: cst.Call) -> set[str]:
+    """Return what functions of this file and of others give: what they are given, where they give it back."""
+    gives = models.links.gives
+    names = written_names(models.index, call.func) & gives.keys() if gives else ()
+    found, is_back = set[str](), False
+    for name in names:
+        back = next((kind for kind in gives[name] if kind.startswith(ARGUMENT)), None)
+        if back is None:
+            found |= without_others(models, call, gives[name])
+            continue
+        is_back = True
+        place, _, parameter = back.removeprefix(ARGUMENT).partition(":")
+        given = argument_of(call, int(place), {parameter})
+        found |= models.kinds(given) if given is not None else set()
+    return found if is_back else found | given_here(models, call.func)
 
 
 def without_others(models: ModelKinds, call: cst.Call, gives: Collection[str]) -> set[str]:

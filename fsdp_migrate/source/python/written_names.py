@@ -38,8 +38,9 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
     if not isinstance(func, cst.Name):
         return names
     if bindings := index.bindings_of(func):
-        is_object = not any(isinstance(each.node, (cst.ClassDef, cst.FunctionDef)) for each in bindings)
-        is_called = is_object and not names
+        if any(isinstance(each.node, cst.FunctionDef) for each in bindings):
+            return names or {text}
+        is_called = not names and not any(isinstance(each.node, cst.ClassDef) for each in bindings)
         return {f"{index.path_of(index.function(func) or index.module)}:{text}"} if is_called else names
     # By `import *`, which may bring a function that is called as one of torch's: `wrap`.
     return {text, *names}
