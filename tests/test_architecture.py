@@ -132,6 +132,7 @@ HOUSE: House = (
                 "source.plain_models",
                 "source.plugin_attributes",
                 "source.unknown_gradients",
+                "source.units_of_parts",
                 "source.waiting_gradients",
             ],
             [

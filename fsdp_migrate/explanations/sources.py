@@ -110,6 +110,7 @@ EXPLANATIONS = {
         "FSDP1's parameters were flat once the model was wrapped, of one dimension, with `use_orig_params` true or false: `p.ndim >= 2` was never true. (Only under"
         " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) Without `use_orig_params=True` they had names of their own as well,"
         " which end in `_flat_param`: a test such as `'bias' in name` was never true, and no name began with that of a module."
+        " And a part that is no unit, `model.head`, had no parameters: freezing it did nothing, its group was empty, and an optimizer of it alone was an error."
         " FSDP2's have the model's shapes and names, and the test does what it says (a size, `p.numel() > 1000`, is that of the whole, and no more of a rank's part): weight decay"
         " or an optimizer comes to other parameters than in the old run, without an error.",
         "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
