@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.early_optimizers import early_optimizers
 from fsdp_migrate.source.free_of_parts import free_of_parts
-from fsdp_migrate.source.kept_parameters import given_before
+from fsdp_migrate.source.kept_parameters import given_before, made_beside
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.makers import is_partial_of_fsdp
@@ -122,7 +122,7 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM303", call, container, "commented", covers=(call.func,))
         else:
             yield from of_unknown(call)
-            yield from early_optimizers(source, call, call, optimizers_before(source, call))
+            yield from optimizers_of_flat(source, call, call)
             yield _rewritten(source, call)
 
 
@@ -387,3 +387,12 @@ def earlier_optimizers(source: Source, call: cst.Call) -> str:
 def optimizers_before(source: Source, call: cst.Call) -> list[str]:
     """Return what the optimizers are called that were made of the model's parameters before."""
     return given_before(source, call, text_of(_model_of(call)))
+
+
+def optimizers_of_flat(source: Source, made: cst.Call, call: cst.Call) -> Iterator[Found]:
+    """Find optimizers from before a call that FSDP1's flat parameters took everything from.
+
+    ``made`` is the call that has the arguments of FSDP1: the same, or that of a partial.
+    """
+    beside = made_beside(source, call, text_of(_model_of(call)))
+    yield from early_optimizers(source, made, call, optimizers_before(source, call), beside)
