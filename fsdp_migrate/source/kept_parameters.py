@@ -105,7 +105,7 @@ def _targets(assign: cst.Assign) -> list[str]:
 
 def _bound(assign: cst.Assign) -> Iterator[tuple[str, cst.BaseExpression]]:
     """Yield the names that an assignment gives values, with these: a tuple's whole where it is not seen."""
-    left = [(assign.targets[0].target, assign.value)]
+    left: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(assign.targets[0].target, assign.value)]
     while left:
         target, value = left.pop(0)
         each = pairs(target, value)
