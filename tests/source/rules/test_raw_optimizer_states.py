@@ -730,3 +730,21 @@ class FSDPs(Base):
 def test_what_is_made_to_be_loaded_by_a_strategy_fits(state: str, *, is_said: bool) -> None:
     found = scan_source(STRATEGIES.format(state), "train.py")
     assert [use.code for use in found].count("FM425") == is_said
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("FSDP.optim_state_dict(model, opt)", "one rank's part of the state here, by names, which"),
+        ("FSDP.sharded_optim_state_dict(model, opt)", "one rank's part of the state here, by names, which"),
+        ("opt.state_dict()", "one rank's part of the state here, of flat parameters, which"),
+        ("{'a': opt.state_dict(), 'b': FSDP.optim_state_dict(model, opt)}", "of flat parameters, which"),
+    ],
+)
+def test_what_fsdp1s_functions_saved_is_by_names(state: str, words: str) -> None:
+    code = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    code += "model = FSDP(net)\nopt = AdamW(model.parameters())\ndef save():\n"
+    code += f"    state = {state}\n    torch.save(state, f'opt.{{rank}}.pt')\n"
+    code += "def load():\n    opt.load_state_dict(torch.load(f'opt.{rank}.pt'))\n"
+    loaded = [use.becomes for use in scan_source(code) if use.text.startswith("opt.load_state_dict")]
+    assert [words in each for each in loaded] == [True]
