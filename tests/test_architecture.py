@@ -74,6 +74,7 @@ HOUSE: House = (
             ["source.catalog", "source.uses"],
             "source.python",
             [
+                "source.always_bound",
                 "source.answers",
                 "source.assigned_names",
                 "source.fsdp2_models",

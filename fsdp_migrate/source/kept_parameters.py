@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.always_bound import is_always_bound, runs_before_too
 from fsdp_migrate.source.python.containers import pairs
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
@@ -45,7 +46,8 @@ def given_before(source: Source, call: cst.Call, model: str) -> list[str]:
                 names.remove(target)
             if not _is_sharded_above(source, assign, model) and _is_made_of(source, value, target, model):
                 names.append(target)
-    return names
+    # Where a branch alone makes one, the name may have no value when the model is wrapped.
+    return [name for name in names if is_always_bound(source, name, call)]
 
 
 def made_beside(source: Source, call: cst.Call, model: str) -> list[cst.Call]:
@@ -82,7 +84,9 @@ def _is_sharded_above(source: Source, assign: cst.Assign, model: str) -> bool:
         target = source.index.parents[call]
         named = _targets(target) if isinstance(target, cst.Assign) and len(target.targets) == 1 else []
         is_above = source.position(call) < source.position(assign)
-        if is_above and model in named and source.index.parents[statement] in around:
+        if not is_above or model not in named:
+            continue
+        if source.index.parents[statement] in around or runs_before_too(source, call, assign):
             return True
     return False
 
