@@ -159,8 +159,8 @@ def test_what_a_branch_alone_makes_is_not_given(before: str, *, is_given: bool) 
 
 
 def test_one_of_an_object_has_a_value_where_another_method_sets_it() -> None:
-    made = "class Run:\n    def __init__(self):\n        {}\n    def go(self, net):\n        if x:\n            self."
-    made += EARLY
+    made = "class Run:\n    def __init__(self):\n        {}\n    def go(self, net):\n"
+    made += f"        if x:\n            self.{EARLY}"
     for first, is_given in (("self.optimizer = None", True), ("self.other = None", False)):
         after = turned(f"{made.format(first)}        {WRAPS}        return net, self.optimizer\n")
         assert ("optimizers=self.optimizer" in after) is is_given
