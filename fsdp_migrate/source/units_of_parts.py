@@ -17,7 +17,7 @@ from fsdp_migrate.source.ignored_states import ignored_texts
 from fsdp_migrate.source.parameter_values import is_itself
 from fsdp_migrate.source.python.keywords import hides_arguments, values_by_stars
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.loops import binds, item_of, loops_around
 from fsdp_migrate.source.python.nodes import dotted, given_by_name, last_name, walk_for
 from fsdp_migrate.source.python.values import Values
 
@@ -89,6 +89,22 @@ def _taken_above(source: Source, name: cst.Name) -> Part | None:
         if is_its and value is not None and index.order[value] < index.order[call] < index.order[name]:
             return Part(call, tuple(steps[len(wrapped) :]))
     return None
+
+
+def own_part(source: Source, node: cst.BaseExpression) -> Part | None:
+    """Return which part of its module an expression is in a module's class: ``self.layers[0]``."""
+    owner, steps = source.index.class_of(node), list[str]()
+    if owner is None or "Module" not in {last_name(base.value) for base in owner.bases}:
+        return None
+    part: cst.BaseExpression | None = node
+    while part is not None and dotted(part) != "self":
+        if isinstance(part, cst.Subscript):
+            steps.append(_ITEM)
+            part = part.value
+            continue
+        steps += _step(source, part) or []
+        part = part.value if isinstance(part, cst.Attribute) else item_of(source.index, part)
+    return Part(part, tuple(reversed(steps))) if part is not None and steps else None
 
 
 def _step(source: Source, part: cst.BaseExpression) -> list[str] | None:
@@ -189,6 +205,11 @@ class Units:
         known = found.pop() if len(found) == 1 else "unknown"
         # The items of a list are what policies name more often than not.
         return "all" if is_item and known in {"some", "unknown"} else known
+
+    def is_unit(self, part: Part) -> bool:
+        """Tell whether a part is one for certain: a policy names the class that this source makes it of."""
+        name = next((step for step in reversed(part.steps) if step != _ITEM), "")
+        return {self._of_value(each, 0) for each in self._made.get(name, [])} == {"all"}
 
     def _of_classes(self, name: str, *, is_item: bool) -> Holding:
         """Return it by the names of the classes that the project makes such an attribute of."""
