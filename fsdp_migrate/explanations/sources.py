@@ -223,8 +223,9 @@ EXPLANATIONS = {
         "`x.local_shards()[0].tensor` becomes `x.to_local()`, and `x.gather(...)` becomes `x.full_tensor()`.",
     ),
     "FM422": (
-        "The class takes no such keyword in any version of torch. The call fails under FSDP1 as well, or it was never run.",
-        "Remove it, or give the setting under the name that torch has for it.",
+        "The class takes no such keyword in any version of torch. The call fails under FSDP1 as well, or it was never run. Or it is a value that no word of"
+        " the argument is, such as `backward_prefetch=True`, which FSDP1 took for no prefetch, and `prepare_fully_shard` refuses.",
+        "Remove it, or give the setting under the name, or by the word, that torch has for it.",
     ),
     "FM423": (
         "FSDP1 showed each rank its part of flat parameters, as plain tensors. FSDP2 shows `DTensor`: their norms and sums are those of"
