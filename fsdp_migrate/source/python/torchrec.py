@@ -22,7 +22,7 @@ _NAME = re.compile(
 
 
 def torchrecs_model(index: Index) -> bool:
-    """Tell whether a source has torchrec's wrapper for models, puts FSDP into it, or shards by its functions."""
+    """Tell whether a source has torchrec's wrapper for models, puts FSDP into it, or has what shards."""
     scopes = set(index.scopes.values())
     found = (each.qualified for scope in scopes for names in scope.bindings.values() for each in names)
     names = {name for name in found if name is not None and name.split(".")[0] == "torchrec"}

@@ -52,7 +52,7 @@ def test_what_torchrec_shards_is_left_to_a_person(imports: str) -> None:
     ],
 )
 def test_tables_that_torchrec_shards_beside_units_are_left_to_a_person(imports: str) -> None:
-    body = "net.tables = trec_shard(module=net.tables, plan=plan)\nnet.dense = FSDP(net.dense)\n"
+    body = "net = Net()\nnet.tables = trec_shard(module=net.tables, plan=plan)\nnet.dense = FSDP(net.dense)\n"
     body += "state = net.state_dict()\nosd = FSDP.optim_state_dict(net, opt)\n"
     after = rewrite_source(IMPORTS + imports + body)
     assert uncommented(after) == IMPORTS + imports + body
