@@ -218,7 +218,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "Private to FSDP1, its wrapper's own, or made for its models: flat parameters, handles, `FSDPCheckpointer`.",
         ),
         "FM318": FindingCode(
-            "changed", "Tests of parameters' dimensions or names: FSDP1's were flat, FSDP2's have their own."
+            "changed",
+            "Parameters chosen by dimensions, names or parts: FSDP1's were flat, FSDP2's have their own.",
         ),
         "FM319": FindingCode(
             "refused", "Lightning's `FSDPStrategy`: `ModelParallelStrategy` needs a hook in the module."
@@ -341,7 +342,9 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "A branch for FSDP1's models alone beside one for FSDP2's, or one that FSDP2's model comes to first.",
         ),
         "FM421": FindingCode("changed", "`ShardedTensor`: FSDP2's states hold `DTensor`."),
-        "FM422": FindingCode("refused", "A keyword that `FullyShardedDataParallel` never had."),
+        "FM422": FindingCode(
+            "refused", "A keyword that `FullyShardedDataParallel` never had, or a value that means nothing."
+        ),
         "FM423": FindingCode(
             "changed",
             "A parameter, gradient or norm was one rank's part; now it is a `DTensor` or whole.",

@@ -74,6 +74,7 @@ HOUSE: House = (
             ["source.catalog", "source.uses"],
             "source.python",
             [
+                "source.always_bound",
                 "source.answers",
                 "source.assigned_names",
                 "source.fsdp2_models",
@@ -132,6 +133,7 @@ HOUSE: House = (
                 "source.plain_models",
                 "source.plugin_attributes",
                 "source.unknown_gradients",
+                "source.units_of_parts",
                 "source.waiting_gradients",
             ],
             [

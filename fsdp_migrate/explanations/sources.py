@@ -110,11 +110,13 @@ EXPLANATIONS = {
         "FSDP1's parameters were flat once the model was wrapped, of one dimension, with `use_orig_params` true or false: `p.ndim >= 2` was never true. (Only under"
         " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) Without `use_orig_params=True` they had names of their own as well,"
         " which end in `_flat_param`: a test such as `'bias' in name` was never true, and no name began with that of a module."
+        " And a part that is no unit, `model.head`, had no parameters: freezing it did nothing, its group was empty, and an optimizer of it alone was an error."
         " FSDP2's have the model's shapes and names, and the test does what it says (a size, `p.numel() > 1000`, is that of the whole, and no more of a rank's part): weight decay"
         " or an optimizer comes to other parameters than in the old run, without an error.",
         "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
         ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. (Functions of timm leave an empty group out: then it is one group of all.) To divide them as the test says from now on,'
-        " load that checkpoint with `load_checkpoint(..., strict=False)`, and then set each group's settings (`weight_decay`) again: they are the old run's.",
+        " load that checkpoint with `load_checkpoint(..., strict=False)`, and then set each group's settings (`weight_decay`) again: they are the old run's."
+        " Of a part that had no parameters, take the line out to go on as before, or keep it, and tell whoever compares the two.",
     ),
     "FM319": (
         "Lightning's `FSDPStrategy` is FSDP1. Its FSDP2 is `ModelParallelStrategy`, and the module shards itself in the hook `configure_model`.",
@@ -222,8 +224,9 @@ EXPLANATIONS = {
         "`x.local_shards()[0].tensor` becomes `x.to_local()`, and `x.gather(...)` becomes `x.full_tensor()`.",
     ),
     "FM422": (
-        "The class takes no such keyword in any version of torch. The call fails under FSDP1 as well, or it was never run.",
-        "Remove it, or give the setting under the name that torch has for it.",
+        "The class takes no such keyword in any version of torch. The call fails under FSDP1 as well, or it was never run. Or it is a value that no word of"
+        " the argument is, such as `backward_prefetch=True`, which FSDP1 took for no prefetch, and `prepare_fully_shard` refuses.",
+        "Remove it, or give the setting under the name, or by the word, that torch has for it.",
     ),
     "FM423": (
         "FSDP1 showed each rank its part of flat parameters, as plain tensors. FSDP2 shows `DTensor`: their norms and sums are those of"

@@ -57,8 +57,9 @@ _BRANCH = (
 _NEVER_RUN = "stays: this never runs with FSDP1"
 _IN_BRANCH = "stays: in a branch for FSDP1, beside one for FSDP2"
 _TORCHREC = (
-    "torchrec's DistributedModelParallel shards embeddings here, which FSDP must leave alone: shard what is "
-    "dense, or name the rest by ignored_modules=. Then it is {}."
+    "torchrec's DistributedModelParallel, or its shard(), shards embeddings here, which FSDP must leave "
+    "alone, and a full state would gather whole: shard what is dense, or name the rest by ignored_modules=. "
+    "Then it is {}."
 )
 _BY_FRAMEWORK = "where the framework shards this model: "
 _PATCHED = (

@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
+from fsdp_migrate.source.units_of_parts import made_parts, unit_classes
 from fsdp_migrate.source.writes_elsewhere import may_write, writes
 
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
 _DEEPEST = 2
 _PASSES = re.compile(r"\.backward\(|\bloss|_loss\b")
+_NAMES_THE_CLASS = re.compile(rf"\b{catalog.FSDP}\b")
 _SUMMONS = "summon_full_params"
 _SETS_CLIPPING = re.compile(r"^[ \t]+self\.clip_grad_norm_\s*=[^=]", re.MULTILINE)
 
@@ -50,6 +52,9 @@ def of_the_whole(project: Project, near: Collection[Path]) -> Links:
         no_shard=has_no_shard(project),
         ignores=any(map(tells_to_ignore, project.texts.values())),
         ignored=ignored_attributes(project),
+        made_parts=made_parts(project.texts.values()),
+        calls_the_class=any(map(_NAMES_THE_CLASS.search, project.texts.values())),
+        unit_classes=unit_classes(project.texts.values()),
         counting_methods=counting_methods(_counting(project)),
         counting_functions=counting_functions(_counting(project)),
         runners=frozenset(runners(project)),

@@ -79,7 +79,7 @@ def is_between(source: Source, node: cst.CSTNode, *, or_in_steps: bool = True) -
     is_step = owner is not None and run_in(owner, _STEPS_OF_ONE).search(name) is not None
     if not above:
         return is_step and or_in_steps
-    latest = max(above, key=lambda each: _done(source, each))
+    latest = max(above, key=lambda each: done(source, each))
     is_run_on = is_step or any(runs[each] == "backward" for each in runs if order[each] > order[node])
     return runs[latest] == "forward" and is_run_on
 
@@ -93,7 +93,7 @@ def _last_pass(source: Source, call: cst.Call, depth: int) -> str:
     found = _last_elsewhere(source, call)
     for function in source.models.guards.functions(call.func) if depth < _DEEPEST else ():
         own = [e for e in walk_for(function.body, cst.Call) if source.index.function(e) is function]
-        own.sort(key=lambda each: _done(source, each), reverse=True)
+        own.sort(key=lambda each: done(source, each), reverse=True)
         found = next((p for e in own if (p := _last_pass(source, e, depth + 1))), found)
     return found
 
@@ -122,7 +122,7 @@ def given_to_deed(call: cst.Call, deed: Deed) -> cst.BaseExpression | None:
     return next(iter([*given_by_name(call, deed.name), *placed]), None)
 
 
-def _done(source: Source, call: cst.Call) -> tuple[int, int]:
+def done(source: Source, call: cst.CSTNode) -> tuple[int, int]:
     """Return a key that sorts calls by when they are done: of ``model(x).backward()`` the inner first."""
     order = source.index.order
     return max(order[each] for each in walk(call) if each in order), -order[call]

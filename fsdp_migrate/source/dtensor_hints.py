@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.uses import Found
 
 
+OVER_PARTS: Final = (
+    "this is a DTensor now, which collectives do not take: give them .to_local(). What is done over this "
+    "group, which is not FSDP's, stays."
+)
+"""What is said of a collective over the ranks that hold other parts of a model."""
+NORM_OVER_PARTS: Final = (
+    "the norm is that of the whole over FSDP's ranks now: where it is a DTensor, take .full_tensor() of it. "
+    "The sum over this group, which is not FSDP's, stays."
+)
 _GATHERS: Final = (
     "One rank alone comes here, and full_tensor() waits for all: call it above this branch, on every rank, "
     "or take .to_local(), which is that rank's part."

@@ -31,7 +31,11 @@ _LEAVE_OUT: Final = frozenset({"ignored_modules", "ignored_parameters", "ignored
 
 
 def early_optimizers(
-    source: Source, made: cst.Call, call: cst.Call, optimizers: Collection[str]
+    source: Source,
+    made: cst.Call,
+    call: cst.Call,
+    optimizers: Collection[str],
+    beside: Collection[cst.Call],
 ) -> Iterator[Found]:
     """Find optimizers that FSDP1's flat parameters took everything from.
 
@@ -40,9 +44,11 @@ def early_optimizers(
         made: The call that has the arguments of FSDP1: of the class, or of a partial of it.
         call: The call that is given the model.
         optimizers: What they are called that were made of its parameters before.
+        beside: Those that the statement of the call itself makes before it.
     """
     used = [each for each in optimizers if _is_used_below(source, call, each)]
-    if used and _are_flat(source, made) and not any(_is_filled_since(source, call, each) for each in used):
+    is_filled = any(_is_filled_since(source, call, each) for each in used)
+    if (used or beside) and _are_flat(source, made) and not is_filled:
         yield Found("FM453", call, TRAINS_NOW, "commented")
 
 

@@ -22,30 +22,34 @@ if TYPE_CHECKING:
 _WITHOUT: Final = "without use_orig_params=True FSDP1's"
 _IF: Final = "unless use_orig_params=True is among what FSDP1's class is given by `**`, its"
 _AT_RUN: Final = "unless use_orig_params is true when this runs, FSDP1's"
+DECIDES: Final = (
+    "so this {}decides differently, without an error. Decide which is meant; a checkpoint of FSDP1 has the "
+    "old groups."
+)
+"""What comes of it, where parameters are chosen."""
 
 
-def of_flat(source: Source, meant: str) -> str:
+def of_flat(source: Source, meant: str, outcome: str = DECIDES) -> str:
     """Return what is said of flat parameters; nothing where something asks for the model's own.
 
     Args:
         source: The source.
         meant: What flat parameters were in this, and what FSDP2's are.
+        outcome: What comes of it, with a place for ``then``.
     """
     if source.links.keeps_names:
-        return _said(_AT_RUN, meant) if source.links.names_at_run else ""
+        return _said(_AT_RUN, meant, outcome) if source.links.names_at_run else ""
     if catalog.MAY_KEEP_NAMES.search(source.code):
-        return _said(_AT_RUN, meant) if is_known_at_run_alone([source.code]) else ""
-    if not source.links.is_given and not any(
-        source.models.is_constructor(each.func) for each in source.calls
-    ):
+        return _said(_AT_RUN, meant, outcome) if is_known_at_run_alone([source.code]) else ""
+    is_told = source.links.is_given or (source.links.methods and source.links.calls_the_class)
+    if not is_told and not any(source.models.is_constructor(each.func) for each in source.calls):
         return ""
     is_given = _is_given_by_stars(source)
-    return (
-        "" if is_given else _said(_IF if source.links.unseen_names or is_given is None else _WITHOUT, meant)
-    )
+    whose = _IF if source.links.unseen_names or is_given is None else _WITHOUT
+    return "" if is_given else _said(whose, meant, outcome)
 
 
-def flat_of(source: Source, model: cst.BaseExpression, flat: str, meant: str) -> str:
+def flat_of(source: Source, model: cst.BaseExpression, flat: str, meant: str, outcome: str = DECIDES) -> str:
     """Return the same of one model, where the source shows what that was given, whatever others are.
 
     Args:
@@ -53,17 +57,15 @@ def flat_of(source: Source, model: cst.BaseExpression, flat: str, meant: str) ->
         model: The model.
         flat: What is said of every model of the source.
         meant: What flat parameters were in this, and what FSDP2's are.
+        outcome: What comes of it, with a place for ``then``.
     """
     keeps = keeps_originals(source.models, model)
-    return flat if keeps is None else "" if keeps else _said(_WITHOUT, meant)
+    return flat if keeps is None else "" if keeps else _said(_WITHOUT, meant, outcome)
 
 
-def _said(whose: str, meant: str) -> str:
+def _said(whose: str, meant: str, outcome: str) -> str:
     then = "" if whose == _WITHOUT else "then "
-    return (
-        f"{whose} parameters were flat here, one for a unit, {meant}, so this {then}decides differently, "
-        "without an error. Decide which is meant; a checkpoint of FSDP1 has the old groups."
-    )
+    return f"{whose} parameters were flat here, one for a unit, {meant}, {outcome.format(then)}"
 
 
 def _is_given_by_stars(source: Source) -> bool | None:

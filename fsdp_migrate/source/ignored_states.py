@@ -56,6 +56,14 @@ def ignored_names(source: Source, wrapping: cst.Call) -> Iterator[str]:
     yield from (text for arg in wrapping.args if arg.star == "**" and (text := dotted(arg.value)) is not None)
 
 
+def ignored_texts(source: Source, wrapping: cst.Call) -> Iterator[str]:
+    """Yield the attributes in what a wrapping is given to leave alone, modules too: ``net.head``."""
+    given = [*_given(source, wrapping), *given_by_name(wrapping, _MODULES)]
+    held = [last_value(source.index, each) for each in given if isinstance(each, cst.Name)]
+    for value in (*given, *filter(None, held)):
+        yield from (text for each in walk_for(value, cst.Attribute) if (text := dotted(each)) is not None)
+
+
 def _of_modules(source: Source, wrapping: cst.Call) -> Iterator[str]:
     """Yield the lists of parameters that are those of modules which a wrapping is given to leave alone."""
     given = given_by_name(wrapping, _MODULES)

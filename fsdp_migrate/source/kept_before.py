@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.assigned_names import made_by
 from fsdp_migrate.source.given_with_model import optimizer_beside
 from fsdp_migrate.source.ignored_states import ignored_names
 from fsdp_migrate.source.kept_lists import (
@@ -16,12 +17,14 @@ from fsdp_migrate.source.kept_lists import (
     is_filled,
     is_used_after,
     made_before,
+    readers,
     shardings,
 )
-from fsdp_migrate.source.kept_parameters import assigned_before, given_before
+from fsdp_migrate.source.kept_parameters import assigned_before, given_before, made_beside
 from fsdp_migrate.source.python.accelerate_models import prepared
 from fsdp_migrate.source.python.held import has_model
-from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.nodes import text_of, walk_for
+from fsdp_migrate.source.python.parameter_lists import is_only_counted
 from fsdp_migrate.source.stepped_lists import stepped_lists
 from fsdp_migrate.source.uses import Found
 
@@ -78,6 +81,8 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
     first = wrapping.args[0].value if wrapping.args and not wrapping.args[0].star else None
     if first is None:
         return
+    if made_beside(source, wrapping, text_of(first)) or _is_held_beside(source, wrapping, text_of(first)):
+        yield source.index.statement(wrapping)
     given = given_before(source, wrapping, text_of(first))
     told = {*(given if told is None else told), *ignored_names(source, wrapping)}
     optimizers = set(assigned_before(source, wrapping, [name for name in given if name not in told]))
@@ -87,3 +92,20 @@ def _kept(source: Source, wrapping: cst.Call, told: Iterable[str] | None = None)
         is_its = is_its or is_filled(source, made, wrapping, [text_of(first)])
         if is_its and made.name not in told and is_used_after(source, made, wrapping):
             yield made.assign
+
+
+def _is_held_beside(source: Source, wrapping: cst.Call, model: str) -> bool:
+    """Tell whether a list is filled before the model is wrapped in one line: ``ps, model = list(..), ..``."""
+    above = next((each for each in source.index.ancestors(wrapping) if isinstance(each, cst.Assign)), None)
+    order = source.index.order
+    return above is not None and any(
+        order[made.value] < order[wrapping]
+        and wrapping not in set(walk_for(made.value, cst.Call))
+        and holds(source, made, model, "")
+        and any(
+            order[each] > order[wrapping] and not is_only_counted(source.index, each)
+            for each in readers(source, above, made.name)
+        )
+        for made in made_by(above)
+        if not made.is_one_of
+    )

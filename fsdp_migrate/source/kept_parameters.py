@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.always_bound import is_always_bound, runs_before_too
+from fsdp_migrate.source.python.containers import pairs
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import is_torchs_optimizer, model_of
 
@@ -33,23 +35,37 @@ def given_before(source: Source, call: cst.Call, model: str) -> list[str]:
             break
         if source.index.function(assign) is not function:
             continue
-        given = (
-            {text_of(arg.value) for arg in assign.value.args} if isinstance(assign.value, cst.Call) else set()
-        )
-        for target in _targets(assign):
-            if target in given:
+        if call in set(walk_for(assign, cst.Call)):
+            break  # what is made beside the wrapping has no name above it
+        for target, value in _bound(assign):
+            if isinstance(value, cst.Call) and target in {text_of(arg.value) for arg in value.args}:
                 continue  # it is wrapped, not made: `model, optimizer = amp.initialize(model, optimizer)`
             if source.index.excludes(assign, call):
                 continue
             if target in names:
                 names.remove(target)
-            if _is_sharded_above(source, assign, model):
-                continue
-            if holds_parameters(source, assign.value, model) or _may_hold_parameters(
-                source, assign.value, target, model
-            ):
+            if not _is_sharded_above(source, assign, model) and _is_made_of(source, value, target, model):
                 names.append(target)
-    return [*names, *(each for each in _given_groups(source, call, model) if each not in names)]
+    names += [each for each in _given_groups(source, call, model) if each not in names]
+    # Where a branch alone makes one, the name may have no value when the model is wrapped.
+    return [name for name in names if is_always_bound(source, name, call)]
+
+
+def made_beside(source: Source, call: cst.Call, model: str) -> list[cst.Call]:
+    """Return the optimizers that the statement of a wrapping makes of the model's parameters just before it.
+
+    ``optimizer, model = SGD(net.parameters()), FSDP(net)``: Python makes the optimizer first.
+    """
+    index, around = source.index, {call, *source.index.ancestors(call)}
+    line = next((each for each in index.ancestors(call) if isinstance(each, cst.BaseSmallStatement)), None)
+    before = (
+        (each for each in walk_for(line, cst.Call) if index.order[each] < index.order[call]) if line else ()
+    )
+    return [
+        each
+        for each in before
+        if each not in around and not index.excludes(each, call) and holds_parameters(source, each, model)
+    ]
 
 
 def _given_groups(source: Source, call: cst.Call, model: str) -> Iterator[str]:
@@ -82,7 +98,9 @@ def _is_sharded_above(source: Source, assign: cst.Assign, model: str) -> bool:
         target = source.index.parents[call]
         named = _targets(target) if isinstance(target, cst.Assign) and len(target.targets) == 1 else []
         is_above = source.position(call) < source.position(assign)
-        if is_above and model in named and source.index.parents[statement] in around:
+        if not is_above or model not in named:
+            continue
+        if source.index.parents[statement] in around or runs_before_too(source, call, assign):
             return True
     return False
 
@@ -101,6 +119,27 @@ def _targets(assign: cst.Assign) -> list[str]:
     target = assign.targets[0].target
     parts = [element.value for element in target.elements] if isinstance(target, cst.Tuple) else [target]
     return [name for part in parts if (name := dotted(part)) is not None]
+
+
+def _bound(assign: cst.Assign) -> Iterator[tuple[str, cst.BaseExpression]]:
+    """Yield the names that an assignment gives values, with these: a tuple's whole where it is not seen."""
+    left: list[tuple[cst.BaseExpression, cst.BaseExpression]] = [(assign.targets[0].target, assign.value)]
+    while left:
+        target, value = left.pop(0)
+        each = pairs(target, value)
+        if isinstance(target, (cst.List, cst.Tuple)) and each == [(target, value)]:
+            yield from ((name, value) for part in target.elements if (name := dotted(part.value)) is not None)
+        elif isinstance(target, (cst.List, cst.Tuple)):
+            left = [*each, *left]
+        elif (name := dotted(target)) is not None:
+            yield name, value
+
+
+def _is_made_of(source: Source, value: cst.BaseExpression, target: str, model: str) -> bool:
+    """Tell whether a name is given an optimizer of a model's parameters, or one of two of them."""
+    if isinstance(value, cst.IfExp):
+        return any(_is_made_of(source, each, target, model) for each in (value.body, value.orelse))
+    return holds_parameters(source, value, model) or _may_hold_parameters(source, value, target, model)
 
 
 def _may_hold_parameters(source: Source, value: cst.BaseExpression, target: str, model: str) -> bool:

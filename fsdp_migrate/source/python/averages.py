@@ -1,4 +1,4 @@
-"""Whether what ranks reduce is their average: of equal values that is the value."""
+"""What ranks reduce: an average, which of equal values is the value, and over which of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _NO_SUM = re.compile(r"\b(AVG|MAX|MIN)$")
 _OF_ALL = re.compile(r"\b(BAND|BOR|MAX|MIN|PRODUCT)$")
+_OF_PARTS = re.compile(
+    r"(?i)(?<![a-z0-9])(tp|mp|pp|etp|(tensor|model|pipeline|expert)(_?model)?_?(parallel|mp|tp))(?=_|$|\b)"
+)
+"""The groups of ranks that hold other parts of a model, and no shards of the same ones."""
 _RANKS = re.compile(r"world_?size|num_(gpus|ranks)|nprocs", re.IGNORECASE)
 
 
@@ -41,6 +45,12 @@ def is_averaged(index: Index, call: cst.Call) -> bool:
 def takes_one(call: cst.Call) -> bool:
     """Tell whether ``all_reduce(x)`` gives the largest or the smallest, or whether all agree: no sum."""
     return _OF_ALL.search(_operation(call)) is not None
+
+
+def is_over_parts(call: cst.Call) -> bool:
+    """Tell whether ranks reduce over a group of another parallelism: ``all_reduce(x, group=tp)``."""
+    group = argument_of(call, 2, {"group"})
+    return group is not None and _OF_PARTS.search(text_of(group)) is not None
 
 
 def _operation(call: cst.Call) -> str:

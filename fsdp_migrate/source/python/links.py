@@ -182,6 +182,12 @@ class Links:
     """Whether a file of the project tells FSDP to ignore modules or parameters."""
     ignored: frozenset[str] = frozenset()
     """The attributes of models that FSDP is told to ignore wherever the project shards."""
+    made_parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By the attributes of the project's objects the classes that these are made of; of lists their items."""
+    calls_the_class: bool = False
+    """Whether a file of the project names FSDP1's class itself, and no framework's words alone."""
+    unit_classes: frozenset[str] = frozenset()
+    """The classes that policies of the project name."""
     counting_methods: frozenset[str] = frozenset()
     """Methods and properties by which modules of the project count their own parameters."""
     counting_functions: frozenset[str] = frozenset()

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 
 _MAY_WRAP = re.compile(r"accelerat|ddp|distribut|fsdp|parallel|prepare|setup|shard|wrap", re.IGNORECASE)
+_DDP = frozenset(
+    {
+        "torch.nn.parallel.DistributedDataParallel",
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+    }
+)
 _MODEL = re.compile(r"model|module|net", re.IGNORECASE)
 
 
@@ -35,18 +41,35 @@ def has_plain_parameters(models: Models, given: cst.BaseExpression) -> bool:
 def is_plain_module(models: Models, node: cst.BaseExpression) -> bool:
     """Tell whether a name is a module of a class, which nothing shards and nothing that is sharded has.
 
-    ``side = nn.Linear(4, 4).to(device)`` is one, ``model = FSDP(Pair(net, side))`` makes it none.
+    ``side = nn.Linear(4, 4).to(device)`` is one, ``model = FSDP(Pair(net, side))`` makes it none, and
+    ``side = DDP(side)`` leaves it one. A part of one is so as well.
     """
     index = models.index
+    while isinstance(node, cst.Attribute):
+        node = node.value
     if not isinstance(node, cst.Name) or node not in index.scopes:
         return False
     bindings = index.bindings_of(node)
     function = index.function(node)
     if not bindings or any(index.function(each.node) is not function for each in bindings):
         return False
-    if any(each.index is not None or not _is_made_plain(models, each.value) for each in bindings):
+    if any(
+        each.index is not None
+        or not (_is_made_plain(models, each.value) or _is_ddps(models, each.value, node))
+        for each in bindings
+    ):
         return False
     return all(_is_apart(models, use) for use in _uses(models, node))
+
+
+def _is_ddps(models: Models, value: cst.BaseExpression | None, node: cst.Name) -> bool:
+    """Tell whether a module's own name is given torch's DDP around it: ``side = DDP(side.to(device))``."""
+    if not isinstance(value, cst.Call) or not models.index.qualified(value.func) & _DDP or not value.args:
+        return False
+    given = value.args[0].value
+    while isinstance(given, cst.Call) and isinstance(given.func, cst.Attribute):
+        given = given.func.value
+    return text_of(given) == node.value
 
 
 def _is_made_plain(models: Models, value: cst.BaseExpression | None) -> bool:
@@ -84,6 +107,9 @@ def _is_apart(models: Models, use: cst.Name) -> bool:
     while isinstance(above, cst.Attribute) and above.value is below:
         above, below = index.parents[above], above
     if isinstance(above, cst.Call) and above.func is below and below is not use:
+        return True
+    call = index.parents[above] if isinstance(above, cst.Arg) else None
+    if isinstance(call, cst.Call) and models.index.qualified(call.func) & _DDP:
         return True
     if isinstance(above, cst.Assign) and _is_of_an_import(models, above):
         return True

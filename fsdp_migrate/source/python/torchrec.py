@@ -1,4 +1,7 @@
-"""torchrec's ``DistributedModelParallel``: it shards embeddings itself, and may have FSDP around or in it."""
+"""What of torchrec shards embeddings: ``DistributedModelParallel``, and ``shard`` for a module.
+
+It may have FSDP around it, or in it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,13 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(
-    r"^torchrec\..*\b(D(istributed)?M(odel)?P(arallel)?|DMPCollection|\w*DataParallelWrapper)$"
+    r"^torchrec\..*\b(D(istributed)?M(odel)?P(arallel)?|DMPCollection|\w*DataParallelWrapper"
+    r"|shard\.shard(_modules)?|shard_modules)$"
 )
 
 
 def torchrecs_model(index: Index) -> bool:
-    """Tell whether a source has torchrec's wrapper for models, or what puts FSDP into it."""
+    """Tell whether a source has torchrec's wrapper for models, puts FSDP into it, or has what shards."""
     scopes = set(index.scopes.values())
     found = (each.qualified for scope in scopes for names in scope.bindings.values() for each in names)
     names = {name for name in found if name is not None and name.split(".")[0] == "torchrec"}

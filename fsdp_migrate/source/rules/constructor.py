@@ -5,19 +5,30 @@ https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.config import FSDP1Config
+from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.early_optimizers import early_optimizers
 from fsdp_migrate.source.free_of_parts import free_of_parts
-from fsdp_migrate.source.kept_parameters import given_before
+from fsdp_migrate.source.kept_parameters import given_before, made_beside
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.python.makers import is_partial_of_fsdp
-from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, short, text_of, walk_for
+from fsdp_migrate.source.python.nodes import (
+    as_ast,
+    dotted,
+    last_name,
+    named_arguments,
+    short,
+    text_of,
+    walk_for,
+)
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.unless_wrapped import is_unless_wrapped
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -104,6 +115,9 @@ _KEYWORDS = {
 }
 
 
+_VALUES = {"backward_prefetch": " FSDP1 took any other value, and prefetched nothing: give None."}
+
+
 def find(source: Source) -> Iterator[Found]:
     """Find every call of the class, under whatever name."""
     wrapping = wrapping_calls(source)
@@ -122,7 +136,7 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM303", call, container, "commented", covers=(call.func,))
         else:
             yield from of_unknown(call)
-            yield from early_optimizers(source, call, call, optimizers_before(source, call))
+            yield from optimizers_of_flat(source, call, call)
             yield _rewritten(source, call)
 
 
@@ -161,14 +175,30 @@ def words_of_nested(source: Source, call: cst.Call, calls: list[cst.Call]) -> st
 
 
 def of_unknown(call: cst.Call) -> Iterator[Found]:
-    """Find keywords that the class never had; torch's own refused them as well."""
+    """Find keywords that the class never had, which torch's refused as well, and values without a meaning."""
     known = {*catalog.CONSTRUCTOR_ARGUMENTS, *catalog.FORMER_ARGUMENTS}
-    unknown = [arg for arg in call.args if arg.keyword is not None and arg.keyword.value not in known]
-    names = [arg.keyword.value for arg in unknown if arg.keyword is not None]
+    said: dict[cst.CSTNode, str] = {}
+    for arg in call.args:
+        name = arg.keyword.value if arg.keyword is not None else ""
+        if name and name not in known:
+            said[arg] = _UNKNOWN.format(name) + _KEYWORDS.get(name, _TAKE_OUT)
+        elif name and (problem := _problem_of(name, arg.value)):
+            said[arg] = problem
     # One statement has one comment of a code: it says all of them.
-    said = (_UNKNOWN.format(name) + _KEYWORDS.get(name, _TAKE_OUT) for name in names)
-    if unknown:
-        yield Found("FM422", unknown[0], " ".join(said), "commented")
+    if said:
+        yield Found("FM422", next(iter(said)), " ".join(said.values()), "commented")
+
+
+def _problem_of(name: str, value: cst.BaseExpression) -> str:
+    """Return why a literal means nothing as the value of an argument: ``backward_prefetch=True``."""
+    try:
+        given = ast.literal_eval(as_ast(value))
+        FSDP1Config(**{catalog.FORMER_ARGUMENTS.get(name, name): given})
+    except ConfigError as error:
+        return f"prepare_fully_shard refuses this: {error}{_VALUES.get(name, '')}"
+    except (TypeError, ValueError):  # no literal
+        pass
+    return ""
 
 
 def _shows_its_keys(source: Source, given: cst.BaseExpression) -> bool:
@@ -387,3 +417,12 @@ def earlier_optimizers(source: Source, call: cst.Call) -> str:
 def optimizers_before(source: Source, call: cst.Call) -> list[str]:
     """Return what the optimizers are called that were made of the model's parameters before."""
     return given_before(source, call, text_of(_model_of(call)))
+
+
+def optimizers_of_flat(source: Source, made: cst.Call, call: cst.Call) -> Iterator[Found]:
+    """Find optimizers from before a call that FSDP1's flat parameters took everything from.
+
+    ``made`` is the call that has the arguments of FSDP1: the same, or that of a partial.
+    """
+    beside = made_beside(source, call, text_of(_model_of(call)))
+    yield from early_optimizers(source, made, call, optimizers_before(source, call), beside)

@@ -18,7 +18,7 @@ from fsdp_migrate.source.between_passes import CHANGED, EMPTIED, unreached
 from fsdp_migrate.source.counts_of_gradients import UNCOUNTED, counts_of_gradients
 from fsdp_migrate.source.counts_of_models import ELEMENTS, counts_about_ranks, counts_of_elements
 from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
-from fsdp_migrate.source.dtensor_hints import where_whole, with_hints
+from fsdp_migrate.source.dtensor_hints import NORM_OVER_PARTS, OVER_PARTS, where_whole, with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
 from fsdp_migrate.source.local_numbers import (
@@ -33,7 +33,7 @@ from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_copies import COPIES, met_copies
 from fsdp_migrate.source.plain_models import MEANT, met_models
 from fsdp_migrate.source.plain_tensors import changes_plain, met
-from fsdp_migrate.source.python.averages import is_averaged, takes_one
+from fsdp_migrate.source.python.averages import is_averaged, is_over_parts, takes_one
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
@@ -210,6 +210,7 @@ _REFUSES = {
     _COPIED,
     _GRAD_NORM,
     _ONE,
+    OVER_PARTS,
     *(_NO_MEMORY.format(each) for each in _MEMORY | {"array", "asarray"}),
 }
 _WHOLE = (
@@ -352,12 +353,12 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
     first = call.args[0].value if call.args and not call.args[0].star else None
     if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
         if _are_given(values, call):
-            return _COLLECTIVE
+            return OVER_PARTS if is_over_parts(call) else _COLLECTIVE
         if first is None or name != "all_reduce":
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
         is_one = is_summed or (not takes_one(call) and _is_of_gradients(source, call, first))
-        return _CLIPPED if is_one else ""
+        return (NORM_OVER_PARTS if is_over_parts(call) else _CLIPPED) if is_one else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
     return _of_function(values, call, name)

@@ -150,7 +150,7 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
     """Find where a loop over a sharded model's parameters asks for their names."""
     function = source.index.function(loop) or source.module
     is_choice = chooses(loop, names[1])
-    if _CLEANED.search(text_of(function)) or not (is_choice or _changes(loop, names[1])):
+    if _CLEANED.search(text_of(function)) or not (is_choice or changes(loop, names[1])):
         return
     sharded_by = source.models.sharded_by(by.model)
     if sharded_by in _OF_A_MODULE:
@@ -252,7 +252,7 @@ def _of_names_before(
                 yield test
 
 
-def _changes(loop: cst.CSTNode, parameter: str) -> bool:
+def changes(loop: cst.CSTNode, parameter: str) -> bool:
     """Tell whether a loop changes parameters, or their gradients: ``p.grad.mul_(masks[n])``."""
     if not isinstance(loop, cst.For):
         return False

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.early_optimizers import early_optimizers
 from fsdp_migrate.source.python.layout import dict_argument
 from fsdp_migrate.source.rules.constructor import (
     PREPARE,
     earlier_optimizers,
     nested_calls,
     of_unknown,
-    optimizers_before,
+    optimizers_of_flat,
     with_optimizers,
     words_of_container,
     words_of_nested,
@@ -54,7 +53,7 @@ def find(source: Source) -> Iterator[Found]:
         else:
             yield from of_unknown(call)
             for each in calls:
-                yield from early_optimizers(source, call, each, optimizers_before(source, each))
+                yield from optimizers_of_flat(source, call, each)
             yield _rewritten(source, call, first, calls)
 
 

@@ -67,6 +67,8 @@ _MODELS = (
     "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) on every "
     "rank."
 )
+_BY_NUMBERS = "keyed by numbers"
+_GIVE_NAMES = frozenset({"full_optim_state_dict", "optim_state_dict", "sharded_optim_state_dict"})
 _DEEPEST = 2
 _MODEL = re.compile(r"model|module|net", re.IGNORECASE)
 _LOADED = (
@@ -92,11 +94,19 @@ _MAY_BE_LOADED = f"where this optimizer has a sharded model, {_LOADED_ALONE}"
 
 def find(source: Source) -> Iterator[Found]:
     """Find what functions save beside a sharded model's state, and files of ranks that are loaded."""
-    for found in _found(source):
+    every = list(_found(source))
+    is_by_name = not any(_BY_NUMBERS in each.becomes for each in every) and _saves_by_names(source)
+    for found in every:
         func = found.node.func if isinstance(found.node, cst.Call) else None
         is_its = found.code == "FM425" and isinstance(func, cst.Attribute)
         added = said_of_own_state(source, cst.ensure_type(func, cst.Attribute).value) if is_its else ""
-        yield replace(found, becomes=f"{found.becomes}{added}") if added else found
+        said = found.becomes.replace(", of flat parameters,", ", by names,") if is_by_name else found.becomes
+        yield replace(found, becomes=f"{said}{added}")
+
+
+def _saves_by_names(source: Source) -> bool:
+    """Tell whether FSDP1's own functions are asked here for the state, which is by names then."""
+    return any(source.class_function(call) in _GIVE_NAMES for call in source.calls)
 
 
 def _found(source: Source) -> Iterator[Found]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.between_passes import done
 from fsdp_migrate.source.fails_at_once import backwards_in, is_backward
 from fsdp_migrate.source.model_runs import (
     TRAINS,
@@ -236,8 +237,9 @@ def _is_under_way(source: Source, key: Key, place: cst.CSTNode, runs: list[Run])
         and index.function(run.place) is function
         and not index.excludes(run.place, place)
     ]
-    above = [order[each] for each in (*graded, *backwards) if order[each] < order[place]]
-    is_last = bool(above) and max(above) in {order[each] for each in graded}
+    above = [each for each in (*graded, *backwards) if order[each] < order[place]]
+    # Of `model(x).sum().backward()` the forward is done first, which stands within it.
+    is_last = bool(above) and max(above, key=lambda each: done(source, each)) in graded
     return is_last and any(order[each] > order[place] for each in backwards)
 
 

@@ -43,6 +43,24 @@ def test_what_torchrec_shards_is_left_to_a_person(imports: str) -> None:
     assert "# fsdp-migrate: FM306 torchrec's" in after
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from torchrec.distributed.shard import shard as trec_shard\n",
+        "from torchrec.distributed.shard import shard_modules as trec_shard\n",
+        "import torchrec.distributed.shard as ts\ntrec_shard = ts.shard\n",
+    ],
+)
+def test_tables_that_torchrec_shards_beside_units_are_left_to_a_person(imports: str) -> None:
+    body = "net = Net()\nnet.tables = trec_shard(module=net.tables, plan=plan)\nnet.dense = FSDP(net.dense)\n"
+    body += "state = net.state_dict()\nosd = FSDP.optim_state_dict(net, opt)\n"
+    after = rewrite_source(IMPORTS + imports + body)
+    assert uncommented(after) == IMPORTS + imports + body
+    assert (
+        "a full state would gather whole" in after.partition("state = net.state_dict()")[0].split("FM308")[1]
+    )
+
+
 def test_torchrec_without_its_wrapper_changes_nothing() -> None:
     after = rewrite_source(f"{IMPORTS}from torchrec import EmbeddingBagCollection\nmodel = FSDP(net)\n")
     assert "model = prepare_fully_shard(net)" in after

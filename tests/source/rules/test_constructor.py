@@ -557,3 +557,22 @@ def test_a_model_that_may_hold_wrapped_parts_is_left(before: str) -> None:
 )
 def test_a_model_that_is_handed_on_to_what_wraps_is_left(after: str) -> None:
     assert "net_g = FSDP(net_g" in turned(BESIDE.format(before="pass", after=after))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("backward_prefetch=True", "FSDP1 took any other value, and prefetched nothing: give None."),
+        ("mixed_precision=True", "`mixed_precision` is True; expected torch's `MixedPrecision`"),
+        ("sharding_strategy='full'", "`sharding_strategy` is 'full', which is no sharding strategy"),
+        ("device_id=0, depth=2, auto_wrap_policy=True", "was never an argument"),
+        ("backward_prefetch=None", ""),
+        ("backward_prefetch=BackwardPrefetch.BACKWARD_PRE", ""),
+        ("backward_prefetch=prefetch", ""),
+        ("cpu_offload=None, device_id=0, ignored_modules=[], sync_module_states=True", ""),
+        ("sharding_strategy=None, mixed_precision=None, auto_wrap_policy=None", ""),
+    ],
+)
+def test_a_value_that_means_nothing_is_named_at_the_call(given: str, words: str) -> None:
+    found = [use.becomes for use in uses(f"m = FSDP(net, {given})\n") if use.code == "FM422"]
+    assert [words in each for each in found] == [True] * bool(words)

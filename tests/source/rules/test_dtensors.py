@@ -220,6 +220,31 @@ def test_an_average_of_equal_norms_is_the_norm(reduced: str, is_said: bool) -> N
     assert ("FM423" in {use.code for use in uses(body, HEADER)}) is is_said
 
 
+@pytest.mark.parametrize(
+    ("group", "is_fsdps"),
+    [
+        ("group=self.tp_group", False),
+        ("group=mpu.get_tensor_model_parallel_group()", False),
+        ("dist.ReduceOp.SUM, fs_init.get_model_parallel_group()", False),
+        ("group=mesh['pp'].get_group()", False),
+        ("group=self.dp_group", True),
+        ("group=mpu.get_data_parallel_group()", True),
+        ("group=comp_group", True),
+        ("group=group", True),
+        ("", True),
+    ],
+)
+def test_a_group_of_another_parallelism_is_reduced_over_as_before(group: str, *, is_fsdps: bool) -> None:
+    norm = "g = torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\n"
+    lines = (
+        f"{norm}dist.all_reduce(g, {group})\n",
+        f"for p in m.parameters():\n    dist.all_reduce(p.grad, {group})\n",
+    )
+    for line in lines:
+        found = [use.becomes for use in uses(MODEL + line, HEADER) if use.text.startswith("dist.all_reduce")]
+        assert [("which is not FSDP's, stays" in each) for each in found] == [not is_fsdps]
+
+
 LARGEST = "x = max((p.grad.abs().max().item() for p in m.parameters() if p.grad is not None), default=0.0)\n"
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import MODEL, assert_commented, assert_left_alone, assert_turned, codes, uses
+from tests.source.samples import (
+    MODEL,
+    assert_commented,
+    assert_left_alone,
+    assert_turned,
+    codes,
+    turned,
+    uses,
+)
 
 
 pytestmark = pytest.mark.any_torch
@@ -52,6 +60,55 @@ def test_what_makes_fsdp1s_model_in_another_package() -> None:
 def test_forward_by_its_name_becomes_a_call_of_the_model(called: str) -> None:
     before = f"out = {called}(x, mask=mask)  # logits\n"
     assert_turned(before, "out = model(x, mask=mask)  # logits\n")
+
+
+UNITS = """\
+import torch.nn as nn
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+class Block(nn.Module):
+    def __init__(self):
+        self.fc = nn.Linear(2, 2)
+    def forward(self, x):
+        return self.fc.forward(x)
+class Net(nn.Module):
+    def __init__(self):
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(2, 2)
+    def forward(self, x):
+        for block in self.blocks:
+            x = block.forward(x)
+        return self.head.forward(self.blocks[0].forward(x))
+net = Net()
+model = FSDP(net, auto_wrap_policy=ModuleWrapPolicy({Block}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "is_turned"),
+    [
+        ("model.blocks[0]", True),
+        ("model.module.blocks[0]", True),
+        ("model.body", True),  # of a class that is not seen
+        ("model.get_input_embeddings()", True),
+        ("model.head", False),  # no unit, and whole where its parameters are
+        ("other.blocks[0]", False),
+    ],
+)
+def test_forward_of_a_unit_by_its_name_becomes_a_call_of_it(part: str, *, is_turned: bool) -> None:
+    after = turned(f"{UNITS}out = {part}.forward(x)\n")
+    wanted = f"out = {part}.forward(x)\n".replace(".module", "")
+    assert (wanted.replace(".forward", "") if is_turned else wanted) in after
+    # In the classes of the model itself a unit is known by its class.
+    for line in (
+        "x = block(x)\n",
+        "return self.head.forward(self.blocks[0](x))\n",
+        "return self.fc.forward(x)\n",
+    ):
+        assert line in after
+
+
+def test_forward_of_a_part_of_one_unit_stays() -> None:
+    assert "model.head.forward(x)" in turned("model = FSDP(net)\nout = model.head.forward(x)\n")
 
 
 def test_forward_of_what_may_be_another_model_gets_a_comment() -> None:

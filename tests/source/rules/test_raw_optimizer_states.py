@@ -730,3 +730,54 @@ class FSDPs(Base):
 def test_what_is_made_to_be_loaded_by_a_strategy_fits(state: str, *, is_said: bool) -> None:
     found = scan_source(STRATEGIES.format(state), "train.py")
     assert [use.code for use in found].count("FM425") == is_said
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("FSDP.optim_state_dict(model, opt)", "one rank's part of the state here, by names, which"),
+        ("FSDP.sharded_optim_state_dict(model, opt)", "one rank's part of the state here, by names, which"),
+        ("opt.state_dict()", "one rank's part of the state here, of flat parameters, which"),
+        ("{'a': opt.state_dict(), 'b': FSDP.optim_state_dict(model, opt)}", "of flat parameters, which"),
+    ],
+)
+def test_what_fsdp1s_functions_saved_is_by_names(state: str, words: str) -> None:
+    code = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    code += "model = FSDP(net)\nopt = AdamW(model.parameters())\ndef save():\n"
+    code += f"    state = {state}\n    torch.save(state, f'opt.{{rank}}.pt')\n"
+    code += "def load():\n    opt.load_state_dict(torch.load(f'opt.{rank}.pt'))\n"
+    loaded = [use.becomes for use in scan_source(code) if use.text.startswith("opt.load_state_dict")]
+    assert [words in each for each in loaded] == [True]
+
+
+GAN = """\
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.nn.parallel import DistributedDataParallel as DDP
+def main(loader):
+    model = Net()
+    loss = Loss(weight=0.5)
+    sharded = FSDP(model)
+    opt = torch.optim.AdamW({}.parameters())
+    {}
+    opt.load_state_dict(torch.load("opt.pt"))
+    torch.save(sharded.state_dict(), "model.pt")
+    torch.save(opt.state_dict(), "opt.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("of", "wraps", "is_said"),
+    [
+        ("loss", "loss = DDP(loss.to(device), device_ids=[0])", False),
+        ("loss.head", "loss = DDP(loss)", False),
+        ("loss.head", "ready = DDP(loss)", False),
+        ("sharded", "loss = DDP(loss)", True),
+        ("loss.head", "loss = FSDP(loss)", True),
+        ("loss.head", "loss = wrap(loss)", True),
+        ("loss.head", "pair = FSDP(Pair(loss))", True),
+    ],
+)
+def test_an_optimizer_of_what_ddp_alone_wraps_is_whole(of: str, wraps: str, *, is_said: bool) -> None:
+    found = {use.text for use in scan_source(GAN.format(of, wraps)) if use.code == "FM425"}
+    assert bool(found) is is_said

@@ -183,6 +183,22 @@ def test_between_a_forward_and_its_backward_what_is_written_is_lost() -> None:
     assert "Write above the forward, or below the backward" in text
 
 
+@pytest.mark.parametrize(
+    ("above", "is_said"),
+    [
+        ("student(x).mean().backward()", False),
+        ("student(x)[1].sum().backward(retain_graph=True)", False),
+        ("torch.autograd.backward(student(x).sum())", False),
+        ("student(x).mean().backward(); y = student(x)", True),
+    ],
+)
+def test_below_a_backward_in_the_line_of_the_forward_weights_are_sharded(
+    above: str, *, is_said: bool
+) -> None:
+    body = f"student = FSDP(net)\n{loop(above, chr(10), LIMIT, 'student(x).mean().backward()', chr(10))}"
+    assert [code for code, _ in told(body)] == ["FM452"] * is_said
+
+
 def test_under_no_shard_it_says_that_fsdp1_kept_it_and_what_keeps_it_too() -> None:
     lines = loop("y = student(x)", chr(10), LIMIT, "y.mean().backward()", chr(10))
     (plain,) = told(f"student = FSDP(net)\n{lines}")
