@@ -25,11 +25,7 @@ from fsdp_migrate.adapters.conversion.project_imports import (
     lightning_package,
 )
 from fsdp_migrate.adapters.conversion.shell import is_script, number_of
-from fsdp_migrate.adapters.conversion.text import (
-    TextConversion,
-    convert_text,
-    find_blocks,
-)
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text, find_blocks, read_documents
 from fsdp_migrate.adapters.conversion.unknown import FILE, argument_paths
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
@@ -220,8 +216,11 @@ def _converted(
             conversion = convert_script(text, settings=settings)
         else:
             is_json = is_json_text(path, text)
-            blocks_in(path, documents_of(path, text), framework, key)
-            conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
+            documents = read_documents(text.removeprefix("\ufeff"), is_json=is_json)
+            blocks_in(path, documents, framework, key)
+            conversion = convert_text(
+                text, framework=framework, key=key, is_json=is_json, settings=settings, documents=documents
+            )
     except NothingToConvertError as error:
         raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:

@@ -38,6 +38,9 @@ def holds_embeddings(folder: Path, name: str) -> bool | None:
         >>> holds_embeddings(Path("/absent"), "Model") is None
         True
     """
+    # Most projects take their layers from a package: their sources need no parsing for that.
+    if not any(re.search(rf"\bclass\s+{re.escape(name)}\b", text) for _, text in texts_around(folder)):
+        return None
     classes = _classes_around(folder)
     if name not in classes:
         return None
