@@ -217,7 +217,7 @@ def _converted(
         else:
             is_json = is_json_text(path, text)
             documents = read_documents(text.removeprefix("\ufeff"), is_json=is_json)
-            blocks_in(path, documents, framework, key)
+            blocks_in(path, documents, framework, key, converts=True)
             conversion = convert_text(
                 text, framework=framework, key=key, is_json=is_json, settings=settings, documents=documents
             )

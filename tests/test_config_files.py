@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate import convert_config_file
-from fsdp_migrate.adapters.document.nodes import Node
 from fsdp_migrate.adapters.document.yaml_reader import read_yaml
 from fsdp_migrate.config_files import (
     ConfigConversion,
@@ -22,6 +21,12 @@ from fsdp_migrate.config_files import (
 from fsdp_migrate.errors import ConfigError, FindingsError, OutputError, OutputExistsError
 from fsdp_migrate.newer_syntax import parse_any
 from tests.ranks import ROOT
+
+
+if TYPE_CHECKING:
+    import ast
+
+    from fsdp_migrate.adapters.document.nodes import Node
 
 
 pytestmark = pytest.mark.any_torch
