@@ -218,7 +218,8 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "Private to FSDP1, its wrapper's own, or made for its models: flat parameters, handles, `FSDPCheckpointer`.",
         ),
         "FM318": FindingCode(
-            "changed", "Tests of parameters' dimensions or names: FSDP1's were flat, FSDP2's have their own."
+            "changed",
+            "Tests of parameters' dimensions or names, or modules' names: FSDP1's had others, FSDP2's are the model's.",
         ),
         "FM319": FindingCode(
             "refused", "Lightning's `FSDPStrategy`: `ModelParallelStrategy` needs a hook in the module."

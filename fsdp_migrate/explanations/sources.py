@@ -111,8 +111,9 @@ EXPLANATIONS = {
         " `NO_SHARD`, or on one rank, with `use_orig_params=True` they kept their shapes.) Without `use_orig_params=True` they had names of their own as well,"
         " which end in `_flat_param`: a test such as `'bias' in name` was never true, and no name began with that of a module."
         " FSDP2's have the model's shapes and names, and the test does what it says (a size, `p.numel() > 1000`, is that of the whole, and no more of a rank's part): weight decay"
-        " or an optimizer comes to other parameters than in the old run, without an error.",
-        "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
+        " or an optimizer comes to other parameters than in the old run, without an error. The names of modules had a mark for each wrapper, whatever"
+        " `use_orig_params` said: what a loop over `named_modules()` does to some by a whole name was not done.",
+        "Decide which of the two is meant. Of modules take the lines out to go on as before. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
         ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. (Functions of timm leave an empty group out: then it is one group of all.) To divide them as the test says from now on,'
         " load that checkpoint with `load_checkpoint(..., strict=False)`, and then set each group's settings (`weight_decay`) again: they are the old run's.",
     ),
