@@ -30,7 +30,7 @@ CODES = ("FM423", "FM426")
 
 _MEANT = (
     "files that FSDP1 saved here hold ShardedTensors, which FSDP2 does not take: load these by "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate. What the new code saves is loaded as before."
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer). What the new code saves is loaded as before."
 )
 _COPIES = (
     "what FSDP1 saved here of parameters has flat parts, under names with `_fsdp_wrapped_module.`: none is "
