@@ -164,6 +164,18 @@ def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
     assert f"fsdp-migrate doctor --checkpoint {expected}" in steps[0].commands
 
 
+@pytest.mark.parametrize(
+    ("layout", "news"), [("full state in one file", ["a"]), ("a folder of DCP", ["a", "b"])]
+)
+def test_two_runs_are_compared_from_what_each_of_them_loads(layout: str, news: list[str]) -> None:
+    """What FSDP2 loads as it is was never converted: a command that names the output would find nothing."""
+    steps = steps_for_checkpoints([CheckpointFound("a", layout, target="b")], [], ".")
+    assert list(steps[-1].commands) == [
+        f"fsdp-migrate compare ../before . --checkpoint a {new} -- COMMAND" for new in news
+    ]
+    assert ("loads it as it is" in steps[-1].text) is (len(news) > 1)
+
+
 @pytest.mark.parametrize("kind", ["accelerate", "trainer", "dcp", "file"])
 def test_a_run_goes_on_from_what_holds_its_optimizer(kind: str, tmp_path: Path) -> None:
     """Not from a teacher that the script reads by its name, nor from weights that were exported last."""
