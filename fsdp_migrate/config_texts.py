@@ -12,7 +12,7 @@ from fsdp_migrate.adapters.conversion.command import convert_script, settings_in
 from fsdp_migrate.adapters.conversion.key_readers import refuse_others, refuse_unread
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.adapters.conversion.project_embeddings import holds_embeddings
+from fsdp_migrate.adapters.conversion.project_embeddings import find_shared, holds_embeddings
 from fsdp_migrate.adapters.conversion.project_imports import (
     decays_alike,
     find_own_hook,
@@ -185,6 +185,7 @@ def settings_in(
         holds=partial(find_holder, folder),
         defines=partial(defines_class, folder),
         embeds=partial(holds_embeddings, folder),
+        shares=partial(find_shared, folder),
         spectral=partial(find_spectral_norm, folder),
         packs=partial(find_packed, folder),
         packs_none=partial(packs_none, folder),
