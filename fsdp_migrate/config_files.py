@@ -14,6 +14,7 @@ from fsdp_migrate.adapters.conversion.command import convert_command, convert_sc
 from fsdp_migrate.adapters.conversion.dockerfiles import dockerfile_becomes, is_dockerfile
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
+from fsdp_migrate.adapters.conversion.key_readers import left_to_reader
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
 from fsdp_migrate.adapters.conversion.notebooks import convert_notebook
@@ -413,7 +414,7 @@ def _why_nothing(
     if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
-    return error.saying(f"{error} {said}".strip())
+    return left_to_reader(error.saying(f"{error} {said}".strip()), path, documents_of(path, text))
 
 
 def _with_others(conversion: TextConversion, path: Path) -> TextConversion:

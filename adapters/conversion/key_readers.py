@@ -18,6 +18,7 @@ from fsdp_migrate.adapters.conversion.project_imports import (
 )
 from fsdp_migrate.adapters.conversion.unknown import FILE
 from fsdp_migrate.adapters.document.nodes import effective
+from fsdp_migrate.adapters.engine.base import mappings_of
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.text_files import BACKUP
 
@@ -25,6 +26,7 @@ from fsdp_migrate.text_files import BACKUP
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from fsdp_migrate.adapters.document.nodes import Node
     from fsdp_migrate.adapters.engine.base import Block
 
 
@@ -47,6 +49,7 @@ _NAMES_PACKAGES = (
     "*/*.sh",
 )
 _SHARDS = re.compile(r"\bFullyShardedDataParallel(?:Plugin)?\b")
+_MAKES_FSDP = re.compile(r"\b(?:FullyShardedDataParallel|prepare_fully_shard|ShardingStrategy)\b")
 _READS = (
     "{} looks its keys up itself: leave it to that source, which `fsdp-migrate rewrite` turns. "
     "prepare_fully_shard takes FSDP1's arguments; what Accelerate's plugin takes for FSDP2 is said at it."
@@ -89,6 +92,32 @@ def refuse_others(blocks: Iterable[Block], path: Path) -> None:
     said, is_own = _told(names, path) if names else ("", False)
     if said:
         raise NothingToConvertError(said, names_fsdp=True, holds_arguments=is_own, is_own=is_own)
+
+
+def left_to_reader(
+    error: NothingToConvertError, path: Path, documents: Iterable[Node]
+) -> NothingToConvertError:
+    """Return the error that leaves a file to the source that reads its settings of FSDP1, or the one given.
+
+    Such a source makes FSDP, and looks up keys that stand in a mapping of FSDP's name: two, or one where the
+    project looks that mapping up too, ``cfg["fsdp"]``.
+    """
+    if path.suffix not in _KINDS or error.is_own or error.is_switch:
+        return error
+    blocks: set[str] = set()
+    keys: set[str] = set()
+    for document in documents:
+        for where, mapping in mappings_of(document):
+            if where and "fsdp" in where[-1].lower():
+                blocks.add(where[-1])
+                keys.update(effective(mapping))
+    texts = texts_around(path.absolute().parent) if keys else ()
+    read = {name for name in blocks | keys for _, text in texts if _looks_up(text, [name])}
+    makers = (each for each, text in texts if _MAKES_FSDP.search(text) and _looks_up(text, keys))
+    reader = next(makers, None) if len(read) > 1 else None
+    if reader is None:
+        return error
+    return NothingToConvertError(_READS.format(reader.name), names_fsdp=True, is_own=True)
 
 
 def refuse_unread(blocks: Iterable[Block], path: Path) -> None:

@@ -75,7 +75,7 @@ def said_of_readers(checkpoints: Iterable[CheckpointFound]) -> Iterator[str]:
         >>> from fsdp_migrate.source.surroundings import CheckpointFound
         >>> found = CheckpointFound("run/step-1", "DCP", read_by=("train.py:7",), target="run-fsdp2/step-1")
         >>> list(said_of_readers([found]))
-        ['Where you convert run/step-1, let train.py:7 name run-fsdp2/step-1.']
+        ['Where you convert run/step-1, let train.py:7 lead to run-fsdp2/step-1.']
     """
     for each in checkpoints:
         if not each.read_by:
@@ -85,7 +85,7 @@ def said_of_readers(checkpoints: Iterable[CheckpointFound]) -> Iterator[str]:
             verb = "names" if len(each.read_by) == 1 else "name"
             yield f"{lines} {verb} {each.path}, which stays where it is: convert nothing for that."
         else:
-            yield f"Where you convert {each.path}, let {lines} name {each.target}."
+            yield f"Where you convert {each.path}, let {lines} lead to {each.target}."
 
 
 class _Naming:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _ACCELERATES: Final = re.compile(r"^[\s{]*['\"]?distributed_type['\"]?\s*:\s*['\"]?FSDP\b", re.MULTILINE)
 _PYTHON: Final = re.compile(r"(?:[A-Z_]\w*=\S+[ ]+)*python[\d.]*[ ]+(?!-m[ ]+(?:accelerate|torch)\b)")
+_DOCSTRING: Final = re.compile(r"(?:\s|#[^\n]*\n)*[rRuU]?(\"\"\"|''')(?P<said>.*?)\1", re.DOTALL)
 # What starts several processes, in a command or in a source.
 _LAUNCHES: Final = re.compile(
     r"\b(?:accelerate(?:[ ]+|\.commands\.|['\"], *['\"])launch|mp\.spawn|multiprocessing\.spawn"
@@ -132,8 +133,10 @@ def _says_so_itself(path: Path, text: str, starts: Starts) -> bool:
 
     So it is one process, in which no framework shards. A launch of a script that a variable names may be its.
     """
+    begins = _DOCSTRING.match(text)
     if (
-        "python" not in text
+        begins is None
+        or "python" not in begins["said"]
         or starts.hides_scripts
         or path.resolve() in starts.others
         or _LAUNCHES.search(text)

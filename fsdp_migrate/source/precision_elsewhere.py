@@ -34,7 +34,8 @@ _SAID: Final = (
     "See what becomes of mixed precision that a run with FSDP has from here ({}): Accelerate's FSDP2 runs "
     "the model without autocast, in which its FSDP1 runs it. A float32 tensor that meets weights within the "
     "model raises then, and norms, softmax and losses are computed in the lower precision. To go on as "
-    f"before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's `train()`. Outputs, the loss "
+    f"before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's `train()`, where it is "
+    "`trainer.accelerator`. Outputs, the loss "
     f"too, stay in it; for float32 write below that line {FLOAT_OUTPUTS}."
 )
 _EXPLAIN: Final = "fsdp-migrate explain FM354"

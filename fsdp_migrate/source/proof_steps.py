@@ -28,8 +28,8 @@ _INSPECT = (
 _OTHERS = "If another run has still to go on under FSDP2:"
 _CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
 _FULL = (
-    "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
-    "before."
+    "A script that reads a full state with torch.load or load_file needs no conversion: rewritten, it does "
+    "so as before."
 )
 _START = (
     "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
@@ -133,10 +133,12 @@ def steps_for_checkpoints(
             *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
             *said_of_readers(waiting),
         ]
-        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
+        # What a script reads as it is needs no conversion, and would not be found where that lies.
+        kept = [each for each in waiting if each.is_full and each.read_by and not each.is_lightnings]
+        pairs = [(shlex.quote(e.path), shlex.quote(e.target)) for e in waiting if e not in kept]
         steps.append(
             Step(
-                " ".join([_CONVERT, *said]),
+                " ".join([*([_CONVERT] if pairs else []), *said]),
                 tuple(
                     f"fsdp-migrate {command} {source} {out}"
                     for source, out in pairs

@@ -694,7 +694,7 @@ def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest
     said = " ".join(capsys.readouterr().out.split())
     assert "1 older one of the same runs; --all shows it." in said
     assert " kB, named in " in said
-    assert "A script that reads a full state with torch.load or load_file needs none" in said
+    assert "A script that reads a full state with torch.load or load_file needs no conversion" in said
     assert main(["scan", str(trainer), "--all"]) == 0
     assert "step-9" in capsys.readouterr().out
 
@@ -934,4 +934,4 @@ def test_lines_of_other_files_that_read_a_checkpoint_are_told_what_they_need(
     [step] = [each for each in document["steps"] if each["text"].startswith("Only where `inspect`")]
     stays = "policies.py:2 names runs/policy_40.pt, which stays where it is: convert nothing for that."
     assert stays in step["text"]
-    assert "Where you convert runs/plain.dcp, let policies.py:6 name runs-fsdp2/plain" in step["text"]
+    assert "Where you convert runs/plain.dcp, let policies.py:6 lead to runs-fsdp2/plain" in step["text"]
