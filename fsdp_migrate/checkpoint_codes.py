@@ -102,6 +102,7 @@ CHECKPOINT_CODES: Final = {
     ),
     "FM267": FindingCode("changed", "`config.json` names another dtype than the weights have."),
     "FM268": FindingCode("exact", "Names were not compared with those of the model of `config.json`."),
+    "FM269": FindingCode("changed", "`config.json` is of a model of other sizes: `from_pretrained` raises."),
     "FM270": FindingCode("exact", "Every stored item was read, and is whole."),
     "FM271": FindingCode("exact", "Data that has no checksums: no check can find a bit that flipped in it."),
     "FM272": FindingCode("exact", "Tensors of a model hold the same bytes, as tied weights do."),

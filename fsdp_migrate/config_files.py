@@ -14,6 +14,7 @@ from fsdp_migrate.adapters.conversion.command import convert_command, convert_sc
 from fsdp_migrate.adapters.conversion.dockerfiles import dockerfile_becomes, is_dockerfile
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
 from fsdp_migrate.adapters.conversion.hydra_strategies import adds_to_another, said_of_others
+from fsdp_migrate.adapters.conversion.key_readers import left_to_reader
 from fsdp_migrate.adapters.conversion.manifests import commands_become
 from fsdp_migrate.adapters.conversion.named_configs import say_named
 from fsdp_migrate.adapters.conversion.notebooks import convert_notebook
@@ -25,11 +26,7 @@ from fsdp_migrate.adapters.conversion.project_imports import (
     lightning_package,
 )
 from fsdp_migrate.adapters.conversion.shell import is_script, number_of
-from fsdp_migrate.adapters.conversion.text import (
-    TextConversion,
-    convert_text,
-    find_blocks,
-)
+from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text, find_blocks, read_documents
 from fsdp_migrate.adapters.conversion.unknown import FILE, argument_paths
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.adapters.engine.torch_code import torch_call
@@ -220,8 +217,11 @@ def _converted(
             conversion = convert_script(text, settings=settings)
         else:
             is_json = is_json_text(path, text)
-            blocks_in(path, documents_of(path, text), framework, key)
-            conversion = convert_text(text, framework=framework, key=key, is_json=is_json, settings=settings)
+            documents = read_documents(text.removeprefix("\ufeff"), is_json=is_json)
+            blocks_in(path, documents, framework, key, converts=True)
+            conversion = convert_text(
+                text, framework=framework, key=key, is_json=is_json, settings=settings, documents=documents
+            )
     except NothingToConvertError as error:
         raise _named(_why_nothing(error, path, text, settings), path) from error
     except (ConfigError, UnsupportedFeatureError) as error:
@@ -414,7 +414,7 @@ def _why_nothing(
     if not error.names_fsdp:
         return error
     said = commands_become(text, is_json=is_json_text(path, text), settings=settings)
-    return error.saying(f"{error} {said}".strip())
+    return left_to_reader(error.saying(f"{error} {said}".strip()), path, documents_of(path, text))
 
 
 def _with_others(conversion: TextConversion, path: Path) -> TextConversion:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
-from fsdp_migrate.adapters.conversion.key_readers import refuse_others
+from fsdp_migrate.adapters.conversion.key_readers import refuse_others, refuse_unread
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
-from fsdp_migrate.adapters.conversion.project_embeddings import holds_embeddings
+from fsdp_migrate.adapters.conversion.project_embeddings import find_shared, holds_embeddings
 from fsdp_migrate.adapters.conversion.project_imports import (
     decays_alike,
     find_own_hook,
@@ -146,9 +146,16 @@ def _documents(text: str, is_json: bool | None = None) -> list[Node]:
 
 
 def blocks_in(
-    path: Path, documents: list[Node], framework: str = "auto", key: str | None = None
+    path: Path,
+    documents: list[Node],
+    framework: str = "auto",
+    key: str | None = None,
+    *,
+    converts: bool = False,
 ) -> list[Block]:
     """Return what configures FSDP in a file's documents.
+
+    ``converts``: it is to be changed for who reads it, and not only read.
 
     Raises:
         ConfigError: Nothing stands at ``key``, or the project around does not show whose the file is.
@@ -156,6 +163,8 @@ def blocks_in(
     blocks = [block for document in documents for block in find_blocks(document, framework, key)]
     if framework == "auto" and key is None:
         refuse_others(blocks, path)
+        if converts:
+            refuse_unread(blocks, path)
     return blocks
 
 
@@ -176,6 +185,7 @@ def settings_in(
         holds=partial(find_holder, folder),
         defines=partial(defines_class, folder),
         embeds=partial(holds_embeddings, folder),
+        shares=partial(find_shared, folder),
         spectral=partial(find_spectral_norm, folder),
         packs=partial(find_packed, folder),
         packs_none=partial(packs_none, folder),

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 12
 _TRANSFORMERS = "transformers"
+_WITHOUT_HEAD = (
+    "{} names no `architectures`, so that the model is the one without a head (transformers' AutoModel): its "
+    "bytes, memory and losses are not those of what is trained. Write its class into the file, such as "
+    '`"architectures": ["LlamaForCausalLM"]`.'
+)
 _CONFIG = "config.json"
 
 
@@ -89,10 +94,33 @@ def load_factory(name: str) -> Callable[[], Any]:
     Raises:
         ConfigError: See :func:`load_function`; or the config cannot be read, or names no architecture.
     """
-    module, _, path = name.partition(":")
-    if module == _TRANSFORMERS and (path.endswith(".json") or "/" in path or Path(path).exists()):
-        return partial(_build_from_config, name, _read_architecture(name, Path(path)))
+    path = _config_named(name)
+    if path is not None:
+        return partial(_build_from_config, name, _read_architecture(name, path))
     return load_function(name, "model")
+
+
+def _config_named(name: str) -> Path | None:
+    """Return the folder or file of a config of transformers that a name is of, or None."""
+    module, _, path = name.partition(":")
+    is_one = path.endswith(".json") or "/" in path or Path(path).exists()
+    return Path(path) if module == _TRANSFORMERS and is_one else None
+
+
+def factory_notes(name: str) -> tuple[str, ...]:
+    """Say of a config of transformers that names no class that its model is made without a head.
+
+    Raises:
+        ConfigError: The config cannot be read.
+
+    Example:
+        >>> factory_notes("train:make_model")
+        ()
+    """
+    path = _config_named(name)
+    if path is None or _read_architecture(name, path)[1] is not None:
+        return ()
+    return (_WITHOUT_HEAD.format(path / _CONFIG if path.is_dir() else path),)
 
 
 def load_function(name: str, option: str) -> Callable[..., Any]:

@@ -219,7 +219,7 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
         ),
         "FM318": FindingCode(
             "changed",
-            "Parameters chosen by dimensions, names or parts: FSDP1's were flat, FSDP2's have their own.",
+            "Parameters or modules chosen by dimensions, names or parts: FSDP1's were others, FSDP2's are the model's.",
         ),
         "FM319": FindingCode(
             "refused", "Lightning's `FSDPStrategy`: `ModelParallelStrategy` needs a hook in the module."

@@ -6,10 +6,12 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate import convert_config_file
+from fsdp_migrate.adapters.document.yaml_reader import read_yaml
 from fsdp_migrate.config_files import (
     ConfigConversion,
     convert_command_line,
@@ -17,7 +19,14 @@ from fsdp_migrate.config_files import (
     recomputes_units,
 )
 from fsdp_migrate.errors import ConfigError, FindingsError, OutputError, OutputExistsError
+from fsdp_migrate.newer_syntax import parse_any
 from tests.ranks import ROOT
+
+
+if TYPE_CHECKING:
+    import ast
+
+    from fsdp_migrate.adapters.document.nodes import Node
 
 
 pytestmark = pytest.mark.any_torch
@@ -40,6 +49,46 @@ def test_without_a_place_to_write_nothing_is_written(source: Path) -> None:
     assert "+  fsdp_version: 2" in report.diff()
     assert [path.name for path in source.parent.iterdir()] == ["config.yaml"]
     assert source.read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_a_file_is_parsed_once_and_what_becomes_of_it_once(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def read(text: str) -> list[Node]:
+        parsed.append(text)
+        return read_yaml(text)
+
+    monkeypatch.setattr("fsdp_migrate.adapters.conversion.text.read_yaml", read)
+    report = convert_config_file(source)
+    assert parsed == [report.conversion.source, report.conversion.text]
+
+
+@pytest.mark.parametrize(
+    ("line", "parsed"),
+    [
+        ("self.head = nn.Linear(8, 9, bias=False)", False),
+        ("self.head = nn.Linear(8, 9, bias=bias, dtype=None)", False),
+        ("self.head.bias=self.tok.bias", True),
+        ("self.head.weight = self.tok.weight", True),
+        ("self.lm = AutoModel.from_pretrained(name)", True),
+    ],
+)
+def test_sources_are_parsed_where_one_may_tie_weights(
+    line: str, source: Path, monkeypatch: pytest.MonkeyPatch, *, parsed: bool
+) -> None:
+    texts: list[str] = []
+
+    def read(text: str) -> ast.Module:
+        texts.append(text)
+        return parse_any(text)
+
+    monkeypatch.setattr("fsdp_migrate.adapters.conversion.project_imports.parse_any", read)
+    (source.parent / "setup.py").write_text("")
+    (source.parent / "net.py").write_text(f"class Net(nn.Module):\n    def __init__(self):\n        {line}\n")
+    convert_config_file(source)
+    assert bool(texts) == parsed
 
 
 def test_an_output_is_written_with_the_permissions_of_the_source(source: Path) -> None:

@@ -10,9 +10,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.adapters.conversion.project_imports import TRAINER, texts_around
+from fsdp_migrate.adapters.conversion.project_imports import (
+    TRAINER,
+    project_root,
+    text_if_there,
+    texts_around,
+)
 from fsdp_migrate.adapters.conversion.unknown import FILE
 from fsdp_migrate.adapters.document.nodes import effective
+from fsdp_migrate.adapters.engine.base import mappings_of
 from fsdp_migrate.errors import NothingToConvertError
 from fsdp_migrate.text_files import BACKUP
 
@@ -20,11 +26,30 @@ from fsdp_migrate.text_files import BACKUP
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from fsdp_migrate.adapters.document.nodes import Node
     from fsdp_migrate.adapters.engine.base import Block
 
 
 _KINDS = frozenset({".json", ".yaml", ".yml"})
+_OPENS_YAML = re.compile(r"^[ \t]*(?:import|from)\s+(?:yaml|omegaconf|hydra|ruamel)\b", re.MULTILINE)
+_ASKS_FOR_FSDP = re.compile(
+    r"""(?:\w\[|\.get\(|\.pop\()\s*['"]fsdp(?:_config)?['"]|(?<!distributed)\.fsdp(?:_config)?\b"""
+)
+_BRINGS_TRAINER = re.compile(
+    r"(?<![\w/.])(?:autotrain|axolotl|llama[-_]?factory|ms-swift|sentence-transformers|swift|trl|unsloth)\b",
+    re.IGNORECASE,
+)
+_NAMES_PACKAGES = (
+    "README*",
+    "*requirements*",
+    "pyproject.toml",
+    "environment.y*ml",
+    "Makefile",
+    "*.sh",
+    "*/*.sh",
+)
 _SHARDS = re.compile(r"\bFullyShardedDataParallel(?:Plugin)?\b")
+_MAKES_FSDP = re.compile(r"\b(?:FullyShardedDataParallel|prepare_fully_shard|ShardingStrategy)\b")
 _READS = (
     "{} looks its keys up itself: leave it to that source, which `fsdp-migrate rewrite` turns. "
     "prepare_fully_shard takes FSDP1's arguments; what Accelerate's plugin takes for FSDP2 is said at it."
@@ -37,6 +62,12 @@ _ASKS = (
 )
 _NO_TRAINER = (
     "sources make FSDP1 themselves, none has a Trainer of Hugging Face's, and none is seen to read it"
+)
+_UNREAD = (
+    "Its words are those of Hugging Face's arguments, but the sources around have no Trainer of it, and none "
+    "looks `{}` up. If a command of a package reads it, this converts it: "
+    f"`fsdp-migrate config {FILE} --from hf`. Else leave it: `fsdp-migrate scan` says what becomes of code "
+    "that makes FSDP."
 )
 _BOTH = "{} looks keys of these names up itself, and the project has a Trainer of Hugging Face's too"
 
@@ -61,6 +92,57 @@ def refuse_others(blocks: Iterable[Block], path: Path) -> None:
     said, is_own = _told(names, path) if names else ("", False)
     if said:
         raise NothingToConvertError(said, names_fsdp=True, holds_arguments=is_own, is_own=is_own)
+
+
+def left_to_reader(
+    error: NothingToConvertError, path: Path, documents: Iterable[Node]
+) -> NothingToConvertError:
+    """Return the error that leaves a file to the source that reads its settings of FSDP1, or the one given.
+
+    Such a source makes FSDP, and looks up keys that stand in a mapping of FSDP's name: two, or one where the
+    project looks that mapping up too, ``cfg["fsdp"]``.
+    """
+    if path.suffix not in _KINDS or error.is_own or error.is_switch:
+        return error
+    blocks: set[str] = set()
+    keys: set[str] = set()
+    for document in documents:
+        for where, mapping in mappings_of(document):
+            if where and "fsdp" in where[-1].lower():
+                blocks.add(where[-1])
+                keys.update(effective(mapping))
+    texts = texts_around(path.absolute().parent) if keys else ()
+    read = {name for name in blocks | keys for _, text in texts if _looks_up(text, [name])}
+    makers = (each for each, text in texts if _MAKES_FSDP.search(text) and _looks_up(text, keys))
+    reader = next(makers, None) if len(read) > 1 else None
+    if reader is None:
+        return error
+    return NothingToConvertError(_READS.format(reader.name), names_fsdp=True, is_own=True)
+
+
+def refuse_unread(blocks: Iterable[Block], path: Path) -> None:
+    """Raise where a YAML has arguments of HF Trainer's in a project that reads its YAML itself, without it.
+
+    Raises:
+        NothingToConvertError: None of its sources has a Trainer, and no package that brings one is named.
+
+    Example:
+        >>> refuse_unread([], Path("/absent/train.yaml"))
+    """
+    nested = [each for each in blocks if each.framework == "hf" and each.path and not each.is_fsdp2]
+    if not nested or path.suffix not in {".yaml", ".yml"}:
+        return
+    texts = texts_around(path.absolute().parent)
+    if any(TRAINER.search(text) for _, text in texts) or not any(_OPENS_YAML.search(t) for _, t in texts):
+        return
+    root = project_root(path.absolute())
+    beside = (each for name in _NAMES_PACKAGES for each in (root.glob(name) if root else ()))
+    if any(_BRINGS_TRAINER.search(text_if_there(each)) for each in beside):
+        return
+    reader = next((each for each, text in texts if _ASKS_FOR_FSDP.search(text)), None)
+    if reader is not None:
+        raise NothingToConvertError(_READS.format(reader.name), names_fsdp=True, is_own=True)
+    raise NothingToConvertError(_UNREAD.format(nested[0].name), names_fsdp=True)
 
 
 def _told(names: Collection[str], path: Path) -> tuple[str, bool]:

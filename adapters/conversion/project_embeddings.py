@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.adapters.conversion.one_look import kept_in_a_look
-from fsdp_migrate.adapters.conversion.project_imports import classes_in, texts_around
+from fsdp_migrate.adapters.conversion.project_imports import classes_in, text_if_there, texts_around
 from fsdp_migrate.adapters.engine.shared_embeddings import is_inner_model
 
 
@@ -20,6 +20,14 @@ _MAKES: Final = re.compile(
     r"(?!\w*(?:Rotary|Patch|Position(?:al)?|Time(?:step)?|Sin\w*|Label))\w*Embedding\Z"
 )
 _OF_TRANSFORMERS: Final = re.compile(r"PreTrained|Pretrained|For[A-Z]\w+\Z|Model\Z")
+_IN_BOTH: Final = re.compile(
+    r"\b(AutoModelForSeq2SeqLM|(?:(?:M|UM|Long)?T5|SwitchTransformers|(?:M|PL)?Bart|Marian(?:MT)?|M2M100|Mvp|LED"
+    r"|(?:BigBird)?PegasusX?|Blenderbot(?:Small)?|NllbMoe|(?:XLM)?ProphetNet)"
+    r"(?:For(?:ConditionalGeneration|QuestionAnswering|(?:Sequence|Token)Classification)|Model))"
+    r"(?:\s*\.\s*(?:_?from_config|from_pretrained))?\s*\("
+)
+"""Models of transformers, where they are made, whose encoder and decoder hold the embeddings too."""
+_TRAINS: Final = re.compile(r"Trainer\(|\.prepare\(|\.backward\(|\.train\(\)")
 _USUAL: Final = frozenset({"embed_in", "embed_tokens", "shared", "word_embeddings", "wte"})
 """Where the models of transformers, whose getter a class may have taken over, hold their embeddings."""
 
@@ -38,6 +46,9 @@ def holds_embeddings(folder: Path, name: str) -> bool | None:
         >>> holds_embeddings(Path("/absent"), "Model") is None
         True
     """
+    # Most projects take their layers from a package: their sources need no parsing for that.
+    if not any(re.search(rf"\bclass\s+{re.escape(name)}\b", text) for _, text in texts_around(folder)):
+        return None
     classes = _classes_around(folder)
     if name not in classes:
         return None
@@ -47,6 +58,27 @@ def holds_embeddings(folder: Path, name: str) -> bool | None:
     if any(_OF_TRANSFORMERS.search(base) for base in bases):
         given |= _USUAL
     return bool(held & given) or any(is_inner_model(base) for base in bases)
+
+
+@kept_in_a_look
+def find_shared(folder: Path) -> str:
+    """Return where the project around a folder trains a model of an encoder and a decoder, or nothing.
+
+    Such as T5 and BART, which hold their embeddings in both. Of a text encoder alone nothing is said. Beside
+    the sources, notebooks in the folder itself are looked at.
+
+    Example:
+        >>> from pathlib import Path
+        >>> find_shared(Path("/absent"))
+        ''
+    """
+    notebooks = ((path, text_if_there(path)) for path in sorted(folder.glob("*.ipynb")))
+    for path, text in (*texts_around(folder), *notebooks):
+        made = _IN_BOTH.search(text) if _TRAINS.search(text) else None
+        if made is not None:
+            line = "" if path.suffix == ".ipynb" else f":{text.count(chr(10), 0, made.start()) + 1}"
+            return f"`{made[1]}` in {path.name}{line}"
+    return ""
 
 
 @kept_in_a_look

@@ -19,6 +19,8 @@ _MAY_TIE: Final = re.compile(
     r"(?:weight|bias)\b[^=\n]*=(?!=)|setattr\([^\n]*(?:weight|bias)|register_parameter\("
     r"|\.(?:_?from_config|from_pretrained)\("
 )
+_TIES_NONE: Final = re.compile(r"\b(?:weight|bias)=[\w.]+\s*(?=[,)])")
+"""``bias=False`` of a call, which most projects have, and which alone makes no source worth parsing."""
 _PARAMETER: Final = re.compile(r"(?:weight|bias)\Z")
 _SETTINGS: Final = re.compile(r"\b(?:args|cfg|conf|config|hparams|opt|options|params|settings)\b")
 _TIES_ANEW: Final = re.compile(r"PreTrained|PeftModel|For[A-Z]\w+\Z|LMHeadModel\Z")
@@ -91,7 +93,10 @@ def defines_class(folder: Path, name: str) -> bool:
 def _classes_around(folder: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
     classes: dict[str, ast.ClassDef] = {}
     places: dict[str, str] = {}
-    for path, text in texts_around(folder):
+    texts = texts_around(folder)
+    if not any(_MAY_TIE.search(_TIES_NONE.sub("", text)) for _, text in texts):
+        return classes, places
+    for path, text in texts:
         if _MAY_TIE.search(text) or METHOD in text:
             found = {each.name: each for each in classes_in(text)}
             classes.update(found)

@@ -87,6 +87,7 @@ def convert_text(
     key: str | None = None,
     is_json: bool | None = None,
     settings: Settings | None = None,
+    documents: list[Node] | None = None,
 ) -> TextConversion:
     r"""Turn the FSDP1 settings in a config into FSDP2's, and leave every other character as it is.
 
@@ -96,6 +97,7 @@ def convert_text(
         key: The dotted path of the mapping to convert, where it is not found by itself.
         is_json: Whether it is JSON; by default by its looks.
         settings: The number of ranks and of nodes, where the file does not say them.
+        documents: What :func:`read_documents` made of the text, where that was asked for already.
 
     Raises:
         ConfigError: It cannot be read, nothing in it configures FSDP, or nothing stands at ``key``.
@@ -113,7 +115,7 @@ def convert_text(
     """
     mark, body = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
     as_json = looks_like_json(body) if is_json is None else is_json
-    documents = read_documents(body, is_json=as_json)
+    documents = read_documents(body, is_json=as_json) if documents is None else documents
     blocks = [block for document in documents for block in find_blocks(document, framework, key)]
     uncertain = _uncertain(documents, framework, key)
     # An answer and no error: a file in which FSDP is off is as it should be, also for a script that converts

@@ -51,6 +51,8 @@ _UNSAFE = re.compile(r"[\"'$`\\\n]")
 _ESCAPED = re.compile(r"\\([\"\\$`])")
 _EXPANDED = re.compile(r"[$`\n]")
 _EVAL = re.compile(r"(?:^|[\s;&|(])eval\s+\Z")
+_FUNCTION = re.compile(r"^[ \t]*(?:function\s+[\w-]+(?:\s*\(\))?|[\w-]+\s*\(\))\s*\{", re.MULTILINE)
+_FUNCTION_ENDS = re.compile(r"(?:^|;)[ \t]*\}", re.MULTILINE)
 _DEEPEST = 5
 _MOST_VARIANTS = 4
 _MOST_PARTS = 1000
@@ -196,6 +198,7 @@ class Script:
         self.text = text
         self.used: set[Assignment] = set()
         self._commands = list(_without_patterns(text))
+        self._functions = [found.end() for found in _FUNCTION.finditer(text)]
         self._branches = branches_of(text, commands_of(text))
         self._assignments: dict[int, Assignment] = {}
         self._branches_at: dict[Assignment, tuple[int, ...]] = {}
@@ -303,8 +306,14 @@ class Script:
     def _told(self, name: str, at: int, number: int) -> list[Assignment]:
         groups = self._fresh(name, at)
         group = groups[min(number, len(groups) - 1)] if groups else []
-        # A variable that adds to itself is taken once.
-        return [given for given in group if not given.start <= at <= given.end]
+        # A variable that adds to itself is taken once; of what is added below, a function's command has all.
+        last = len(self.text) if self._is_in_function(at) else at
+        return [given for given in group if not given.start <= at <= given.end and given.start <= last]
+
+    def _is_in_function(self, at: int) -> bool:
+        """Tell whether a command stands in a function, which may be called below what is set behind it."""
+        opened = next((each for each in reversed(self._functions) if each < at), None)
+        return opened is not None and _FUNCTION_ENDS.search(self.text, opened, at) is None
 
     def _is_sure(self, given: Assignment, first: Assignment, within: tuple[int, ...]) -> bool:
         """Tell whether a command has what a variable is given: of several that set it anew, it has one."""

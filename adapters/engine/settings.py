@@ -41,7 +41,8 @@ class Settings:
     Trainer of Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a
     model of it ties weights and has no method ``tie_weights``, or nothing; ``holds`` the same of a model
     that holds one of transformers, which may, ``defines`` whether it has a class of a name, ``embeds``
-    whether that class holds the model's embeddings, or None where it has none, and ``spectral`` where it
+    whether that class holds the model's embeddings, or None where it has none, ``shares`` where it trains
+    a model whose encoder and decoder hold these, or nothing, and ``spectral`` where it
     makes a layer of ``spectral_norm``, or nothing, and ``packs`` the same of weights in 4 bits;
     ``packs_none`` tells whether it imports nothing that loads such; ``hook`` names the ``configure_model``
     that a class of a name has, or one of the project's, or None, and ``classifies`` tells whether its
@@ -68,6 +69,7 @@ class Settings:
     holds: Callable[[], str] = lambda: ""
     defines: Callable[[str], bool] = lambda name: False
     embeds: Callable[[str], bool | None] = lambda name: None
+    shares: Callable[[], str] = lambda: ""
     spectral: Callable[[], str] = lambda: ""
     packs: Callable[[], str] = lambda: ""
     packs_none: Callable[[], bool] = lambda: False

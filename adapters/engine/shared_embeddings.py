@@ -15,6 +15,13 @@ _SHARED_EMBEDDINGS = re.compile(
     r"(?:En|De)coderLayer\Z"
 )
 """Layers of models whose encoder and decoder hold the embeddings too."""
+_OF_BOTH = re.compile(
+    r"(?:[\w.-]+/)?(?:(?:flan-|long-?|m|um|by)?t5|(?:distil|m|pl)?bart|bigbird-pegasus|pegasus|opus-mt|m2m100|nllb|led"
+    r"|blenderbot|(?:xlm-)?prophetnet)(?![a-zA-Z])(?![\w.-]*encoder)[\w.-]*",
+    re.IGNORECASE,
+)
+"""What checkpoints of such models are called on the hub."""
+_NAMES_MODEL = ("model_name_or_path", "pretrained_model_name_or_path", "model_name", "model_id", "base_model")
 _SHARED_BIAS = re.compile(
     r"(?:Bert|(?:XLM)?Roberta|DebertaV2|Albert|MPNet|BigBird|Longformer)Layer(?:Group)?\Z"
 )
@@ -80,6 +87,13 @@ def _holds_embeddings(name: str, block: Block) -> bool:
     return is_inner_model(name) if of_project is None else of_project
 
 
+def _shared_here(block: Block) -> str:
+    """Return what model of an encoder and a decoder is trained, as the file or the project around says."""
+    beside = plain_values(block.owner)
+    names = (str(beside.get(key)) for key in _NAMES_MODEL)
+    return next((f"`{name}`" for name in names if _OF_BOTH.fullmatch(name)), "") or block.settings.shares()
+
+
 def say_shared_embeddings(block: Block, draft: Draft) -> None:
     """Say of embeddings, or a bias, that two modules hold that Accelerate's FSDP2 splits these."""
     key = written_key(block.node, "transformer_layer_cls_to_wrap") if block.node is not None else None
@@ -94,6 +108,14 @@ def say_shared_embeddings(block: Block, draft: Draft) -> None:
                 "managed by another FSDP group`."
             )
             draft.say("FM343", block.at(key), text, EMBEDDINGS_STAY)
+    if not class_names(block.settled(value)) and (trained := _shared_here(block)):
+        text = (
+            f"{trained}: {_IN_BOTH}. Where that is trained here, Accelerate "
+            f"{ACCELERATE['embeddings_apart'].versions} gives these a unit of their own, whatever the policy "
+            "says, and the first forward stops: `shared with a parameter already managed by another FSDP "
+            "group`."
+        )
+        draft.say("FM343", block.name, text, EMBEDDINGS_STAY)
     holders = [name for name in class_names(block.settled(value)) if _holds_embeddings(name, block)]
     if key is not None and holders:
         text = (

@@ -372,6 +372,11 @@ CAST_BUFFERS = (
 
 AUTOCAST = "`model.forward = accelerator.autocast()(model.forward)`"
 """What puts the autocast around a model in which Accelerate's FSDP1 ran it."""
+FLOAT_OUTPUTS = (
+    "`plugin = accelerator.state.fsdp_plugin; plugin.mixed_precision_policy = dataclasses.replace("
+    "plugin.mixed_precision_policy, output_dtype=torch.float32)`"
+)
+"""What leaves a model's outputs in float32, as Accelerate's FSDP1 did; beside the autocast."""
 
 
 def say_mixed_precision(
@@ -391,7 +396,9 @@ def say_mixed_precision(
         "Where a float32 tensor meets weights within the model (`linear(x.float())`, a timestep's sines, a "
         "buffer that is added before), that now raises, and norms, softmax and losses are computed in "
         f"{dtype}. To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's "
-        "`train()`. "
+        f"`train()`, where it is `trainer.accelerator`. Outputs, the loss too, stay {dtype}; for float32 "
+        "write below that line, not without it, "
+        f"{FLOAT_OUTPUTS}. "
         "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
         "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
         "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "

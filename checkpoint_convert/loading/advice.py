@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,7 @@ _READ_BY: Final = {"file": "torch.load or fabric.load", "safetensors": "load_fil
 # What converting does not settle: the groups of the optimizer, and who has no state in them.
 _BEFORE_LOADING: Final = frozenset({"FM226", "FM227"})
 _MOST_EXTRA: Final = 6
+_OF_TORCH: Final = re.compile(r"\.(?:bin|ckpt|pt|pth|tar)\Z")
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
 
@@ -220,9 +222,9 @@ def _by_its_script(manifest: Manifest) -> str:
 
 def _is_files_of_torch(manifest: Manifest) -> bool:
     """Tell whether it is a folder of a model's and an optimizer's full states, each in a file of its own."""
-    return manifest.layout == "olmo" and all(
-        name.endswith(".pt") and "/" not in name for name in manifest.files
-    )
+    of_ranks = (name for name in manifest.files if stem_of(name) is not None)
+    is_one = manifest.layout == "olmo" or (manifest.layout == "states" and not any(of_ranks))
+    return is_one and all(_OF_TORCH.search(name) and "/" not in name for name in manifest.files)
 
 
 def _is_packed(manifest: Manifest) -> bool:

@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.checkpoint_convert.maps.transformers_tables import table_of
@@ -37,6 +37,7 @@ class ConfigModel:
         needed: For each parameter that has to be stored its names, of which one is enough.
         prefix: What ``from_pretrained`` puts before names, or takes off, where a model has a head or none.
         tables: What it does to the names of older releases.
+        shapes: The shapes of its parameters, by each of their names.
     """
 
     title: str
@@ -45,6 +46,7 @@ class ConfigModel:
     needed: tuple[frozenset[str], ...]
     prefix: str = ""
     tables: tuple[ParameterMap, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def found(self, names: Iterable[str]) -> dict[str, list[str]]:
         """Return for each stored name those of the model under which ``from_pretrained`` finds it."""
@@ -61,6 +63,10 @@ class ConfigModel:
         """Return the parameters of which no stored name is one."""
         there = {own for names in found.values() for own in names}
         return [min(names) for names in self.needed if not names & there]
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of the parameter that a stored name is one of, where no table renames it."""
+        return next((self.shapes[own] for own in self._own(name) if own in self.shapes), None)
 
     def _own(self, name: str) -> Iterator[str]:
         start = f"{self.prefix}."
@@ -155,7 +161,9 @@ def _described(model: Any, model_type: str, *, is_guess: bool) -> ConfigModel:
     ]
     prefix = getattr(model, "base_model_prefix", "") or ""
     tables = tuple(_tables(model_type))
-    return ConfigModel(type(model).__name__, is_guess, frozenset(names), tuple(needed), prefix, tables)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
+    title = type(model).__name__
+    return ConfigModel(title, is_guess, frozenset(names), tuple(needed), prefix, tables, shapes)
 
 
 def _tables(model_type: str) -> Iterator[ParameterMap]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Under the older name it is `torch_dtype`.
 _DTYPE_KEYS: Final = ("dtype", "torch_dtype")
+_VOCABULARY: Final = "vocab_size"
 _WIDE: Final = ("float64", "float32")
 
 
@@ -43,7 +44,8 @@ def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
         return [*found, make_finding("FM268", "config.json", text, model.hint)]
     # What is taken off by itself stays on once a --rename is given.
     came_off = HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
-    return [*found, *_name_findings(model, [entry.key for entry in tensors], came_off)]
+    found += _name_findings(model, [entry.key for entry in tensors], came_off)
+    return [*found, *_shape_findings(model, tensors, config)]
 
 
 def _is_adapters(tensor: PlannedTensor) -> bool:
@@ -71,9 +73,31 @@ def _name_findings(model: ConfigModel, names: list[str], came_off: str) -> Itera
         hint = "Is it the same model? `--rename` changes names, `--hf-config` gives another `config.json`."
     else:
         pattern, new, left = rename
-        hint = f"Convert again with `--rename '^{re.escape(came_off) + pattern}={new}'`"
+        hint = f"Convert again with `--rename '^{re.escape(came_off) + pattern}={new}'`, and `--overwrite` "
+        hint += "where the output is there already"
         hint += f"; it leaves {counted(left, 'parameter')} without values." if left else "."
     yield make_finding("FM266", lacking[0], text, hint)
+
+
+def _shape_findings(model: ConfigModel, tensors: list[PlannedTensor], config: bytes) -> Iterator[Finding]:
+    """Tell of weights whose sizes are not those of the model: of a vocabulary that was enlarged, mostly."""
+    pairs = [(each.key, tuple(each.source.shape), model.shape_of(each.key)) for each in tensors]
+    others = [(name, stored, own) for name, stored, own in pairs if own is not None and own != stored]
+    if not others:
+        return
+    name, stored, own = others[0]
+    text = (
+        f"{counted(len(others), 'weight')} of the output {'has' if len(others) == 1 else 'have'} other sizes "
+        f"than in {model.title}, by `config.json`: {named([each for each, _, _ in others])}. `{name}` has "
+        f"{list(stored)}, and the model {list(own)}: `from_pretrained` raises."
+    )
+    said, rows = json.loads(config), {(each[:1], its[:1]) for _, each, its in others}
+    is_vocabulary = len(rows) == 1 and said.get(_VOCABULARY) == own[0] and stored[1:] == own[1:]
+    hint = "Give the `config.json` of the model that was trained, `--hf-config DIR`."
+    if is_vocabulary:
+        new = f'"{_VOCABULARY}": {stored[0]}'
+        hint = f"Its vocabulary was resized: write `{new}` into `config.json` of the output."
+    yield make_finding("FM269", name, text, hint)
 
 
 def _rename_that_fits(model: ConfigModel, names: list[str], lacking: int) -> tuple[str, str, int] | None:

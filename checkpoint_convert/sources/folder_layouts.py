@@ -65,6 +65,12 @@ class FolderFiles:
         """What a framework's folder consists of."""
         return [] if self.asked else find_components(self.files)
 
+    @property
+    def components_title(self) -> str:
+        """What such a folder is, for people: of full states, a file each, or another one; nothing if none."""
+        files = [each for each in self.components if each.framework == "olmo" and each.name.endswith(".pt")]
+        return "" if not self.components else IN_FILES if files == self.components else _APART
+
     @cached_property
     def holds_distributed(self) -> bool:
         """Whether a distributed checkpoint, or a part of one, lies in it or below it."""
@@ -152,6 +158,11 @@ def _read_paired(found: FolderFiles, options: SourceOptions) -> Contents:
     return paired_contents(found.folder, found.paired, found.files, options)
 
 
+def _is_in_files(paired: PairedFiles | None) -> bool:
+    """Tell whether the optimizer is in one file too, and not in one of each rank."""
+    return paired is not None and isinstance(paired.optimizer, str)
+
+
 def _read_pieces(found: FolderFiles, _: SourceOptions) -> Contents:
     return pieces_contents(found.folder, found.pieces[0])
 
@@ -170,6 +181,8 @@ def _read_file(found: FolderFiles, _: SourceOptions) -> Contents:
 
 
 _APART: Final = "Model and optimizer apart, in one folder"
+IN_FILES: Final = "Model and optimizer apart, in a file each"
+"""Of full states, which a script reads as it wrote them."""
 _SEVERAL: Final = "Full state in several files"
 _SAFETENSORS: Final = "Full state in safetensors"
 
@@ -183,6 +196,7 @@ FOLDER_LAYOUTS: Final = (
     # Before pieces: an index says which files belong together, and names only guess it.
     FolderLayout(_SEVERAL, ("files",), lambda found: found.index is not None, _read_index),
     # Before pieces and ranks: an optimizer in the files of ranks beside a full model is one checkpoint.
+    FolderLayout(IN_FILES, ("states",), lambda found: _is_in_files(found.paired), _read_paired),
     FolderLayout(_APART, ("states",), lambda found: found.paired is not None, _read_paired),
     # Before ranks: beside the pieces of a model, files of ranks hold random states and the like.
     FolderLayout(_SEVERAL, ("files",), lambda found: len(found.pieces) == 1, _read_pieces),

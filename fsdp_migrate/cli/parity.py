@@ -117,12 +117,14 @@ def parity(
 
 
 def _with_what_stops(report: ParityReport, recipe: Recipe) -> ParityReport:
-    """Return the report with a note where the framework of the config has an FSDP2 that would not run it."""
+    """Return the report with notes: of the model, and of a framework's FSDP2 that would not run it."""
     from dataclasses import replace
 
     from fsdp_migrate.doctor import look, stops_in_framework
     from fsdp_migrate.errors import FSDPMigrateError
+    from fsdp_migrate.factories import factory_notes
 
+    report = replace(report, notes=(*report.notes, *factory_notes(recipe.model)))
     if recipe.config is None:
         return report
     try:

@@ -99,7 +99,7 @@ def plan(
     from fsdp_migrate.cli.render.plan import show_shard_plan
     from fsdp_migrate.config import FSDP1Config
     from fsdp_migrate.config_files import read_config_file, recomputes_units
-    from fsdp_migrate.factories import build_run
+    from fsdp_migrate.factories import build_run, factory_notes
     from fsdp_migrate.findings import raise_on_findings
     from fsdp_migrate.sharding.plan import plan_fully_shard
 
@@ -119,6 +119,7 @@ def plan(
     notes: tuple[str, ...] = (_DEFAULTS,)
     if config is not None:
         shard_plan, notes = _with_what_the_config_is(shard_plan, config)
+    notes = (*factory_notes(model), *notes)
     forecast = None
     if accumulate > 1 or any((memory, batch_size, seq_length, data, loss, optimizer)):
         named = {"batches": data, "loss": loss, "optimizer": optimizer}

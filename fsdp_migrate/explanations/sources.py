@@ -54,8 +54,8 @@ EXPLANATIONS = {
     ),
     "FM309": (
         "FSDP1's static methods turned the optimizer's state into names and back. The functions of `fsdp_migrate.runtime` do that for FSDP2.",
-        "Nothing where it was rewritten. Where a comment names `load_checkpoint(PATH, model, optimizer)`, put that call in place of the lines that load"
-        " the optimizer's state. Where it says that which state is asked for is not seen, the type of state dicts that was set decides: for FULL_STATE_DICT call"
+        "Nothing where it was rewritten. Where a comment names `fsdp_migrate.load_checkpoint(PATH, model, optimizer)`, put that call, below `import fsdp_migrate`, in place of the lines that load"
+        " the optimizer's state: by its whole name, since many a script has a function `load_checkpoint` of its own. Where it says that which state is asked for is not seen, the type of state dicts that was set decides: for FULL_STATE_DICT call"
         " `full_optimizer_state_dict(model, optimizer)`, for SHARDED_STATE_DICT `sharded_state_dict(model, optimizer)['optimizer']`. Where a comment says that arguments have no equivalent, call `full_optimizer_state_dict(model, optimizer)`,"
         " `sharded_state_dict` or `optim_state_dict_to_load` of `fsdp_migrate.runtime` with the arguments that they take, and do the rest with their result.",
     ),
@@ -112,8 +112,9 @@ EXPLANATIONS = {
         " which end in `_flat_param`: a test such as `'bias' in name` was never true, and no name began with that of a module."
         " And a part that is no unit, `model.head`, had no parameters: freezing it did nothing, its group was empty, and an optimizer of it alone was an error."
         " FSDP2's have the model's shapes and names, and the test does what it says (a size, `p.numel() > 1000`, is that of the whole, and no more of a rank's part): weight decay"
-        " or an optimizer comes to other parameters than in the old run, without an error.",
-        "Decide which of the two is meant. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
+        " or an optimizer comes to other parameters than in the old run, without an error. The names of modules had a mark for each wrapper, whatever"
+        " `use_orig_params` said: what a loop over `named_modules()` does to some by a whole name was not done.",
+        "Decide which of the two is meant. Of modules take the lines out to go on as before. To go on exactly as before, put every parameter into the group that flat ones came to, and keep the other group, empty:"
         ' `[{"params": [], ...}, {"params": list(model.parameters()), ...}]`; then the checkpoint of the old run fits. (Functions of timm leave an empty group out: then it is one group of all.) To divide them as the test says from now on,'
         " load that checkpoint with `load_checkpoint(..., strict=False)`, and then set each group's settings (`weight_decay`) again: they are the old run's."
         " Of a part that had no parameters, take the line out to go on as before, or keep it, and tell whoever compares the two.",

@@ -87,6 +87,12 @@ EXPLANATIONS = {
         "Where transformers is absent or of another release: `convert ... --dry-run` with the right one compares. Else load the output once, and read what"
         " `from_pretrained` warns of.",
     ),
+    "FM269": (
+        "The weights are written as the checkpoint has them. Where the training resized the model, as `resize_token_embeddings` does, the `config.json` that it"
+        " started from has other sizes, and `from_pretrained` stops at the first weight that differs. Sizes are compared with those of the model that the installed"
+        " transformers makes of `config.json`.",
+        "Write the new `vocab_size` into `config.json` of the output, or convert with the `config.json` that the training saved.",
+    ),
     "FM270": (
         "Each stored item agrees with its place, its size, its type and, where there is one, its checksum.",
         _NOTHING,

@@ -32,8 +32,12 @@ _READ = frozenset({"from", "load", "loads", "read", "restore", "resume"})
 _WRITE = frozenset(
     {"delete", "dump", "export", "makedirs", "mkdir", "remove", "rmtree", "save", "unlink", "upload", "write"}
 )
+_OUT = frozenset({"out", "output"})
+_FUNCTIONS = (ast.AsyncFunctionDef, ast.FunctionDef)
 _WRITING = re.compile(r"[awx][bt+]*")
 _COMMENT = re.compile(r"\s*#")
+# The folder that is written before a name; one that a variable is a part of may be any.
+_FOLDER = re.compile(r"(?:^|[\s/'\"=:(])(?P<name>[\w.-]+)/$")
 # What is put into a text: by `.format`, and by `%`.
 _FIELD = re.compile(r"\{[^{}]*\}")
 _PERCENT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]")
@@ -48,8 +52,7 @@ def with_readers(
     """Return checkpoints with the lines of sources and shell scripts that read them, as far as these tell."""
     if not found:
         return []
-    names = {each.path: Path(each.path).name for each in found}
-    patterns = {path: _Naming(name) for path, name in names.items() if len(name) >= _SHORTEST_NAME}
+    patterns = {e.path: _Naming(Path(e.path)) for e in found if len(Path(e.path).name) >= _SHORTEST_NAME}
     places: defaultdict[str, list[str]] = defaultdict(list)
     for file in find_sources(paths, SUFFIXES | SHELL):
         if file.suffix not in SUFFIXES and not is_shell(file):
@@ -72,7 +75,7 @@ def said_of_readers(checkpoints: Iterable[CheckpointFound]) -> Iterator[str]:
         >>> from fsdp_migrate.source.surroundings import CheckpointFound
         >>> found = CheckpointFound("run/step-1", "DCP", read_by=("train.py:7",), target="run-fsdp2/step-1")
         >>> list(said_of_readers([found]))
-        ['Where you convert run/step-1, let train.py:7 name run-fsdp2/step-1.']
+        ['Where you convert run/step-1, let train.py:7 lead to run-fsdp2/step-1.']
     """
     for each in checkpoints:
         if not each.read_by:
@@ -82,20 +85,26 @@ def said_of_readers(checkpoints: Iterable[CheckpointFound]) -> Iterator[str]:
             verb = "names" if len(each.read_by) == 1 else "name"
             yield f"{lines} {verb} {each.path}, which stays where it is: convert nothing for that."
         else:
-            yield f"Where you convert {each.path}, let {lines} name {each.target}."
+            yield f"Where you convert {each.path}, let {lines} lead to {each.target}."
 
 
 class _Naming:
     """What a text that names a checkpoint has in it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, path: Path) -> None:
+        self.name = name = path.name
+        self._folder = path.parent.name
         self._exact = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)")
         self._word = max(_OWN_WORD.findall(Path(name).stem), key=len, default="")
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Find the name as it is."""
-        return self._exact.search(text)
+        """Find the name as it is, where no other folder than its own stands before it."""
+        found = self._exact.finditer(text)
+        return next((each for each in found if self._may_lie_in(text[: each.start()])), None)
+
+    def _may_lie_in(self, before: str) -> bool:
+        folder = _FOLDER.search(before)
+        return folder is None or not self._folder or folder["name"] in {self._folder, ".", ".."}
 
     def may_stand_in(self, text: str) -> bool:
         """Tell whether a source may name it: as it is, or but for what is put in when it runs."""
@@ -157,10 +166,32 @@ class _Texts:
         if answer is not None:
             return answer
         names = [ast.unparse(target) for target in targets_of(statement)]
-        answers = [self._reads(load)[0] for name in names for load in self._loads[name]]
-        if answers:
+        home = self._function(text)
+        loads = [load for name in names for load in self._loads[name]]
+        # A function's own name is its alone: another one may read by a name that is called the same.
+        answers = [
+            self._reads(load)[0] for load in loads if "." in ast.unparse(load) or self._is_in(load, home)
+        ]
+        if any(each is not None for each in answers):
             return any(each is not False for each in answers)
-        return not any(_WRITE & _words_of(name) for name in names)
+        words = _words_of(home.name) if isinstance(home, _FUNCTIONS) else set()
+        if _WRITE & words and not _READ & words:
+            return False
+        return bool(answers) or not any(_WRITE & _words_of(name) for name in names)
+
+    def _function(self, node: ast.AST) -> ast.AST | None:
+        while not isinstance(node, _FUNCTIONS):
+            if node not in self._above:
+                return None
+            node = self._above[node]
+        return node
+
+    def _is_in(self, node: ast.AST, home: ast.AST | None) -> bool:
+        """Tell whether a place is in a function, or in one that stands in it; all are in the module."""
+        around = self._function(node)
+        while around is not None and around is not home:
+            around = self._function(self._above[around])
+        return around is home
 
     def _reads(self, node: ast.AST) -> tuple[bool | None, ast.AST]:
         """Tell what is done with a value, or None, and return the statement that it stands in."""
@@ -208,6 +239,10 @@ def _call_reads(call: ast.Call) -> bool | None:
         modes = {each.value for each in given if isinstance(each, ast.Constant)}
         return not any(isinstance(mode, str) and _WRITING.fullmatch(mode) for mode in modes)
     words = _words_of(name)
+    if name == "add_argument":
+        option = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+        asked = _words_of(str(option))
+        return False if asked & (_WRITE | _OUT) and not asked & _READ else None
     return True if _READ & words else False if _WRITE & words else None
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fsdp_migrate.newer_syntax import parse_any
 from fsdp_migrate.source.asked_around import ASKS_HF, COMMENT, asks, settings_around
 from fsdp_migrate.source.files import is_shell
 from fsdp_migrate.source.launchers import commands_of
 from fsdp_migrate.source.plain_commands import asks_nothing, configs_of
-from fsdp_migrate.source.shown_commands import PAGES, SCRIPT, Scripts, folders_of, script_of
+from fsdp_migrate.source.shown_commands import (
+    PAGES,
+    SCRIPT,
+    Scripts,
+    folders_of,
+    numbered_commands,
+    script_of,
+)
 
 
 if TYPE_CHECKING:
@@ -21,6 +30,13 @@ if TYPE_CHECKING:
 
 
 _ACCELERATES: Final = re.compile(r"^[\s{]*['\"]?distributed_type['\"]?\s*:\s*['\"]?FSDP\b", re.MULTILINE)
+_PYTHON: Final = re.compile(r"(?:[A-Z_]\w*=\S+[ ]+)*python[\d.]*[ ]+(?!-m[ ]+(?:accelerate|torch)\b)")
+_DOCSTRING: Final = re.compile(r"(?:\s|#[^\n]*\n)*[rRuU]?(\"\"\"|''')(?P<said>.*?)\1", re.DOTALL)
+# What starts several processes, in a command or in a source.
+_LAUNCHES: Final = re.compile(
+    r"\b(?:accelerate(?:[ ]+|\.commands\.|['\"], *['\"])launch|mp\.spawn|multiprocessing\.spawn"
+    r"|notebook_launcher|torchrun|torch\.distributed\.(?:launch|run))\b"
+)
 
 
 @dataclass(eq=False)
@@ -28,7 +44,8 @@ class Starts:
     """The scripts that a project's commands start: with FSDP, or a way that may ask for it, and without.
 
     ``is_unclear``: something asks for FSDP, and which script it is for is not seen.
-    ``by_arguments``: a script's own arguments may ask for it.
+    ``by_arguments``: a script's own arguments may ask for it. ``hides_scripts``: a command starts several
+    processes of a script that is not seen.
     """
 
     plain: set[Path] = field(default_factory=set)
@@ -36,6 +53,7 @@ class Starts:
     texts: list[str] = field(default_factory=list)
     is_unclear: bool = False
     by_arguments: bool = True
+    hides_scripts: bool = False
     scripts: Scripts = field(default_factory=lambda: Scripts([]), repr=False)
     _named: Counter[str] = field(default_factory=Counter, repr=False)
     _asking: set[Path] = field(default_factory=set, repr=False)
@@ -66,6 +84,7 @@ class Starts:
         for each in commands:
             starts, is_one = list(_started(path, each, self.scripts)), asks(each, ASKS_HF)
             self.is_unclear = self.is_unclear or (is_one and not starts)
+            self.hides_scripts = self.hides_scripts or (not starts and _LAUNCHES.search(each) is not None)
             self._told.update(config.resolve() for config in configs_of(path, each) if starts)
             is_plain = not is_one and asks_nothing(path, each, by_arguments=self.by_arguments)
             (self.plain if is_plain else self.others).update(starts)
@@ -95,17 +114,43 @@ def launched_otherwise(
         set()
     """
     starts = Starts.read(around) if files else None
-    if starts is None or starts.is_unclear:
+    if starts is None:
         return set()
-    found = (path for path in files if path.resolve() in starts.plain - starts.others)
+    known = set() if starts.is_unclear else starts.plain - starts.others
+    found = {path for path in files if path.resolve() in known and starts.are_all_of(path)}
+    found |= {path for path in files if _says_so_itself(path, texts.get(path, ""), starts)}
     return {
         path
         for path in found
-        if starts.are_all_of(path)
-        and not any(
+        if not any(
             _imports(path, text) or is_named(path, text) for other, text in texts.items() if other != path
         )
     }
+
+
+def _says_so_itself(path: Path, text: str, starts: Starts) -> bool:
+    """Tell whether a script's own docstring starts it by ``python`` alone, and no command in another way.
+
+    So it is one process, in which no framework shards. A launch of a script that a variable names may be its.
+    """
+    begins = _DOCSTRING.match(text)
+    if (
+        begins is None
+        or "python" not in begins["said"]
+        or starts.hides_scripts
+        or path.resolve() in starts.others
+        or _LAUNCHES.search(text)
+    ):
+        return False
+    try:
+        said = ast.get_docstring(parse_any(text), clean=False) or ""
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    shown = [each for _, each in numbered_commands(path, said, starts.scripts)]
+    return bool(shown) and all(
+        _PYTHON.match(each) is not None and path.resolve() in _started(path, each, starts.scripts)
+        for each in shown
+    )
 
 
 def _started(place: Path, command: str, scripts: Scripts) -> Iterator[Path]:

@@ -133,6 +133,7 @@ def _lines(code: str, path: str) -> dict[int, Kind]:
         kind = _kind(code)
         kinds: dict[Stopped, Kind] = {
             "refused": kind,
+            "refused alone": "unclear" if kind == "trained" else kind,
             "not trained": "untrained" if kind == "trained" else kind,
             "several": "untrained" if kind == "untrained" else "several",
             "holds more": "held",

@@ -28,8 +28,8 @@ _INSPECT = (
 _OTHERS = "If another run has still to go on under FSDP2:"
 _CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
 _FULL = (
-    "A script that reads a full state with torch.load or load_file needs none: rewritten, it does so as "
-    "before."
+    "A script that reads a full state with torch.load or load_file needs no conversion: rewritten, it does "
+    "so as before."
 )
 _START = (
     "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
@@ -59,10 +59,17 @@ _COMPARE = (
     "trains, prints or saves otherwise without an error is named. Write `OUT` where COMMAND says where to "
     "save (`--out OUT`): each run gets a new folder there, and nothing is overwritten."
 )
-_FROM_BEFORE = "{} is the project as it was before it was rewritten."
+_FROM_BEFORE = "{} is taken for the project as it was before it was rewritten: see that it is that."
+_NO_COPY = (
+    "{0} is to be the project as it was before it was rewritten, and is not there: make it of the commit "
+    "before, as by `git worktree add {0} COMMIT`, or of a copy."
+)
 _GO_ON = (
-    "To see before that it goes on alike, give `compare` both, and write `CKPT` into COMMAND where the "
+    "To see before that it goes on alike, give `compare` both{}, and write `CKPT` into COMMAND where the "
     "script is given its checkpoint."
+)
+_SAME = (
+    ": the same one twice where `inspect` says that FSDP2 loads it as it is, else what it was converted to"
 )
 
 
@@ -94,7 +101,8 @@ def step_to_keep(folder: str) -> Step:
 def step_to_compare(folder: str, *, is_kept: bool) -> Step:
     """Return the step that compares the two runs; ``is_kept``: a step before has kept the old project."""
     before = _copy_of(folder)
-    text = _COMPARE if is_kept else f"{_COMPARE} {_FROM_BEFORE.format(before)}"
+    said = _FROM_BEFORE if Path(before).is_dir() else _NO_COPY
+    text = _COMPARE if is_kept else f"{_COMPARE} {said.format(before)}"
     return Step(text, (_compare(folder),))
 
 
@@ -126,10 +134,12 @@ def steps_for_checkpoints(
             *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
             *said_of_readers(waiting),
         ]
-        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in waiting]
+        # What a script reads as it is needs no conversion, and would not be found where that lies.
+        kept = [each for each in waiting if each.is_full and each.read_by and not each.is_lightnings]
+        pairs = [(shlex.quote(e.path), shlex.quote(e.target)) for e in waiting if e not in kept]
         steps.append(
             Step(
-                " ".join([_CONVERT, *said]),
+                " ".join([*([_CONVERT] if pairs else []), *said]),
                 tuple(
                     f"fsdp-migrate {command} {source} {out}"
                     for source, out in pairs
@@ -139,9 +149,11 @@ def steps_for_checkpoints(
         )
     if one is not None and folder is not None and not goes_on:
         anew = any(each.is_lightnings for each in waiting)
-        new = one.path if one.is_full else one.target
-        both = _compare(folder, "--checkpoint", one.path, new)
-        steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {_GO_ON}", (both,)))
+        # Of a full state nothing is converted. Whether another is, `inspect` says.
+        pairs = [(one.path, one.path), *([] if one.is_full else [(one.path, one.target)])]
+        both = tuple(_compare(folder, "--checkpoint", *pair) for pair in pairs)
+        go_on = _GO_ON.format("" if one.is_full else _SAME)
+        steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
         inner = [each for each in waiting if not each.is_published]
         if models and inner:
             source, base = shlex.quote(inner[0].path), shlex.quote(models[0])

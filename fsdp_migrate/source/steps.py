@@ -468,7 +468,7 @@ def _steps_for_configs(
     odd = tuple(
         f"fsdp-migrate config {shlex.quote(each.path)}"
         for each in configs
-        if each.needs_code or each.state in {"refused", "unclear", "broken"}
+        if each.needs_code or (each.state in {"refused", "unclear", "broken"} and not each.is_own)
     )
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))

@@ -157,8 +157,8 @@ class CheckpointFound:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether it is a full state, which the functions for full states read as it is."""
-        return self.layout.startswith("full state")
+        """Tell whether it is a full state, also of two files, which its script reads as it is."""
+        return self.layout.startswith(("full state", "model and optimizer apart, in a file each"))
 
     @property
     def is_published(self) -> bool:
@@ -452,8 +452,8 @@ def _layout_of(folder: Path, folders: list[str], files: list[str]) -> _Layout | 
 
     opened = open_folder(folder)
     try:
-        if FolderFiles(opened, own | below).components:
-            return _Layout(_title("accelerate"), is_deep=True)
+        if title := FolderFiles(opened, own | below).components_title:
+            return _Layout(_as_words(title), is_deep=True)
         found = find_layout(FolderFiles(opened, own))
     except CheckpointError as error:
         return _Layout(f"{_INCOMPLETE} ({' '.join(str(error).split())})")

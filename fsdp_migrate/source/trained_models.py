@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.model_runs import OPTIMIZERS, TRAINS, frozen_models
+from fsdp_migrate.source.python.accelerate_models import has_optimizer
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import code, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.python.text import Source
 
@@ -52,6 +53,24 @@ def held_together(source: Source, place: cst.CSTNode, text: str) -> list[list[st
     """
     made = (call for call in _around(source, place, text) if _makes_optimizer(call))
     return [list(dict.fromkeys(text_of(each) for each in whose_parameters(source, call))) for call in made]
+
+
+def has_optimizer_beside(source: Source, place: cst.Call) -> bool:
+    """Tell whether a model that a call is given has an optimizer where that stands, as words there say.
+
+    That is in the function, or, of what an object keeps, in the class: another method may make another model.
+    """
+    home = source.index.function(place)
+    if home is None or has_optimizer(code(home)):
+        return has_optimizer(source.code)
+    given = {text_of(arg.value) for arg in place.args}
+    kept = given | {text for arg in place.args for text in _targets(source, place, arg.value)}
+    return any(
+        not owners or (_is_part_of(source, text, {*owners}) if text in given else _is_among(text, owners))
+        for text in kept
+        if text.startswith("self.")
+        for owners in held_together(source, place, text)
+    )
 
 
 def is_not_trained(source: Source, place: cst.Call, model: cst.BaseExpression) -> bool:
@@ -158,8 +177,13 @@ def _is_evaluated(source: Source, place: cst.Call, text: str) -> bool:
 
 def _is_part_of(source: Source, text: str, owners: set[str]) -> bool:
     """Tell whether a model is held by an optimizer's, or one that it holds, or may be: by what makes them."""
-    if any(text == each or each.startswith(f"{text}.") or text.startswith(f"{each}.") for each in owners):
+    if _is_among(text, owners):
         return True
     made = [each for each in source.assignments if any(text_of(t.target) in owners for t in each.targets)]
     made_of = (walk_for(each.value, cst.Name) for each in made)
     return any(name.value == text.rpartition(".")[2] for names in made_of for name in names)
+
+
+def _is_among(text: str, owners: Iterable[str]) -> bool:
+    """Tell whether a name is one of some, holds one of them, or is held by one."""
+    return any(text == each or each.startswith(f"{text}.") or text.startswith(f"{each}.") for each in owners)

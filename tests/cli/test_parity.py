@@ -11,8 +11,10 @@ import pytest
 from torch import nn
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.cli.parity import _with_what_stops
 from fsdp_migrate.parity import start
 from fsdp_migrate.parity.report import Difference
+from fsdp_migrate.parity.start import Recipe
 from tests.parity.reports import GRADIENT, report_of
 from tests.report.reading import check_page
 from tests.scripts import launch_forked
@@ -143,3 +145,13 @@ def test_exit_codes(
     monkeypatch.setattr("fsdp_migrate.parity.start.run_parity", lambda *_, **__: report_of(found))
     assert main(["parity", "--model", "a:b", *(["--strict"] if strict else [])]) == exit_code
     assert ("FM012 explains it" in capsys.readouterr().out) is bool(code)
+
+
+def test_a_config_of_transformers_that_names_no_class_is_told(tmp_path: Path) -> None:
+    said = []
+    for name, more in (("a", {}), ("b", {"architectures": ["GPT2LMHeadModel"]})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "gpt2", **more}))
+        report = _with_what_stops(report_of(), Recipe(model=f"transformers:{tmp_path / name}"))
+        said.append([note for note in report.notes if "names no `architectures`" in note])
+    assert [len(each) for each in said] == [1, 0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.factories import factory_notes
 
 
 if TYPE_CHECKING:
@@ -133,6 +134,21 @@ def test_a_folder_of_hugging_face_is_told_its_form(
     for command in ("plan", "parity", "doctor", "inspect", "convert", "verify"):
         assert main([command, "-h"]) == 0
         assert "transformers:FOLDER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("named", [[], ["GPT2LMHeadModel"]])
+def test_a_config_without_a_class_is_said_to_give_no_head(
+    named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 11}
+    more = {"architectures": named} if named else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, **more}))
+    assert main(["plan", "--model", f"transformers:{tmp_path}", "--world-size", "2", "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    said = [note for note in notes if "names no `architectures`" in note]
+    assert [note.startswith(str(tmp_path / "config.json")) for note in said] == [True] * (not named)
+    assert factory_notes(f"transformers:{tmp_path / 'config.json'}") == tuple(said)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_the_steps_stand_in_order_with_commands_that_run(
         ["fsdp-migrate", "doctor"],
         ["fsdp-migrate", "convert"],
         ["fsdp-migrate", "verify"],
-        ["fsdp-migrate", "compare"],
+        *[["fsdp-migrate", "compare"]] * 2,
     ]
     for command in commands:
         if command[0] == "fsdp-migrate" and not {"PKG.MOD:FACTORY", "COMMAND"} & {*command}:
@@ -157,7 +157,15 @@ def test_a_project_that_was_migrated_has_no_config_to_convert(
     _, document = run_json("scan", ".")
     # That the new run was ever compared with the old one, nothing shows.
     [step] = document["steps"]
-    assert step["text"].endswith("../before is the project as it was before it was rewritten.")
+    assert (
+        "../before is to be the project as it was before it was rewritten, and is not there" in step["text"]
+    )
+    (tmp_path.parent / "before").mkdir()
+    _, document = run_json("scan", ".")
+    [step] = document["steps"]
+    assert step["text"].endswith(
+        "../before is taken for the project as it was before it was rewritten: see that it is that."
+    )
     assert step["commands"] == ["fsdp-migrate compare ../before . -- COMMAND"]
     torch.save({"model": {"a": torch.ones(1)}}, "step-1.pt")
     _, document = run_json("scan", ".")
@@ -592,6 +600,7 @@ def test_what_the_migrated_run_has_saved_needs_nothing(
     main(["scan", "."])
     assert "new-6.pt: full state in one file, " in (shown := capsys.readouterr().out)
     assert "taken for FSDP2's: saved since" in shown
+    assert "`fsdp-migrate inspect CKPT` says how it is loaded" in " ".join(shown.split())
     title = layout_title("ranks")
     of_ranks = CheckpointFound("late", title[0].lower() + title[1:], saved=2000)
     assert of_ranks.is_of_ranks
@@ -685,7 +694,7 @@ def test_people_see_the_latest_and_how_large_it_is(trainer: Path, capsys: pytest
     said = " ".join(capsys.readouterr().out.split())
     assert "1 older one of the same runs; --all shows it." in said
     assert " kB, named in " in said
-    assert "A script that reads a full state with torch.load or load_file needs none" in said
+    assert "A script that reads a full state with torch.load or load_file needs no conversion" in said
     assert main(["scan", str(trainer), "--all"]) == 0
     assert "step-9" in capsys.readouterr().out
 
@@ -925,4 +934,4 @@ def test_lines_of_other_files_that_read_a_checkpoint_are_told_what_they_need(
     [step] = [each for each in document["steps"] if each["text"].startswith("Only where `inspect`")]
     stays = "policies.py:2 names runs/policy_40.pt, which stays where it is: convert nothing for that."
     assert stays in step["text"]
-    assert "Where you convert runs/plain.dcp, let policies.py:6 name runs-fsdp2/plain" in step["text"]
+    assert "Where you convert runs/plain.dcp, let policies.py:6 lead to runs-fsdp2/plain" in step["text"]

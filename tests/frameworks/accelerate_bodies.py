@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import warnings
 from functools import partial
@@ -130,14 +131,19 @@ def _example(folder: str, precision: str, accumulation: int, example: str) -> Tr
 
 def _sharded(version: int, model: nn.Module, precision: str = "no", **settings: Any) -> Any:
     """Return an accelerator, and a model and its optimizer that it has prepared."""
+    accelerator, optimizer = _beside(version, model, precision, **settings)
+    return accelerator, *accelerator.prepare(model, optimizer)
+
+
+def _beside(version: int, model: nn.Module, precision: str, **settings: Any) -> Any:
+    """Return an accelerator, and the optimizer of a model that it has not prepared."""
     AcceleratorState._reset_state(reset_partial_state=True)
     given: dict[str, Any] = {"cpu_ram_efficient_loading": False, **settings}
     if version == 1:
         given["use_orig_params"] = True
     plugin = FullyShardedDataParallelPlugin(fsdp_version=version, **given)
     accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return accelerator, *accelerator.prepare(model, optimizer)
+    return accelerator, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def _says(call: Callable[[], Any]) -> str:
@@ -194,6 +200,49 @@ def meet_within(version: int, *, in_autocast: bool = False) -> dict[str, str]:
         _, model, _ = _sharded(version, model, "bf16")
         runs = {of: partial(lambda of: model(of, torch.ones(4)).sum().backward(), of) for of in _TIMES}
         return {of: _says(run) for of, run in runs.items()}
+
+
+class _Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(x + self.up(x).relu())
+
+
+class _Scored(nn.Module):
+    """Returns a loss, which units, and a norm and a head in the root make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.norm, self.head = nn.Sequential(_Part(), _Part()), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.norm(self.parts(x)))
+        return nn.functional.cross_entropy(logits.float(), torch.arange(4))
+
+
+def losses_of(version: int, lines: str = "") -> list[float] | str:
+    """Return the losses of steps in bf16 mixed precision, or what torch says; ``lines`` stand above."""
+    with _as_accelerators():
+        torch.manual_seed(3)
+        model = _Scored()
+        given = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["_Part"]}
+        accelerator, optimizer = _beside(version, model, "bf16", **given)
+        exec(lines, {"accelerator": accelerator, "model": model, "torch": torch, "dataclasses": dataclasses})
+        sharded, optimizer = accelerator.prepare(model, optimizer)
+        losses: list[float] = []
+
+        def train() -> None:
+            for _ in range(3):
+                loss = sharded(torch.randn(4, 8))
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+
+        return _says(train) or losses
 
 
 def clip_by_largest(version: int) -> tuple[float, float]:

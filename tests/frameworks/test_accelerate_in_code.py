@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS
 from tests.frameworks import accelerate_bodies
 from tests.models import VOCABULARY
 from tests.ranks import ROOT, run_ranks
@@ -62,6 +63,19 @@ def test_where_float32_meets_weights_within_the_model_autocast_helps() -> None:
     ):
         assert set(before.values()) == set(helped.values()) == {""}
         assert {name for name, said in after.items() if not said} == {"input"}
+
+
+def test_losses_in_float32_need_the_autocast_and_the_dtype_of_outputs() -> None:
+    """FM354 names both lines: with them losses are FSDP1's; with the second alone a norm's output raises."""
+    both = "\n".join(line.strip("`") for line in (AUTOCAST, FLOAT_OUTPUTS))
+    alone = FLOAT_OUTPUTS.strip("`")
+    lines = {"fsdp1": (1, ""), "plain": (2, ""), "both": (2, both), "alone": (2, alone)}
+    found = {
+        name: run_ranks(partial(accelerate_bodies.losses_of, lines=text), version)[0]
+        for name, (version, text) in lines.items()
+    }
+    assert found["both"] == found["fsdp1"] != found["plain"]
+    assert "same dtype" in found["alone"]
 
 
 def test_where_a_forward_reads_the_weights_of_embeddings_they_have_to_stay() -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.any_torch
 
 
+MADE = '    path = join(folder, f"step-{n}.pt")\n'
+SAVES, LOADS = "    dcp.save(x, Writer(path))\n", "    dcp.load(x, Reader(path))\n"
+
+
 def _readers(folder: Path, name: str, text: str) -> list[str]:
     (folder / name).write_text(text)
     (found,) = with_readers([CheckpointFound("out/step-20.pt", "full state")], [folder])
@@ -63,7 +67,23 @@ def _readers(folder: Path, name: str, text: str) -> list[str]:
         ('torch.save(x, os.path.join(folder, f"step-{number}.pt"))', []),
         ('torch.load(f"{name}.pt")\ntorch.load("%s.pt" % name)\ntorch.load(name + ".pt")', []),
         ('torch.load(f"step-{number}.bin")\ntorch.load(f"ema-{number}.pt")', []),
+        # A name of one function is not that of another's.
+        (f"def put(folder, n):\n{MADE}{SAVES}def get(path):\n{LOADS}", []),
+        (f"def get(folder, n):\n{MADE}{LOADS}def put(path):\n{SAVES}", [2]),
+        ('PATH = "step-20.pt"\ndef put():\n    torch.save(x, PATH)\ndef get():\n    torch.load(PATH)\n', [1]),
+        (f"def put(folder, n):\n{MADE}    def write():\n        torch.save(x, path)\n    write()\n", []),
+        ('def save_state(n):\n    path = f"step-{n}.pt"\n    hand_on(path)\n', []),
+        ('def save_or_load(n):\n    path = f"step-{n}.pt"\n    hand_on(path)\n', [2]),
+        # Options say it by their names.
+        ('parser.add_argument("--out", default="out/step-20.pt")', []),
+        ('parser.add_argument("--save-to", default="out/step-20.pt")', []),
+        ('parser.add_argument("--ckpt", default="out/step-20.pt")', [1]),
         # Other files.
+        (
+            'torch.load("other/step-20.pt")\ntorch.load("./step-20.pt")\ntorch.load("a/out/step-20.pt")',
+            [2, 3],
+        ),
+        ('torch.load("$OUT/step-20.pt")\ntorch.load(f"{other}/step-20.pt")', [1, 2]),
         ('torch.load("step-20.pt.old")', []),
         ('torch.load("big-step-20.pt")', []),
         ('torch.load("step-20.pt-1")', []),

@@ -326,3 +326,25 @@ def test_each_step_of_what_accelerate_is_given_names_its_code() -> None:
         **dict.fromkeys(("trained", "several", "untrained", "unclear", "held", "second"), "FM449"),
         **dict.fromkeys(("not_loaded", "torn", "ignored"), "FM343"),
     }
+
+
+def test_an_optimizer_of_another_method_does_not_make_a_model_a_trained_one(tmp_path: Path) -> None:
+    lines = [
+        "class Run:",
+        "    def train(self):",
+        "        optimizer = torch.optim.Adam(model.parameters())",
+    ]
+    lines += [
+        "    def encode(self):",
+        "        model = make()",
+        "        self.model = accelerator.prepare(model)",
+    ]
+    (tmp_path / "run.py").write_text("from accelerate import Accelerator\n" + "\n".join(lines) + "\n")
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    found = find_prepared_apart([tmp_path])
+    assert (found.trained, found.unclear) == ((), (f"{tmp_path / 'run.py'}:7",))
+    (tmp_path / "run.py").write_text(
+        (tmp_path / "run.py").read_text().replace("Adam(model", "Adam(self.model")
+    )
+    found = find_prepared_apart([tmp_path])
+    assert (found.trained, found.unclear) == ((f"{tmp_path / 'run.py'}:7",), ())

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_checkpoints_are_found_by_their_layout(tmp_path: Path) -> None:
     found = _layouts(tmp_path)
     assert found.pop("lost").startswith("incomplete or ambiguous (")
     assert found == {
-        "apart": "model and optimizer apart, in one folder",
+        "apart": "model and optimizer apart, in a file each",
         "best.pth.tar": "full state in one file",
         "checkpoint-7": "model and optimizer apart, in one folder",
         "cut": "distributed checkpoint (DCP) without its .metadata",
@@ -162,6 +163,35 @@ def test_a_run_goes_on_from_a_model_rather_than_from_the_optimizer_beside_it(
     steps = steps_for_checkpoints(found, [], str(tmp_path))
     assert f" --checkpoint {expected} {expected} " in " ".join(steps[-1].commands)
     assert f"fsdp-migrate doctor --checkpoint {expected}" in steps[0].commands
+
+
+def test_two_files_that_a_script_reads_are_left_where_they_are(tmp_path: Path) -> None:
+    """Converted they are a folder for `dcp.load`, in which the script finds no file, and begins anew."""
+    read = CheckpointFound(
+        "run", "model and optimizer apart, in a file each", read_by=("train.py:3",), target="new"
+    )
+    steps = steps_for_checkpoints([read], [], ".")
+    assert "train.py:3 names run, which stays where it is: convert nothing for that." in steps[1].text
+    assert not any("convert" in command or "new" in command for step in steps for command in step.commands)
+    # What no script names may be for one that reads a folder; of ranks' files a script reads none.
+    for other in (
+        replace(read, read_by=()),
+        replace(read, layout="model and optimizer apart, in one folder"),
+    ):
+        commands = [command for step in steps_for_checkpoints([other], [], ".") for command in step.commands]
+        assert "fsdp-migrate convert run new" in commands
+
+
+@pytest.mark.parametrize(
+    ("layout", "news"), [("full state in one file", ["a"]), ("a folder of DCP", ["a", "b"])]
+)
+def test_two_runs_are_compared_from_what_each_of_them_loads(layout: str, news: list[str]) -> None:
+    """What FSDP2 loads as it is was never converted: a command that names the output would find nothing."""
+    steps = steps_for_checkpoints([CheckpointFound("a", layout, target="b")], [], ".")
+    assert list(steps[-1].commands) == [
+        f"fsdp-migrate compare ../before . --checkpoint a {new} -- COMMAND" for new in news
+    ]
+    assert ("loads it as it is" in steps[-1].text) is (len(news) > 1)
 
 
 @pytest.mark.parametrize("kind", ["accelerate", "trainer", "dcp", "file"])

@@ -50,6 +50,10 @@ _UNCLEAR = (
     "is the sharded one; if it is not, the line is right as it is."
 )
 _IN_NOTEBOOK = "`rewrite` leaves notebooks alone. In a source it would become:"
+_BY_DATE = (
+    "A file that git or a copy has put there anew has a new date: where one of FSDP1's is taken for FSDP2's, "
+    "`fsdp-migrate inspect CKPT` says how it is loaded."
+)
 _SHOWN = 6
 _PLACES = 3
 
@@ -215,6 +219,8 @@ def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: boo
         read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
         text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
         print_text(out, text, indent="  ", first="")
+    if any(each.is_fsdp2s for each in shown):
+        print_text(out, _BY_DATE, indent="", first="")
     if rest := len(checkpoints) - len(shown):
         out.print(
             f"{counted(rest, 'older one')} of the same runs; --all shows {'it' if rest == 1 else 'them'}."

@@ -49,8 +49,16 @@ _METHODS = {
     "holds one rank's part, as DTensors.",
 }
 _METHOD = "a method that all modules have, asked of FSDP1's class: call it on the model, {0}.{1}(...)."
+_NOBODYS = (
+    "neither FSDP1's class nor modules of torch have `{}`: this raises, under FSDP1 too, unless the project "
+    "puts it there itself. See what is meant{}."
+)
+_FUNCTIONS = frozenset(
+    f"{verb}_{what}state_dict" for verb in ("get", "set") for what in ("", "model_", "optimizer_")
+)
+_MEANT = ", maybe the function of torch.distributed.checkpoint.state_dict, which takes the model as it is"
 # The methods of FSDP1's class that modules do not have.
-_CLASS_OWN = frozenset({*catalog.CLASS_FUNCTIONS, "check_is_root", "register_comm_hook"})
+_CLASS_OWN = frozenset({*catalog.CLASS_FUNCTIONS, "check_is_root", "module", "register_comm_hook"})
 _IN_RUNTIME = frozenset({"clip_grad_norm_", "no_sync", "summon_full_params"})
 _WORD = "stays: torch still has it, and FSDP2 takes no notice of it"
 
@@ -81,6 +89,8 @@ def _said_of(source: Source, node: cst.BaseExpression, name: str) -> str:
     """Return what takes the place of a function of the class; of a module's method that of the model."""
     if name in _IN_RUNTIME or name == "__init__":
         return _OURS.format(name) if name in _IN_RUNTIME else _PATCH
+    if name not in catalog.MODULE_METHODS | _CLASS_OWN | _IN_RUNTIME and not name.startswith("_"):
+        return _NOBODYS.format(name, _MEANT if name in _FUNCTIONS else "")
     call = source.index.parents[node]
     first = call.args[0] if isinstance(call, cst.Call) and call.func is node and call.args else None
     is_model = (

@@ -61,7 +61,7 @@ _UNKNOWN = (
 )
 _READ_INTO = (
     "this reads into the state of an optimizer, and a new one has none, so that none would be read: call "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate in place of the lines that load. If the state "
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) in place of the lines that load. If the state "
     "was made before, this is right as it is."
 )
 _WHICH = (
@@ -86,9 +86,9 @@ _REKEYED = ((0, "optim_state_dict"), (1, "optim_state_key_type"), (2, "model"))
 _KEYS = re.compile(r"PARAM_(NAME|ID)")
 _BY_TORCH = frozenset({"torch.distributed.checkpoint.state_dict.get_optimizer_state_dict"})
 _SHARDED_LOAD = (
-    "call load_checkpoint(PATH, model, optimizer) of fsdp_migrate, which reads the sharded state into both; "
-    "an optimizer in a folder of its own with strict=False. Remove the lines that hand "
-    "this one to the optimizer."
+    "take this out, and the lines that hand its result to the optimizer (optim_state_dict_to_load, "
+    "optimizer.load_state_dict). In their place call fsdp_migrate.load_checkpoint(PATH, model, optimizer), "
+    "which reads the sharded state into both; with strict=False where PATH holds the optimizer alone."
 )
 _SWAPPED = (
     "functions of fsdp_migrate.runtime ask torch.distributed for this rank's number, and give a state to "

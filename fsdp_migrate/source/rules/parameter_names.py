@@ -70,7 +70,7 @@ _SAVED = (
     "and those of the state that is saved had not: what is looked up by them was not found, and is now. See "
     "which parameters the file is to hold."
 )
-_CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
+CLEANED = re.compile(r"_fsdp_wrapped_module|clean_tensor_name|_flat_param")
 _ASKS = frozenset({"endswith", "find", "startswith"})
 _MATCHES = frozenset({"findall", "fnmatch", "fnmatchcase", "fullmatch", "match", "search"})
 _FROM_START = frozenset({"fnmatch", "fnmatchcase", "fullmatch", "match"})
@@ -80,7 +80,7 @@ _DEEPEST = 2
 _PUTS = frozenset({"add", "append", "insert"})
 # Lightning and Fabric put a module of their own around FSDP1's, or go by the one within, and ask for
 # use_orig_params=True as Hugging Face's Trainer does.
-_OF_A_MODULE = frozenset({"fabric", "lightning"})
+OF_A_MODULE = frozenset({"fabric", "lightning"})
 _KEEP_NAMES = frozenset({"transformers"})
 # A unit's name ends before that: `blocks.0.attn`, `blocks.{i}.attn`, `blocks\\.\\d+\\.attn`. What stands for
 # any text (`.*`) stands for the mark, too; `0.weight` is of a Linear, which seldom is a unit.
@@ -90,7 +90,7 @@ _BEHIND_A_VALUE = re.compile(_BEHIND)
 _PAST_A_UNIT = 3
 """The first part of a name that may stand behind a unit's: ``model.blocks.0.attn``."""
 _SAVERS = frozenset({"on_load_checkpoint", "on_save_checkpoint"})
-_LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
+LOOPS = (cst.For, cst.ListComp, cst.GeneratorExp, cst.SetComp)
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -107,7 +107,7 @@ def find(source: Source) -> Iterator[Found]:
                 yield from _of_inner(source, call, copies)
             continue
         if source.contexts.is_summoned(call):
-            is_own = source.models.sharded_by(model) in _OF_A_MODULE | _KEEP_NAMES
+            is_own = source.models.sharded_by(model) in OF_A_MODULE | _KEEP_NAMES
             found = (
                 looked_for_within(values, call) if flat_of(source, model, flat, _NAMED) and not is_own else ()
             )
@@ -117,7 +117,7 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM318", call, _SAVED, "commented")
             continue
         for loop, names in named_loops(source.index, call):
-            if isinstance(loop, _LOOPS):
+            if isinstance(loop, LOOPS):
                 yield from _of_loop(
                     source,
                     loop,
@@ -130,8 +130,8 @@ def _of_inner(source: Source, call: cst.Call, copies: PlainCopies) -> Iterator[F
     """Find names across units where Hugging Face's Trainer shows what is within FSDP1's outermost wrapper."""
     for loop, names in named_loops(source.index, call):
         function = source.index.function(loop) or source.module
-        if isinstance(loop, _LOOPS) and not _CLEANED.search(text_of(function)) and chooses(loop, names[1]):
-            asked = _across_units(source, loop, names, copies)
+        if isinstance(loop, LOOPS) and not CLEANED.search(text_of(function)) and chooses(loop, names[1]):
+            asked = across_units(source, loop, names, copies)
             yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
 
 
@@ -150,19 +150,19 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
     """Find where a loop over a sharded model's parameters asks for their names."""
     function = source.index.function(loop) or source.module
     is_choice = chooses(loop, names[1])
-    if _CLEANED.search(text_of(function)) or not (is_choice or changes(loop, names[1])):
+    if CLEANED.search(text_of(function)) or not (is_choice or changes(loop, names[1])):
         return
     sharded_by = source.models.sharded_by(by.model)
-    if sharded_by in _OF_A_MODULE:
-        asks = is_choice and _has_units(source, by.model)
-        asked = _across_units(source, loop, names, by.copies) if asks else ()
+    if sharded_by in OF_A_MODULE:
+        asks = is_choice and has_units(source, by.model)
+        asked = across_units(source, loop, names, by.copies) if asks else ()
         yield from (Found("FM318", node, _OF_UNITS, "commented") for node in asked)
         return
     # A part has names of the model's own, but for those of flat parameters.
-    is_inner = by.model is not by.asked or text_of(by.asked).endswith(".module")
+    is_inner = by.model is not by.asked or shows_the_inner(source, by.asked)
     of_flat = "" if sharded_by in _KEEP_NAMES else by.flat
     is_across = not of_flat and not is_one_unit(source.models, by.model)
-    across = _across_units(source, loop, names, by.copies) if is_across else ()
+    across = across_units(source, loop, names, by.copies) if is_across else ()
     said_of = dict.fromkeys(across, _OF_UNITS)
     said_of |= dict(_said(source, loop, names, is_inner=is_inner, of_flat=of_flat))
     if not is_choice:  # what is written to parameters or gradients is in no checkpoint as groups
@@ -172,7 +172,12 @@ def _of_loop(source: Source, loop: cst.CSTNode, names: tuple[str, str], by: Aske
     yield from (Found("FM318", node, said, "commented") for node, said in said_of.items())
 
 
-def _has_units(source: Source, model: cst.BaseExpression) -> bool:
+def shows_the_inner(source: Source, asked: cst.BaseExpression) -> bool:
+    """Tell whether it is what FSDP1's outermost wrapper held, whose names did not begin with its mark."""
+    return text_of(asked).endswith(".module") or source.models.is_inner(asked)
+
+
+def has_units(source: Source, model: cst.BaseExpression) -> bool:
     """Tell whether it is a LightningModule whose parts FSDP1's strategy wrapped, too."""
     return source.models.sharded_by(model) == "lightning" and source.models.frameworks.has_units
 
@@ -181,14 +186,14 @@ def _is_by_state(source: Source, call: cst.Call, model: cst.BaseExpression) -> b
     """Tell whether a hook that sees what is saved asks a LightningModule with units for its names."""
     function = source.index.function(call)
     is_saver = function is not None and function.name.value in _SAVERS
-    return is_saver and _has_units(source, model) and not _CLEANED.search(text_of(function or call))
+    return is_saver and has_units(source, model) and not CLEANED.search(text_of(function or call))
 
 
-def _across_units(
+def across_units(
     source: Source, loop: cst.CSTNode, names: tuple[str, str], copies: PlainCopies
 ) -> Iterator[cst.BaseExpression]:
     """Yield what is asked of names in a loop that a unit's mark would stand in: ``"blocks.0.attn" in n``."""
-    for test, _ in _tests(source, loop, names):
+    for test, _ in tests_of_names(source, loop, names):
         looped = list(_looped_over(source, test))
         asked = [*walk_for(test, cst.Name), *looped]
         read = [each for one in asked if (each := _value(source, one)) is not None]
@@ -228,14 +233,14 @@ def _said(
     source: Source, loop: cst.CSTNode, names: tuple[str, str], *, is_inner: bool, of_flat: str
 ) -> Iterator[tuple[cst.BaseExpression, str]]:
     """Yield what is asked of names in a loop, and what is said of it."""
-    for test, is_start in _tests(source, loop, names):
+    for test, is_start in tests_of_names(source, loop, names):
         if is_start and not is_inner:
             yield test, _START
-        elif not is_inner and _is_of_wholes(source, test, names[0]):
+        elif not is_inner and is_of_wholes(source, test, names[0]):
             yield test, _NONE
         elif of_flat:
             yield test, of_flat
-        elif not is_inner and _is_from_the_start(source, test):
+        elif not is_inner and is_from_the_start(source, test):
             yield test, _PART
     parts = () if is_inner or of_flat else _counted_parts(loop, names[0])
     yield from ((part, _PART) for part in parts)
@@ -245,7 +250,7 @@ def _of_names_before(
     source: Source, loop: cst.CSTNode, names: tuple[str, str], copies: PlainCopies
 ) -> Iterator[cst.BaseExpression]:
     """Yield the questions whether a name is among those of the model before sharding: ``n in masks``."""
-    for test, _ in _tests(source, loop, names):
+    for test, _ in tests_of_names(source, loop, names):
         if isinstance(test, cst.Comparison) and text_of(test.left) == names[0]:
             asked = test.comparisons[0]
             if isinstance(asked.operator, (cst.In, cst.NotIn)) and copies.holds_names(asked.comparator):
@@ -272,7 +277,7 @@ def _root(node: cst.BaseExpression) -> str:
     return text_of(node)
 
 
-def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
+def is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
     """Tell whether a name is compared with whole names that stand here: ``n == "head.weight"``."""
     asked = (test.left, test.comparisons[0].comparator) if isinstance(test, cst.Comparison) else ()
     if not isinstance(test, cst.Comparison) or not any(_is_whole(each, name) for each in asked):
@@ -285,7 +290,7 @@ def _is_of_wholes(source: Source, test: cst.BaseExpression, name: str) -> bool:
     return bool(texts) and all(isinstance(each, cst.SimpleString) for each in texts)
 
 
-def _is_from_the_start(source: Source, test: cst.BaseExpression) -> bool:
+def is_from_the_start(source: Source, test: cst.BaseExpression) -> bool:
     """Tell whether a pattern begins where the name does: ``re.match(r"layers", n)``."""
     if not isinstance(test, cst.Call):
         return False
@@ -335,7 +340,7 @@ def chooses(loop: cst.CSTNode, parameter: str) -> bool:
     return any(dotted(each) == f"{parameter}.requires_grad" for each in targets)
 
 
-def _tests(
+def tests_of_names(
     source: Source, loop: cst.CSTNode, names: tuple[str, str]
 ) -> Iterator[tuple[cst.BaseExpression, bool]]:
     """Yield what is asked of a name in a loop and decides, and whether it is asked of its beginning."""
@@ -400,7 +405,7 @@ def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
             each.name.value for each in parameters_of(function) if each.name.value not in {"cls", "self"}
         ]
         given = {params[place] for place in places if place < len(params)}
-        is_cleaned = _CLEANED.search(text_of(function)) is not None
+        is_cleaned = CLEANED.search(text_of(function)) is not None
         if given and not is_cleaned and any(asked_of_name(function.body, given)):
             return True
     return False

@@ -31,7 +31,12 @@ from fsdp_migrate.source.python.nodes import dotted, given_by_name, named_argume
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.starred import added_to, given_to
 from fsdp_migrate.source.python.trainer_models import TRAINER
-from fsdp_migrate.source.trained_models import held_together, is_not_trained, whose_parameters
+from fsdp_migrate.source.trained_models import (
+    has_optimizer_beside,
+    held_together,
+    is_not_trained,
+    whose_parameters,
+)
 from fsdp_migrate.source.uses import Found
 
 
@@ -107,7 +112,7 @@ _SAVES_NONE = (
     " Its {} then hold no model, and one rank's part of the optimizer: save and load both by torch's "
     "get_state_dict, set_state_dict and torch.distributed.checkpoint."
 )
-Stopped = Literal["refused", "not trained", "several", "holds more", "second"]
+Stopped = Literal["refused", "refused alone", "not trained", "several", "holds more", "second"]
 """Why Accelerate's FSDP2 stops at a call: by what it is given, its optimizer, or the layers' classes."""
 _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
@@ -137,7 +142,7 @@ def find(source: Source) -> Iterator[Found]:
             meant = _FROZEN
         elif meant in {_MEANT, _SEVERAL} and (together := _held_together(source, call)):
             meant = _SHARED.format(named(together))
-        elif meant == _MEANT and not has_optimizer(source.code):
+        elif meant == _MEANT and not has_optimizer_beside(source, call):
             meant = _UNTRAINED if only_infers(source.code) else _EITHER
         if call not in again and not meant and (others := _held_besides(source, call)):
             meant = _HOLDS_MORE.format(others=named(others))
@@ -177,10 +182,15 @@ def stopped_calls(source: Source) -> Iterator[tuple[cst.Call, Stopped]]:
 
 
 def _why(source: Source, call: cst.Call, meant: str) -> Stopped:
-    """Return why a call is refused: its models are trained by none, or are several, or are without theirs."""
+    """Return why a call is refused: its models are trained by none, or are several, or are without theirs.
+
+    Alone: nothing where it stands shows that they have one.
+    """
     if _are_untrained(source, call):
         return "not trained"
-    return "several" if meant == _SEVERAL or _held_together(source, call) else "refused"
+    if meant == _SEVERAL or _held_together(source, call):
+        return "several"
+    return "refused" if meant != _MEANT or has_optimizer_beside(source, call) else "refused alone"
 
 
 def _are_untrained(source: Source, call: cst.Call) -> bool:

@@ -30,7 +30,7 @@ CODES = ("FM423", "FM426")
 
 _MEANT = (
     "files that FSDP1 saved here hold ShardedTensors, which FSDP2 does not take: load these by "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate. What the new code saves is loaded as before."
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer). What the new code saves is loaded as before."
 )
 _COPIES = (
     "what FSDP1 saved here of parameters has flat parts, under names with `_fsdp_wrapped_module.`: none is "
@@ -47,6 +47,8 @@ _LOADS = frozenset(
 """What files with ShardedTensors are read in, and nothing else."""
 _MAX_DEPTH = 2
 _RANK = re.compile(r"rank(?!0\b|_0\b|_zero)|shard|process_index", re.IGNORECASE)
+# What else has a `load_state_dict`, as it is called, or what makes it: a scheduler, a scaler, a loader.
+_NO_WEIGHTS = re.compile(r"sched|scaler|loader|sampler|dataset|metric|meter|(?:^|_)lr$|LR$", re.IGNORECASE)
 _MAKES = re.compile(r"^(?:torch|fsdp_migrate)\.(?!load$)")
 _STATES = {
     "load_state_dict": ("state_dict", "strict"),
@@ -65,7 +67,7 @@ def find(source: Source) -> Iterator[Found]:
         if source.index.qualified(call.func) & _LOADS:
             yield Found("FM426", call, _MEANT, "commented")
         load = file_of(source, call)
-        if load is not None and load not in done and _is_sharded(source, call):
+        if load is not None and load not in done and _is_sharded(source, call) and _has_weights(source, call):
             done.add(load)
             yield Found("FM426", load, _MEANT, "commented")
     yield from _of_copies(source)
@@ -163,6 +165,23 @@ def _loaded(source: Source, value: cst.BaseExpression, depth: int = 0) -> cst.Ca
         if len(given) == 1:
             return _loaded(source, given[0], depth + 1)
     return None
+
+
+def _has_weights(source: Source, call: cst.Call) -> bool:
+    """Tell whether what a state is loaded into may hold parameters, as a scheduler does not."""
+    owner = call.func.value if isinstance(call.func, cst.Attribute) else None
+    if (
+        owner is None
+        or last_name(call.func) != "load_state_dict"
+        or source.models.certainty(owner) is not None
+    ):
+        return True
+    is_seen = isinstance(owner, cst.Attribute) or owner in source.index.scopes
+    made = (
+        last_value(source.index, owner) if isinstance(owner, (cst.Attribute, cst.Name)) and is_seen else None
+    )
+    names = [last_name(owner) or "", (last_name(made.func) or "") if isinstance(made, cst.Call) else ""]
+    return not any(map(_NO_WEIGHTS.search, names))
 
 
 def _is_sharded(source: Source, call: cst.Call) -> bool:

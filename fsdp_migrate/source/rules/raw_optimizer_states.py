@@ -73,12 +73,12 @@ _DEEPEST = 2
 _MODEL = re.compile(r"model|module|net", re.IGNORECASE)
 _LOADED = (
     "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit: take "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate, which puts the parts of all ranks together. "
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer), which puts the parts of all ranks together. "
     "It reads what full_optimizer_state_dict(model, optimizer, rank0_only=False) saved in these files, too."
 )
 _LOADED_APART = (
     "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit. "
-    "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate joins it only where ranks' files in FOLDER "
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) joins it only where ranks' files in FOLDER "
     "hold the model too. Where none does, let the old script load it once, and below that, on every rank, "
     "take full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, which rank 0 saves; or begin "
     "it anew. What that function saved is loaded by "

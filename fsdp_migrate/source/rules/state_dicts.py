@@ -74,12 +74,12 @@ _ELSEWHERE = (
     f"load_model_state_dict: {_HINT}"
 )
 _FILE = (
-    " The file that is read here: load_checkpoint({}, {}, optimizer) of fsdp_migrate loads the "
+    " The file that is read here: fsdp_migrate.load_checkpoint({}, {}, optimizer) loads the "
     "model's state and the optimizer's of it, as FSDP1 saved them and as the new code saves them; leave the "
     "optimizer out if the file has none. What else it holds (a schedule, an average) is loaded as before."
 )
 _FOLDER = (
-    " The files of all ranks that are read here: load_checkpoint(FOLDER, {}, optimizer) of fsdp_migrate "
+    " The files of all ranks that are read here: fsdp_migrate.load_checkpoint(FOLDER, {}, optimizer) "
     "loads the model's state and the optimizer's of them, with the folder where they lie; without files of "
     "the optimizer leave that out. What else they hold (a schedule, an average) is loaded as before."
 )

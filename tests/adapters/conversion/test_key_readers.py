@@ -11,7 +11,9 @@ import pytest
 from fsdp_migrate.config_files import convert_config_file, read_config_file
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.source.launchers import find_launches
+from fsdp_migrate.source.steps import next_steps
 from fsdp_migrate.source.surroundings import find_configs
+from fsdp_migrate.source.uses import ScanReport
 
 
 if TYPE_CHECKING:
@@ -133,3 +135,82 @@ def test_a_launch_line_does_not_take_a_file_from_the_source_that_reads_it(tmp_pa
         (tmp_path / "train.py").write_text(source)
         found = {each.path: each for each in find_configs([tmp_path], find_launches([tmp_path]))}
         assert found[str(tmp_path / "fsdp.json")].state == state
+
+
+ARGUMENTS = (
+    "output_dir: out\nper_device_train_batch_size: 4\n"
+    "fsdp: true\nfsdp_config:\n  sharding_strategy: FULL_SHARD\n"
+)
+OPENS = "import yaml\nfrom accelerate import Accelerator\ncfg = yaml.safe_load(open('cfg.yaml'))\n"
+UNREAD = "no Trainer of it, and none looks `fsdp_config` up"
+OWN = "a.py looks its keys up itself"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "beside", "said"),
+    [
+        ("cfg.yaml", OPENS, ("run.sh", "python train.py\n"), UNREAD),
+        ("cfg.yaml", OPENS + FSDP + "FSDP(net)\n", ("README.md", "# Ours\n"), UNREAD),
+        ("cfg.yaml", OPENS + "shards = cfg['fsdp']\n", ("run.sh", ""), OWN),
+        ("cfg.yaml", OPENS + "kind = cfg.fsdp_config.sharding_strategy\n", ("run.sh", ""), OWN),
+        ("cfg.yaml", OPENS + TRAINS, ("run.sh", ""), ""),
+        ("cfg.yaml", OPENS, ("run.sh", "trl sft --config cfg.yaml\n"), ""),
+        ("cfg.yaml", OPENS, ("README.md", "`llamafactory-cli train cfg.yaml`\n"), ""),
+        ("cfg.yaml", OPENS, ("requirements-dev.txt", "axolotl==0.9\n"), ""),
+        ("cfg.yaml", "import torch\n", ("run.sh", ""), ""),
+        ("cfg.json", OPENS, ("run.sh", ""), ""),
+    ],
+)
+def test_the_trainers_words_are_nobodys_where_no_source_has_a_trainer(
+    tmp_path: Path, name: str, source: str, beside: tuple[str, str], said: str
+) -> None:
+    path = tmp_path / name
+    values = {
+        "output_dir": "o",
+        "per_device_train_batch_size": 4,
+        "fsdp": True,
+        "fsdp_config": {"fsdp_offload_params": True},
+    }
+    path.write_text(ARGUMENTS if path.suffix == ".yaml" else json.dumps(values))
+    (tmp_path / "a.py").write_text(source)
+    (tmp_path / beside[0]).write_text(beside[1])
+    (found,) = find_configs([tmp_path])
+    assert (found.state, said in found.message) == ("unclear" if said else "changes", True)
+    assert convert_config_file(path, framework="hf").is_changed
+    # What is only read is read as it says: `plan` and `parity` are given it by who knows whose it is.
+    assert read_config_file(path).model_fields_set
+
+
+BLOCK = "fsdp:\n  sharding_strategy: FULL_SHARD\n  mixed_precision: {param: bf16, reduce: fp32}\n"
+ONE_KEY = "seed: 1\nfsdp:\n  sharding_strategy: SHARD_GRAD_OP\n"
+SHARDS = (
+    "from torch.distributed.fsdp import ShardingStrategy\n"
+    "def shard(model, cfg):\n    strategy = ShardingStrategy[cfg['sharding_strategy']]\n"
+)
+GIVES = "shard(model, cfg['fsdp'])\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "sources", "is_left"),
+    [
+        (BLOCK, [SHARDS + "    mp = cfg.get('mixed_precision')\n"], True),
+        (BLOCK, [SHARDS, GIVES], True),
+        (ONE_KEY, [SHARDS, GIVES], True),
+        # One key alone, of whatever mapping; a reader that makes nothing; nobody.
+        (ONE_KEY, [SHARDS], False),
+        (BLOCK, [SHARDS.replace("['sharding_strategy']", ".strategy"), GIVES], False),
+        (BLOCK, [SHARDS.replace("ShardingStrategy", "Names") + GIVES], False),
+        (BLOCK, ["import torch\n"], False),
+    ],
+)
+def test_settings_in_words_of_the_projects_own_are_left_to_what_reads_them(
+    tmp_path: Path, config: str, sources: list[str], *, is_left: bool
+) -> None:
+    (tmp_path / "run.yaml").write_text(config)
+    for source, letter in zip(sources, "ab", strict=False):
+        (tmp_path / f"{letter}.py").write_text(source)
+    (found,) = find_configs([tmp_path])
+    assert (found.state, found.is_own) == ("unclear", is_left)
+    assert ("a.py looks its keys up itself" in found.message) is is_left
+    steps = next_steps([str(tmp_path)], ScanReport((), 1), [found], [])
+    assert any("See why these configs" in step.text for step in steps) is not is_left

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.any_torch
 NEW = "--fsdp_reshard_after_forward false"
 TWO = "--fsdp_version 2 --fsdp_state_dict_type FULL_STATE_DICT"
 FLAGS = "--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP"
+STRATEGY = "--fsdp_sharding_strategy"
 RUN = "accelerate launch"
+USE = f"{RUN} $A t.py\n"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,23 @@ RUN = "accelerate launch"
         (
             f'A="{FLAGS}"\naccelerate launch $A t.py\naccelerate launch $A u.py\n',
             f'A="--use_fsdp {NEW} {TWO}"\naccelerate launch $A t.py\naccelerate launch $A u.py\n',
+        ),
+        # two commands, and what is added between them: the first runs without it
+        *(
+            (
+                f'A="--use_fsdp {STRATEGY} 1"\n{USE}{adds} {STRATEGY} 2"\n{USE}',
+                f'A="--use_fsdp {NEW[:-5]}true {TWO}"\n{USE}{adds} {NEW} {TWO}"\n{USE}',
+            )
+            for adds in ('A="$A', 'A+="')
+        ),
+        # a function has what is added before it is called, and a command behind one what is above itself
+        (
+            f'A="--use_fsdp"\nrun() {{\n  {USE}}}\nA+=" {STRATEGY} 2"\nrun\n',
+            f'A="--use_fsdp"\nrun() {{\n  {USE}}}\nA+=" {NEW} {TWO}"\nrun\n',
+        ),
+        (
+            f'A="--use_fsdp"\nhelp() {{ echo; }}\n{USE}A+=" {STRATEGY} 2"\n{USE}',
+            f'A="--use_fsdp {TWO}"\nhelp() {{ echo; }}\n{USE}A+=" {NEW} {TWO}"\n{USE}',
         ),
         # one that nothing in this file uses
         (f'L="accelerate launch {FLAGS}"\n', f'L="accelerate launch --use_fsdp {NEW} {TWO}"\n'),

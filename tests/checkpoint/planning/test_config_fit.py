@@ -56,7 +56,9 @@ def test_names_of_a_wrapper_do_not_fit_and_the_rename_that_does_is_named(
     assert found["FM266"] == dry["FM266"]
     assert "no name in the output (`lm.transformer." in found["FM266"]["message"]
     assert "random values" in found["FM266"]["message"]
-    assert found["FM266"]["hint"] == r"Convert again with `--rename '^lm\.='`."
+    assert found["FM266"]["hint"].startswith(
+        r"Convert again with `--rename '^lm\.='`, and `--overwrite` where"
+    )
     again = said(capsys, source, out, *given, *["--overwrite"][len(given) % 2 :][:1], "--rename", r"^lm\.=")
     assert "FM266" not in again
 
@@ -140,3 +142,36 @@ def test_an_adapter_alone_is_not_held_against_the_config_of_its_base(
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = said(capsys, tmp_path / "m.pt", tmp_path / "out", "--hf-config", tmp_path)
     assert not {"FM266", "FM267", "FM268"} & set(found)
+
+
+@pytest.mark.parametrize(("key", "is_vocabulary"), [("vocab_size", True), ("n_positions", False)])
+def test_weights_of_another_size_than_the_model_of_the_config_has_are_named(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_vocabulary: bool
+) -> None:
+    source, base = _gpt2(tmp_path, "", architectures=["GPT2LMHeadModel"])
+    assert "FM269" not in said(capsys, source, tmp_path / "same", "--hf-config", base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, key: config[key] + 4}))
+    dry = said(capsys, source, tmp_path / "out", "--hf-config", base, "--dry-run")["FM269"]
+    found = said(capsys, source, tmp_path / "out", "--hf-config", base)["FM269"]
+    assert found == dry
+    name = "transformer.wte.weight" if is_vocabulary else "transformer.wpe.weight"
+    assert f"`{name}` has [{config[key]}, 8], and the model [{config[key] + 4}, 8]" in found["message"]
+    assert (f'write `"vocab_size": {config[key]}`' in found["hint"]) is is_vocabulary
+    # What it says is so, and what it tells to do helps.
+    transformers = pytest.importorskip("transformers")
+    with pytest.raises(RuntimeError):
+        transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
+
+
+def test_names_without_the_models_prefix_are_of_its_sizes_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, base = _gpt2(tmp_path, "")
+    state = torch.load(source)
+    torch.save(
+        {k.removeprefix("transformer."): v for k, v in state.items() if k.startswith("transformer.")}, source
+    )
+    assert "FM269" not in said(capsys, source, tmp_path / "out", "--hf-config", base)

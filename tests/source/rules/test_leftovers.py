@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
+from torch.distributed.checkpoint import state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import catalog, scan_source
+from fsdp_migrate.source.rules import leftovers
 from tests.source.samples import IMPORTS, assert_uncertain, codes, uses
 
 
@@ -68,6 +72,9 @@ def test_arguments_that_are_only_asked_for(asked: str) -> None:
         ("FSDP._lazy_init(model)", "FSDP2 has no such function."),
         ("FSDP.forward(self, x)", "FSDP2 has no such function."),
         ("take(FSDP.parameters)", "FSDP2 has no such function."),
+        ("FSDP.get_state_dict(model, kind)", "have `get_state_dict`: this raises, under FSDP1 too"),
+        ("FSDP.get_state_dict(model, kind)", "maybe the function of torch.distributed.checkpoint.state_dict"),
+        ("FSDP.gather(model)", "See what is meant."),
     ],
 )
 def test_a_modules_method_that_is_asked_of_the_class_is_the_models(call: str, said: str) -> None:
@@ -83,3 +90,11 @@ def test_a_function_that_decides_on_states_is_told_as_their_contexts_are(name: s
         found = [use for use in uses(body) if use.action == "commented"]
         assert [use.code for use in found] == ["FM307"]
         assert "`fsdp-migrate explain FM307` says what takes its place" in found[0].becomes
+
+
+def test_what_modules_and_the_class_have_is_what_torch_says() -> None:
+    of_modules = {name for name in dir(nn.Module) if callable(getattr(nn.Module, name)) and name[0].islower()}
+    assert of_modules - {"call_super_init"} == catalog.MODULE_METHODS
+    of_class = {name for name in dir(FullyShardedDataParallel) if name[0] != "_"} - set(dir(nn.Module))
+    assert of_class == leftovers._CLASS_OWN | leftovers._IN_RUNTIME
+    assert all(hasattr(state_dict, name) for name in leftovers._FUNCTIONS)

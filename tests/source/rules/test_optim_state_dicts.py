@@ -104,7 +104,7 @@ def test_a_state_that_a_folder_is_read_into_names_what_reads_the_moments_too(kin
         f"    FSDP.set_state_dict_type(model, {kind})\n"
         "    state = {'m': model.state_dict(), 'optimizer': FSDP.optim_state_dict(model, opt)}\n"
     )
-    said = "call load_checkpoint(FOLDER, model, optimizer)"
+    said = "call fsdp_migrate.load_checkpoint(FOLDER, model, optimizer)"
     assert said not in turned(f"{body}    dcp.save(state, folder)\n")
     assert said in turned(f"{body}    dcp.load(state, checkpoint_id=folder)\n")
 

@@ -533,3 +533,52 @@ def test_a_model_that_is_left_out_is_cast_no_more(after: str) -> None:
     trained = f"model = accelerator.prepare(model)\noptimizer = AdamW(model.parameters())\n{after}"
     assert "Left out" not in comments(trained, PLUGIN)
     assert "mixed precision casts it" in explain_code("FM449").action
+
+
+OTHERS_METHOD = """\
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+class Run:
+    def __init__(self):
+        self.accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+        self.net = make()
+    def train(self):
+        model = make()
+        optimizer = torch.optim.Adam({}.parameters())
+    def encode(self):
+        model = load(make())
+        {} = self.accelerator.prepare({})
+        return self.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("stepped", "target", "given", "is_its"),
+    [
+        # A method that makes its own model has no optimizer of another method's.
+        ("model", "self.model", "model", False),
+        ("self.net", "self.model", "model", False),
+        ("model", "model", "model", False),
+        # What the object keeps may be stepped by another method.
+        ("self.model", "self.model", "model", True),
+        ("self.net", "self.net", "self.net", True),
+        ("self.net.core", "self.net", "self.net", True),
+    ],
+)
+def test_an_optimizer_of_another_method_is_of_what_the_object_keeps(
+    stepped: str, target: str, given: str, *, is_its: bool
+) -> None:
+    code = OTHERS_METHOD.format(stepped, target, given)
+    (said,) = (use.becomes for use in scan_source(code) if use.code == "FM449")
+    assert ("Make the optimizer first" in said) is is_its
+    assert ("no optimizer is made here" in said or "none is made of this one here" in said) is not is_its
+
+
+def test_a_function_has_the_optimizer_that_it_is_given() -> None:
+    code = "def place(accelerator, model, optimizer):\n    return accelerator.prepare(model)\n"
+    plugin = (
+        "from accelerate import FullyShardedDataParallelPlugin\nplugin = FullyShardedDataParallelPlugin()\n"
+    )
+    main = "opt = torch.optim.SGD(net.parameters())\n"
+    for text, is_its in ((code, True), (code.replace(", optimizer", ""), False)):
+        (said,) = (use.becomes for use in scan_source(plugin + text + main) if use.code == "FM449")
+        assert ("Make the optimizer first" in said) is is_its

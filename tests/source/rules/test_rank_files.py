@@ -23,6 +23,11 @@ MADE = "m = FSDP(net)\n"
         f"{SHARDED}state = torch.load(path)\n    m.load_state_dict(state_dict=state)\n",
         f"{SHARDED}x = FSDP.optim_state_dict_to_load(m, optim, torch.load(path))\n",
         f"{SETTER}m.load_state_dict(torch.load(path))\n",
+        f"{SETTER}meta = torch.load(path)\nsched.load_state_dict(meta['s'])\nm.load_state_dict(meta['m'])\n",
+        # A model that is called so is one.
+        SETTER.replace("m,", "sched,").join(
+            ("sched = FSDP(net)\n", "sched.load_state_dict(torch.load(path))\n")
+        ),
         "x = FSDP.flatten_sharded_optim_state_dict(torch.load(path), m, optim)\n",
     ],
 )
@@ -38,6 +43,10 @@ def test_they_are_said(body: str) -> None:
         "m.load_state_dict(torch.load(path))\n",
         f"state = m.state_dict()\ndcp.load(state, path)\n{SHARDED}m.load_state_dict(state)\n",
         f"other = torch.load(path)\n{SHARDED}m.load_state_dict(state)\n",
+        # What holds no parameters has none of FSDP1's tensors.
+        f"{SETTER}meta = torch.load(path)\nscheduler.load_state_dict(meta['scheduler'])\n",
+        f"{SETTER}s = torch.optim.lr_scheduler.LambdaLR(o, f)\ns.load_state_dict(torch.load(path))\n",
+        f"{SETTER}self.scaler.load_state_dict(torch.load(path)['scaler'])\n",
     ],
 )
 def test_others_are_not(body: str) -> None:

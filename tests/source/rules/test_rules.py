@@ -91,3 +91,11 @@ def test_codes_that_tables_elsewhere_show_by_their_text(body: str, code: str, ac
 
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 2
+
+
+def test_what_many_a_script_has_by_that_name_itself_is_told_by_its_whole_name() -> None:
+    """A script's own ``load_checkpoint`` would call itself, if it were done to the letter."""
+    said = [text for rule in EVERY for text in vars(rule).values() if isinstance(text, str)]
+    told = [text for text in said if "load_checkpoint(" in text]
+    assert told
+    assert [text for text in told if re.search(r"(?<!fsdp_migrate\.)\bload_checkpoint\(", text)] == []

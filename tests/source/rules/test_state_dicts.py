@@ -274,10 +274,10 @@ def test_a_load_that_is_left_names_the_line_that_loads() -> None:
         "    with FSDP.state_dict_type(model, kind):\n"
         '        model.load_state_dict(torch.load(path / "m.pt")["model"])\n'
     )
-    assert 'load_checkpoint(path / "m.pt", model, optimizer) of fsdp_migrate' in turned(body)
+    assert 'fsdp_migrate.load_checkpoint(path / "m.pt", model, optimizer)' in turned(body)
     # Of files of ranks the folder is read: one file alone has no optimizer beside it.
     of_ranks = turned(body.replace('"m.pt"', 'f"model_rank{rank}.pt"'))
-    assert "load_checkpoint(FOLDER, model, optimizer) of fsdp_migrate" in of_ranks
+    assert "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer)" in of_ranks
 
 
 def test_what_is_moved_before_it_is_wrapped_is_a_plain_model() -> None:

@@ -176,3 +176,48 @@ def test_a_trainer_of_another_file(
     (tmp_path / "fsdp.yaml").write_text(ASKS)
     found = [use for use in scan_paths([tmp_path]).uses if use.rule == "untrained-evaluation"]
     assert bool(found) is is_said
+
+
+SAYS = (
+    '"""Scores what was trained, on one GPU.\n\n    {}\n"""\n'
+    "from transformers import Trainer, TrainingArguments\n\n"
+    "trainer = Trainer(model=make(), args=TrainingArguments('out'))\nprint(trainer.evaluate())\n"
+)
+RUN = "accelerate launch --config_file {} -m tools.train --x 1\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "run", "is_said"),
+    [
+        ("python -m tools.score --dir out", RUN.format('"$CONFIG"'), False),
+        (
+            "CUDA_VISIBLE_DEVICES=0 python tools/score.py \\\\\n        --dir out",
+            RUN.format("fsdp.yaml"),
+            False,
+        ),
+        # Nothing shows how it is started, or by several processes, or another script is.
+        ("It reads the checkpoints.", RUN.format('"$CONFIG"'), True),
+        ("torchrun --nproc_per_node 2 tools/score.py", RUN.format('"$CONFIG"'), True),
+        ("python -m torch.distributed.run tools/score.py", RUN.format('"$CONFIG"'), True),
+        ("python -m tools.train --dir out", RUN.format('"$CONFIG"'), True),
+        # A launch may be of any script, or is of this one too.
+        ("python -m tools.score --dir out", 'accelerate launch --config_file fsdp.yaml "$SCRIPT"\n', True),
+        (
+            "python -m tools.score --dir out",
+            RUN.format("fsdp.yaml").replace("tools.train", "tools.score"),
+            True,
+        ),
+    ],
+)
+def test_a_script_whose_own_docstring_starts_it_as_one_process(
+    tmp_path: Path, shown: str, run: str, *, is_said: bool
+) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n")
+    (tmp_path / "run.sh").write_text(run)
+    (tmp_path / "tools" / "train.py").write_text(
+        "from transformers import Trainer\nTrainer(make()).train()\n"
+    )
+    (tmp_path / "tools" / "score.py").write_text(SAYS.format(shown))
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "untrained-evaluation"]
+    assert bool(found) is is_said
