@@ -202,10 +202,8 @@ def compare_scripts(
             runs.run(folders[0], _AGAIN, against=[_FIRST], checkpoint=starts[0])
         except RankError as error:
             return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
-        again = [
-            read_difference(each) for document in runs.documents(_AGAIN) for each in document["differences"]
-        ]
-        # Where no two runs differ by more than rounding, they are alike, whatever else differs.
+        again = [read_difference(each) for it in runs.documents(_AGAIN) for each in it["differences"]]
+        # Where no two runs differ by more than rounding, they are alike.
         if again and not (report.alike and all(is_rounding(each.gap) for each in again)):
             return replace(report, differs_from_itself=True)
         # Of rounding, shards say nothing: without them the norm to clip by is summed in another order too.
