@@ -48,6 +48,7 @@ from fsdp_migrate.source.project_switches import chosen, is_without_fsdp
 from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.held import (
     BY_ANY,
+    COMPILED,
     EACH,
     UNSHARDED,
     has_model,
@@ -345,11 +346,10 @@ class _Following(GivenOtherwise):
             self.ask((scope, name))
         given = {kind for name in names for kind in self.facts.get((scope, name), ())}
         kinds = self.kinds(value, place) - inside_of(given)
-        is_whole = (scope, dotted(value)) in self.wholes
-        is_whole = is_whole or is_found(self.project, node, value, place)
+        is_whole = (scope, dotted(value)) in self.wholes or is_found(self.project, node, value, place)
         kinds |= {"fsdp", "other"} if is_whole else set()
         if self.made.get((scope, dotted(value) or "")):
-            kinds |= self.kinds(value, place) & {"fsdp"}  # made here, whatever else it is given with
+            kinds |= self.kinds(value, place) & {"fsdp", COMPILED}  # made here, whatever it is given with
         if isinstance(value, ast.Call) and always_makes(self.project, value.func, place):
             kinds |= self.kinds(value, place) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
         if kinds:

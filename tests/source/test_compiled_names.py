@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import rewrite_source
-from tests.source.projects import after
+from tests.source.projects import FSDP, after
 from tests.source.samples import turned
 
 
@@ -51,6 +51,25 @@ def test_the_prefix_of_a_compiled_model_is_said(made: str, model: str, *, is_sai
     after = turned(f"{made}{SAVES.format(model)}")
     assert (LOST in after) is is_said
     assert "state = get_model_state_dict(model, options=" in after
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+@pytest.mark.parametrize(
+    ("compiles", "is_said"),
+    [("if c:\n        m = torch.compile(m)\n    return m", True), ("return m", False)],
+)
+def test_a_function_that_shards_what_it_is_given_and_compiles_it(
+    tmp_path: Path, compiles: str, *, is_apart: bool, is_said: bool
+) -> None:
+    setup = f"import torch\n{FSDP}def setup(m, c):\n    m = FSDP(m)\n    {compiles}\n"
+    saves = (
+        "class Trainer:\n    def __init__(self, net, c):\n        self.model = setup(net, c)\n"
+        "    def save(self):\n        return self.model.state_dict()\n"
+    )
+    files = {"setup.py": setup, "main.py": f"from setup import setup\n{saves}"}
+    found = after(tmp_path, files if is_apart else {"main.py": setup + saves}, "main.py")
+    assert "get_model_state_dict(self.model, " in found
+    assert (LOST in found) is is_said
 
 
 @pytest.mark.parametrize(

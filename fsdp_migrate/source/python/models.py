@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.given_itself import gives_itself
 from fsdp_migrate.source.python.given_plain import gives_plain
 from fsdp_migrate.source.python.held import (
     BY_ANY,
+    COMPILED,
     EACH,
     attribute,
     entered,
@@ -267,7 +268,7 @@ class Models(ModelKinds):
             is_whole = self.key_of(value) in self.wholes  # whose parts this function wraps
             kinds |= {"fsdp", "other"} if is_whole or self._is_found(value) else set()
             if (key := self.key_of(value)) is not None and self.made.get(key):
-                kinds |= self.kinds(value) & {"fsdp"}  # made here, whatever else it is given with
+                kinds |= self.kinds(value) & {"fsdp", COMPILED}  # made here, whatever else it is given with
             if isinstance(value, cst.Call) and self._anew.always(value.func):
                 kinds |= self.kinds(value) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
             kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
