@@ -10,6 +10,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.project import Place, dotted
 from fsdp_migrate.source.python.argument_places import given_at, placed_names
 from fsdp_migrate.source.python.held import ARGUMENT
+from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 
 
@@ -48,6 +49,17 @@ def given_back(project: Project, definition: Definition, depth: int = 0) -> str 
     if not all(_keeps(project, value, name, place, depth) for value in _values(inside, name)):
         return None
     return f"{ARGUMENT}{names.index(name)}:{name}"
+
+
+def takes_off(definition: Definition) -> bool:
+    """Tell whether a function speaks of what FSDP1's wrapper, and DDP's, called the model within."""
+    nodes = walked(definition.node)
+    asked = {each.attr if isinstance(each, ast.Attribute) else _text_of(each) for each in nodes}
+    return not catalog.WRAPPED.isdisjoint(asked)
+
+
+def _text_of(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _bare(value: ast.expr) -> str | None:

@@ -87,7 +87,7 @@ class ProjectFacts(PickedKinds):
     shards_told: dict[Path, dict[str, set[Sharded]]] = field(default_factory=dict)
     """The same of functions that shard what they are given."""
     sets_on_given: dict[str, set[tuple[str, str]]] = field(default_factory=dict)
-    """By functions the attributes of their arguments that they make models: ``trainer.model = FSDP(net)``."""
+    """By functions the attributes of what they are given that they make models; ``=model`` if assigned."""
     given_elsewhere: set[Fact] = field(default_factory=set)
     """The parameters that calls in other files than their own give models."""
     _news: set[Scope] = field(default_factory=set, repr=False)
@@ -146,7 +146,7 @@ class ProjectFacts(PickedKinds):
     ) -> None:
         if text is None or not kinds:
             return
-        self._set_on_object(text, kinds, place)
+        self._set_on_object(text, kinds, place, is_aside=is_aside)
         key = self._key(text, place, is_part=is_part)
         self._add(key, kinds, from_others=not key[0].startswith(f"{place.module.path}:"))
         if text.startswith(("self.", "cls.")) and self._is_about(kinds):
@@ -273,7 +273,8 @@ class ProjectFacts(PickedKinds):
     def _follow_set(self, call: ast.Call, called: Definition, place: Place) -> None:
         """Note what a call gives to a function that makes an attribute of it a model: ``shard(self)``."""
         self.ask(f"{_SETS}{called.key}")
-        for name, last in tuple(self.sets_on_given.get(called.key, ())):
+        known = tuple(self.sets_on_given.get(called.key, ()))
+        for name, last in (each for each in known if not each[1].startswith("=")):
             found = argument_at(called.node, name, is_method=called.owner is not None)
             text = given_for(call, *found) if found is not None else None
             kinds = {*whole(taken(attribute(last), self.facts.get((called.key, name), set()))), "other"}
@@ -283,7 +284,7 @@ class ProjectFacts(PickedKinds):
                 self._add((owner.key, f"self.{last}"), kinds, from_others=True)
                 self._note_holder(owner.key)
                 self.look_at([owner.module.path])
-            elif text is not None and owner is None:
+            elif text is not None and owner is None and (name, f"={last}") in known:
                 self._set_on_object(f"{text}.{last}", kinds, place)
 
     def _note_sharded(self, given: ast.expr, kinds: set[str], node: ast.stmt, place: Place) -> None:
@@ -328,7 +329,7 @@ class ProjectFacts(PickedKinds):
         named = self.project.named(root, place)
         return named is None or (bool(rest) and isinstance(named.node, ast.ClassDef))
 
-    def _set_on_object(self, text: str, kinds: set[str], place: Place) -> None:
+    def _set_on_object(self, text: str, kinds: set[str], place: Place, *, is_aside: bool = False) -> None:
         """Note what is set on an object from outside of its class: ``trainer.model = FSDP(net)``."""
         start, _, last = text.rpartition(".")
         if start == "self" and self.project.class_of(place) is None and self._is_about(kinds):
@@ -342,8 +343,9 @@ class ProjectFacts(PickedKinds):
         function = self.project.node(place.module, place.scope)
         scoped = f"{place.module.path}:{place.scope}"
         is_given = function is not None and argument_at(function, start, is_method=False) is not None
-        if is_given and (start, last) not in self.sets_on_given.get(scoped, set()):
-            self.sets_on_given.setdefault(scoped, set()).add((start, last))
+        told = {(start, last)} if is_aside else {(start, last), (start, f"={last}")}
+        if is_given and not told <= self.sets_on_given.get(scoped, set()):
+            self.sets_on_given.setdefault(scoped, set()).update(told)
             self._found_more(f"{_SETS}{scoped}")
         scope = self.project.class_of(place) if start.startswith("self.") else None
         asked = scope.key if scope is not None else f"{place.module.path}:{place.scope}", start

@@ -14,7 +14,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.bound_since import is_bound_since
 from fsdp_migrate.source.constant_arguments import ToldOff
 from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
-from fsdp_migrate.source.given_back import argument, given_back
+from fsdp_migrate.source.given_back import argument, given_back, takes_off
 from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
@@ -332,7 +332,8 @@ class ProjectKinds:
         self.ask(definition.key)
         found = self.returns.get(definition.key, set())
         back = self.gives_back(definition) if has_model(found) or "ddp" in found else None
-        return {back} if back is not None else found
+        # Of what takes a wrapper off, all counts where nothing is known of what it is given.
+        return found if back is None else {back, *(found if takes_off(definition) else ())}
 
     def gives_back(self, definition: Definition) -> str | None:
         """Return which argument a function gives back in any case."""
@@ -350,7 +351,7 @@ class ProjectKinds:
         found = self.without_others(found, call, definition, place)
         back = next((kind for kind in found if kind.startswith(ARGUMENT)), None)
         given = argument(call, back) if back is not None else None
-        return found if back is None else self.kinds(given, place) if given is not None else set()
+        return (self.kinds(given, place) if given is not None else set()) or found - {back or ""}
 
     def without_others(
         self, found: set[str], call: ast.Call, definition: Definition, place: Place

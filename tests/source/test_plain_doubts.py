@@ -80,7 +80,10 @@ def said_of_tools(folder: Path, tools: str, other: str) -> list[tuple[str, str]]
             "tools.keep(tools.made(wrap(Net())))\n",
         ),
         # What makes it has an attribute, a method or a variable for that.
-        (SAVE, f"{MADE}def run(maker):\n    model = maker.build()\n    save(model)\nrun(Maker())\n"),
+        (
+            SAVE,
+            f"{MADE}def run(makers):\n    model = makers[x].build()\n    save(model)\nrun(all_of(Maker))\n",
+        ),
         (
             SAVE,
             (

@@ -60,13 +60,13 @@ def given_by_functions(models: ModelKinds, call: cst.Call) -> set[str]:
     found, is_back = set[str](), False
     for name in names:
         back = next((kind for kind in gives[name] if kind.startswith(ARGUMENT)), None)
-        if back is None:
-            found |= without_others(models, call, gives[name])
-            continue
-        is_back = True
-        place, _, parameter = back.removeprefix(ARGUMENT).partition(":")
-        given = argument_of(call, int(place), {parameter})
-        found |= models.kinds(given) if given is not None else set()
+        known: set[str] = set()
+        if back is not None:
+            place, _, parameter = back.removeprefix(ARGUMENT).partition(":")
+            given = argument_of(call, int(place), {parameter})
+            known = models.kinds(given) if given is not None else set()
+        is_back = is_back or bool(known)
+        found |= known or without_others(models, call, gives[name] - {back or ""})
     return found if is_back else found | given_here(models, call.func)
 
 

@@ -12,7 +12,7 @@ from fsdp_migrate.source.python.nodes import dotted, kept, placed_arguments
 
 
 if TYPE_CHECKING:
-    from fsdp_migrate.source.python.scopes import Index
+    from fsdp_migrate.source.python.scopes import Binding, Index
 
 
 @kept
@@ -40,10 +40,17 @@ def written_names(index: Index, func: cst.BaseExpression) -> set[str]:
     if bindings := index.bindings_of(func):
         if any(isinstance(each.node, cst.FunctionDef) for each in bindings):
             return names or {text}
-        is_called = not names and not any(isinstance(each.node, cst.ClassDef) for each in bindings)
+        # Of a class and of a partial more is known by what they are.
+        is_called = not names and not any(_is_known(index, each) for each in bindings)
         return {f"{index.path_of(index.function(func) or index.module)}:{text}"} if is_called else names
     # By `import *`, which may bring a function that is called as one of torch's: `wrap`.
     return {text, *names}
+
+
+def _is_known(index: Index, binding: Binding) -> bool:
+    made = binding.value.func if isinstance(binding.value, cst.Call) else None
+    is_partial = made is not None and "functools.partial" in index.qualified(made)
+    return is_partial or isinstance(binding.node, cst.ClassDef)
 
 
 def _of_partial(index: Index, func: cst.BaseExpression) -> cst.BaseExpression:
