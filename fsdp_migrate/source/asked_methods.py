@@ -45,16 +45,16 @@ def of_the_whole(project: Project, near: Collection[Path]) -> Links:
     ``near``: the files that models reach. Others are not parsed for what functions do to these.
     """
     around = {*near, *(each for path in near for each in imports_of(project, path))}
-    loads = _loads(project, around)
+    loads, units = _loads(project, around), unit_classes(project.texts.values())
     return Links(
         clips_itself=clips_itself(project),
         own_groups=has_own_groups(project),
         no_shard=has_no_shard(project),
         ignores=any(map(tells_to_ignore, project.texts.values())),
         ignored=ignored_attributes(project),
-        made_parts=made_parts(project.texts.values()),
+        made_parts=made_parts(project.texts.values()) if units else {},
         calls_the_class=any(map(_NAMES_THE_CLASS.search, project.texts.values())),
-        unit_classes=unit_classes(project.texts.values()),
+        unit_classes=units,
         counting_methods=counting_methods(_counting(project)),
         counting_functions=counting_functions(_counting(project)),
         runners=frozenset(runners(project)),

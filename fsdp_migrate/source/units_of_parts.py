@@ -44,6 +44,7 @@ _MADE: Final = re.compile(r"\bself\.(\w+)\b[^=\n]*=(?!=)\s*(?:\w+\.)*([A-Z]\w*)\
 _OF_LISTS: Final = re.compile(r"[\[(:\s]([A-Z]\w*)\(")
 _AHEAD: Final = 200
 _NAMED: Final = re.compile(r"(?:\bModuleWrapPolicy\(|\btransformer_layer_cls\W{1,4})\s*[\[{(]*([\w., \n]+)")
+_POLICIES: Final = ("ModuleWrapPolicy", "transformer_layer_cls")
 _WORD: Final = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -150,7 +151,8 @@ def unit_classes(texts: Iterable[str]) -> frozenset[str]:
         >>> sorted(unit_classes(["ModuleWrapPolicy({m.Block, Tower})", "transformer_layer_cls={Layer}"]))
         ['Block', 'Layer', 'Tower']
     """
-    named = (match[1] for text in texts for match in _NAMED.finditer(text))
+    telling = (text for text in texts if any(word in text for word in _POLICIES))
+    named = (match[1] for text in telling for match in _NAMED.finditer(text))
     return frozenset(name.rpartition(".")[2] for each in named for name in _WORD.findall(each))
 
 
