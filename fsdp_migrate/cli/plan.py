@@ -116,9 +116,7 @@ def plan(
     }
     built, own_optimizer = build_run(model)
     shard_plan = plan_fully_shard(built, arguments, **options)
-    notes: tuple[str, ...] = (_DEFAULTS,)
-    if config is not None:
-        shard_plan, notes = _with_what_the_config_is(shard_plan, config)
+    shard_plan, notes = _with_what_the_config_is(shard_plan, config)
     notes = (*factory_notes(model), *notes)
     forecast = None
     if accumulate > 1 or any((memory, batch_size, seq_length, data, loss, optimizer)):
@@ -137,12 +135,14 @@ def plan(
     return 1 if forecast is not None and forecast.limit is not None and not forecast.fits else 0
 
 
-def _with_what_the_config_is(plan: ShardPlan, config: Path) -> tuple[ShardPlan, tuple[str, ...]]:
+def _with_what_the_config_is(plan: ShardPlan, config: Path | None) -> tuple[ShardPlan, tuple[str, ...]]:
     """Return the plan with a finding where the config is FSDP2's already, and what else there is to say."""
     from dataclasses import replace
 
     from fsdp_migrate.config_notes import already_fsdp2, framework_notes
 
+    if config is None:
+        return plan, (_DEFAULTS,)
     found = already_fsdp2(config)
     if found is not None:
         plan = replace(plan, findings=(found, *plan.findings))
