@@ -143,6 +143,8 @@ def _with_what_the_config_is(plan: ShardPlan, config: Path | None) -> tuple[Shar
 
     from fsdp_migrate.config_notes import already_fsdp2, framework_notes
 
+    if config is None:
+        return plan, (_DEFAULTS,)
     found = already_fsdp2(config)
     if found is not None:
         plan = replace(plan, findings=(found, *plan.findings))

@@ -15,7 +15,7 @@ from fsdp_migrate.versions import PACKAGES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fsdp_migrate.source.uses import ScanReport
+    from fsdp_migrate.source.uses import ScanReport, Use
 
 
 NEEDED = {
@@ -47,6 +47,8 @@ _OF_CODES = {
 _FILES = re.compile(
     r"^(requirements?.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.(py|cfg)|environment.*\.ya?ml|Pipfile)$"
 )
+# A text of more spaces is a sentence.
+_WORDS = 3
 _NAMES = "|".join(sorted({*NEEDED, *PACKAGES}, key=len, reverse=True))
 _PIN = re.compile(
     rf"(?<![\w.-])({_NAMES})(?:\[[\w,\s-]*\])?\s*\(?\s*((?:(?:===?|~=|!=|<=?|>=?|=)\s*[\w.*+!-]+\s*,?\s*)+)",
@@ -113,7 +115,7 @@ def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
     """
     names = {name.strip() for each in frameworks for name in each.split(",") if name.strip()}
     names |= report.frameworks & {"accelerate"}  # also where the config that asks for it is not here
-    codes = {use.code for use in report.uses}
+    codes = {use.code for use in report.uses if not _is_said_alone(use)}
     if not names and not codes:
         return set()
     needed = [
@@ -121,6 +123,12 @@ def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
         *(_OF_CODES.get(code, ()) for code in codes),
     ]
     return {"torch"}.union(*needed)
+
+
+def _is_said_alone(use: Use) -> bool:
+    """Tell whether a use is words of a comment or a sentence, which nothing runs and nothing needs."""
+    is_sentence = use.text.startswith("#") or use.text.count(" ") >= _WORDS
+    return use.action == "mentioned" and is_sentence
 
 
 def find_pins(paths: Iterable[str | os.PathLike[str]], packages: Iterable[str]) -> list[PinFound]:

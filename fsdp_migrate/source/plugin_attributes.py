@@ -34,6 +34,11 @@ _POLICY_IS_SET = (
     "by size alone. Take this out: in FSDP2's units frozen and trained parameters mix, and adapters (PEFT) "
     "need no policy of their own."
 )
+_POLICY_IS_UNSEEN = (
+    "what this holds is not seen here. Where it is what the plugin had before, by class or by size, leave "
+    "it. With any other policy Accelerate's FSDP2 shards the whole model as one unit: take this out then; "
+    "adapters (PEFT) need no policy of their own."
+)
 _NO_OTHER_POLICY = (
     "Where neither the plugin nor a config of its launch names another, it shards so without it, too: give "
     "the plugin auto_wrap_policy='transformer_based_wrap' and transformer_cls_names_to_wrap=[<layer>]."
@@ -77,8 +82,9 @@ def find(source: Source) -> Iterator[Found]:
         for target in assign.targets:
             name, value = dotted(target.target) or "", assign.value
             if _SET_POLICY.search(name) and text_of(value) != "None":
+                said = _POLICY_IS_UNSEEN if _is_kept_somewhere(source, value) else _POLICY_IS_SET
                 others = "" if _names_policy(source) else f" {_NO_OTHER_POLICY}"
-                yield Found("FM343", assign, f"{_POLICY_IS_SET}{others}", "commented")
+                yield Found("FM343", assign, f"{said}{others}", "commented")
             elif _SET_IGNORED.search(name) and text_of(value) != "None" and _may_load_so(source):
                 yield Found("FM343", assign, " ".join(IGNORED), "commented")
             elif _SET_CASTS.search(name) and is_of_fsdp1(source, value):
@@ -86,6 +92,14 @@ def find(source: Source) -> Iterator[Found]:
             elif _SET_STRATEGY.search(name) and text_of(value) != "None":
                 said = _STRATEGY_IS_SET.format(name.rpartition(".")[0], _reshards(value))
                 yield Found("FM320", assign, said, "commented", covers=tuple(names_in(value)))
+
+
+def _is_kept_somewhere(source: Source, value: cst.BaseExpression) -> bool:
+    """Tell whether a value is what an object holds, as a plugin's own policy that is put back."""
+    if isinstance(value, cst.Name) and value in source.index.scopes:
+        value = last_value(source.index, value) or value
+    asks = isinstance(value, cst.Call) and dotted(value.func) == "getattr"
+    return asks or (isinstance(value, cst.Attribute) and not source.index.qualified(value))
 
 
 def _names_policy(source: Source) -> bool:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fsdp_migrate.source.pins import excludes, find_pins, without_ours
+from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.pins import excludes, find_pins, packages_of, without_ours
 
 
 if TYPE_CHECKING:
@@ -66,3 +67,19 @@ def test_what_a_logger_kept_of_a_run_is_no_requirement(tmp_path: Path) -> None:
 def test_files_of_requirements_by_their_names(tmp_path: Path, name: str, *, is_read: bool) -> None:
     (tmp_path / name).write_text("torch==2.0.1\n")
     assert bool(find_pins([tmp_path], ["torch"])) is is_read
+
+
+@pytest.mark.parametrize(
+    ("source", "needed"),
+    [
+        ('"""It is faster for FSDP(model) than DDP."""\n', set()),
+        ("x = 1  # was FSDP(model)\n", set()),
+        ("wrapper = names['FullyShardedDataParallel']\n", {"torch"}),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nm = FSDP(net)\n", {"torch"}),
+    ],
+)
+def test_what_is_said_of_fsdp_alone_needs_no_version(source: str, needed: set[str], tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(source)
+    report = scan_paths([tmp_path])
+    assert report.uses
+    assert packages_of(report, []) == needed

@@ -109,6 +109,22 @@ def test_a_policy_that_fsdp2_of_accelerate_does_not_know_is_said() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "is_seen"),
+    [
+        ("getattr(fsdp_plugin, '_policy')", False),
+        ("self.kept_policy", False),
+        ("fsdp_auto_wrap_policy(model)", True),
+        ("torch.distributed.fsdp.wrap.always_wrap_policy", True),
+        ("'transformer_based_wrap'", True),
+    ],
+)
+def test_a_policy_that_is_put_back_may_be_the_plugins_own(value: str, *, is_seen: bool) -> None:
+    said = comments(f"import torch\nfsdp_plugin.auto_wrap_policy = {value}\n", ACCELERATE)
+    said += comments(f"import torch\nstate.fsdp_plugin.auto_wrap_policy = {value}\n", ACCELERATE)
+    assert ("FM343 with this policy" in said, "what the plugin had before" in said) == (is_seen, not is_seen)
+
+
+@pytest.mark.parametrize(
     ("made", "is_said"),
     [
         ("p = Plugin(sharding_strategy=1)\n", True),
