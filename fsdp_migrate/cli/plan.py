@@ -137,8 +137,6 @@ def plan(
 
 def _with_what_the_config_is(plan: ShardPlan, config: Path | None) -> tuple[ShardPlan, tuple[str, ...]]:
     """Return the plan with a finding where the config is FSDP2's already, and what else there is to say."""
-    if config is None:
-        return plan, (_DEFAULTS,)
     from dataclasses import replace
 
     from fsdp_migrate.config_notes import already_fsdp2, framework_notes
