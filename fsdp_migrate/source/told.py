@@ -195,8 +195,7 @@ class Told:
                 given.setdefault(path, {})[name, text] = told
         for module in self.known.looked_at:
             for (name, text), kinds in (*self._imported(module), *self._inherited(module)):
-                known = given.setdefault(module.path, {})
-                known[name, text] = known.get((name, text), frozenset()) | kinds
+                given.setdefault(module.path, {})[name, text] = frozenset(kinds)
         return gives, given
 
     def _inherited(self, module: Module) -> Iterator[tuple[Fact, set[str]]]:

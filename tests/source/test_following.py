@@ -519,6 +519,19 @@ def test_what_takes_a_wrapper_off_gives_what_it_is_given(
     assert "torch.save(bare(b).state_dict(), 'b.pt')\n" in found
 
 
+@pytest.mark.parametrize(("unwraps", "is_said"), [(UNWRAPS[0], True), ("return model.eval()", False)])
+def test_what_is_not_known_may_be_sharded_where_a_wrapper_is_taken_off(
+    tmp_path: Path, unwraps: str, *, is_said: bool
+) -> None:
+    files = {
+        "lib.py": f"def bare(model):\n    {unwraps}\n",
+        "run.py": f"from lib import bare\n{FSDP}bare(FSDP(net))\n",
+        "main.py": "import torch\nfrom lib import bare\ndef save(net):\n    return bare(net).state_dict()\n",
+    }
+    found = after(tmp_path, files, "main.py")
+    assert ("state_dict(bare(net), " in found or "FM333" in found) is is_said
+
+
 @pytest.mark.parametrize("unwraps", ["return FSDP(model)", "return model or FSDP(net)"])
 def test_what_gives_something_else_is_not_taken_for_it(tmp_path: Path, unwraps: str) -> None:
     text = (
