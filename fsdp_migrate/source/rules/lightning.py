@@ -359,7 +359,7 @@ def _left(source: Source, asked: _Asked) -> Found:
     if not asked.converted.code:
         meant = _FABRIC[0].upper() + _FABRIC[1:] if asked.is_fabric else _MEANT
         return Found("FM319", asked.node, f"{said} {meant}".strip(), "commented")
-    shown = asked.values.shown(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
+    shown = asked.values.pasted(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
     home = "" if asked.heir else f" of {asked.package}.strategies"
     if asked.is_fabric:
         text = (
