@@ -178,6 +178,7 @@ def settings_in(
         package,
         is_converted=partial(holds_fsdp2, folder),
         refusal=partial(refusal_of, folder),
+        lacks_fsdp=partial(lacks_fsdp, folder),
         is_own=partial(defines_fsdp, folder),
         lacks_transformers=partial(lacks_transformers, folder),
         decays_alike=partial(decays_alike, folder),
@@ -214,6 +215,12 @@ def holds_fsdp2(folder: Path, name: str) -> bool:
     text, is_json = _named_text(folder, name) or ("", False)
     documents = read_documents(text, is_json=is_json) if text else []
     return any(_are_fsdp2(documents, framework) for framework in ("auto", *sorted(TOLD_BY_FILE)))
+
+
+def lacks_fsdp(folder: Path, name: str) -> bool:
+    """Tell whether a file that another one in a folder names is there, and has no word of FSDP."""
+    text, _ = _named_text(folder, name) or ("", False)
+    return bool(text) and "fsdp" not in text.lower()
 
 
 def asks_for_packed(folder: Path, name: str) -> bool:

@@ -37,37 +37,46 @@ def with_assignment(finding: Finding, text: str, settings: Settings | None = Non
     every = assignments_of(variable.group(1), text) if variable and is_told else []
     if not every:
         return finding
-    (line, value), also = every[0], _also(every)
-    if not value:
-        message = f"{finding.message} Line {line} leaves the variable empty at first."
-        return replace(finding, message=message, hint=None)
     rest = finding.message[variable.end() :].partition(" ")[0] if variable else ""
-    what = "the variable" if rest else "it"
-    old, new = "is not set in this file: kept", f"is kept: line {line} sets {what} to `{value}`{also}"
-    message = finding.message.replace(old, new, 1)
-    if message == finding.message:
-        message = f"{message} Line {line} sets the variable to `{value}`{also}."
-    default = _DEFAULT.match(value)
-    given_value = default.group(1).strip("\"'") if default else value
-    whole = f"{in_folder_of(given_value, text)}{rest}"
-    in_value = _FOLDER.sub("", given_value)
-    file = _FILE.search(rest) or _FILE.search(in_value)
+    message = _said(finding.message, every, "the variable" if rest else "it")
     if "$" in rest:  # a variable within the name: `config_$RANK.yaml` is one file or several
         return replace(finding, message=message)
+    given = settings or Settings()
+    names = list(dict.fromkeys(filter(None, (_file_of(value, rest, text) for _, value in every if value))))
+    names = [name for name in names if not given.lacks_fsdp(name)] or names[:1]
+    left = [name for name in names if not given.is_converted(name)]
+    if names and (not left or (len(left) == 1 and given.refusal(left[0]) is not None)):
+        return make_finding(*elsewhere((left or names)[0], given, finding.subject, message))
+    if not left:
+        return replace(finding, message=message, hint=finding.hint if every[0][1] else None)
     framework = "accelerate" if "config_file" in finding.subject else "hf"
     counts = re.search(r" --nodes[^`]*", finding.hint or "")
     options = f"{framework}{counts.group() if counts else ''}"
-    # Behind a `$ROOT/` that the script does not set it is below a folder that is not known here.
-    name = whole if _FILE.fullmatch(whole) else file.group().lstrip("/") if file else ""
-    given_settings = settings or Settings()
-    if name and (given_settings.is_converted(name) or given_settings.refusal(name) is not None):
-        return make_finding(*elsewhere(name, given_settings, finding.subject, message))
     # What is to be written into the file holds whatever the file is called.
     there = re.search(r", and write .*(?=\.\Z)", finding.hint or "")
-    command = (
-        f"`fsdp-migrate config {name} --from {options}`{there.group() if there else ''}." if name else None
-    )
-    return replace(finding, message=message, hint=command or finding.hint)
+    commands = " and ".join(f"`fsdp-migrate config {name} --from {options}`" for name in left[: _MOST + 1])
+    return replace(finding, message=message, hint=f"{commands}{there.group() if there else ''}.")
+
+
+def _said(message: str, every: list[tuple[int, str]], what: str) -> str:
+    """Return what is said of a variable, with the lines that set it, and to what."""
+    (line, value), also = every[0], _also(every)
+    if not value:
+        more = re.sub(r" to ", " sets it to ", also, count=1)
+        return f"{message} Line {line} leaves the variable empty at first{more}."
+    old, new = "is not set in this file: kept", f"is kept: line {line} sets {what} to `{value}`{also}"
+    told = message.replace(old, new, 1)
+    return told if told != message else f"{message} Line {line} sets the variable to `{value}`{also}."
+
+
+def _file_of(value: str, rest: str, text: str) -> str:
+    """Return the file that a variable's value names, with what stands behind the variable; or nothing."""
+    default = _DEFAULT.match(value)
+    given = default.group(1).strip("\"'") if default else value
+    whole = f"{in_folder_of(given, text)}{rest}"
+    file = _FILE.search(rest) or _FILE.search(_FOLDER.sub("", given))
+    # Behind a `$ROOT/` that the script does not set it is below a folder that is not known here.
+    return whole if _FILE.fullmatch(whole) else file.group().lstrip("/") if file else ""
 
 
 def _also(given: list[tuple[int, str]]) -> str:

@@ -178,15 +178,32 @@ def nothing_found(
         return NothingToConvertError(msg, names_fsdp=True)
     if seen:
         msg += f" What names FSDP is {named(seen, 6)}."
-    if commands:
-        msg += f" {of_torch}"
-    elif any(isinstance(value, dict) for _, value in like):
-        msg += " If one of them is a mapping of FSDP settings, name it by `--key`, and its framework by"
-        msg += " `--from`."
-    else:
-        msg += " What code of its own makes of that, `fsdp-migrate scan` tells."
+    msg += f" {of_torch if commands else _what_to_do(like)}"
     is_switch = not commands and all(_is_own_switch(path, value) for path, value in like)
     return NothingToConvertError(msg, names_fsdp=True, holds_arguments=bool(commands), is_switch=is_switch)
+
+
+def _what_to_do(like: list[tuple[str, Any]]) -> str:
+    """Say what may be done with keys that name FSDP, of which no framework is known."""
+    inner = [each for path, value in like for each in _holders(path, value) if each != path]
+    if inner:
+        said = f"The settings of FSDP stand in {named(inner, 3)}: where a framework is given that, name it by"
+        return f"{said} `--key`, and the framework by `--from`."
+    if any(isinstance(value, dict) for _, value in like):
+        said = "If one of them is a mapping of FSDP settings, name it by `--key`, and its framework by"
+        return f"{said} `--from`."
+    return "What code of its own makes of that, `fsdp-migrate scan` tells."
+
+
+def _holders(path: str, value: Any) -> Iterator[str]:
+    """Yield the paths of the mappings, this one or below it, that have ``fsdp_...`` settings themselves."""
+    if not isinstance(value, dict):
+        return
+    if any(str(name).startswith("fsdp_") and not isinstance(held, dict) for name, held in value.items()):
+        yield path
+    else:
+        for name, held in value.items():
+            yield from _holders(f"{path}.{name}", held)
 
 
 def _of_torch(documents: list[Node], converts: Callable[[str], bool]) -> Iterator[str]:

@@ -34,8 +34,9 @@ class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
     ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it,
-    ``refusal`` why it is refused itself, or None, ``number`` which number a word of a command is, or None,
-    and ``value`` what a variable holds that one place alone sets, or None. ``is_own`` tells of the script
+    ``refusal`` why it is refused itself, or None, ``lacks_fsdp`` whether it is
+    there and names no FSDP, ``number`` which number a word of a command is, or None, and ``value`` what a
+    variable holds that one place alone sets, or None. ``is_own`` tells of the script
     that a command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of
     the project around whether no source of it imports transformers, ``decays_alike`` whether none has a
     Trainer of Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a
@@ -61,6 +62,7 @@ class Settings:
     is_converted: Callable[[str], bool] = lambda name: False
     number: Callable[[str], int | None] | None = None
     refusal: Callable[[str], str | None] = lambda name: None
+    lacks_fsdp: Callable[[str], bool] = lambda name: False
     value: Callable[[str], str | None] = lambda word: None
     is_own: Callable[[str], bool] = lambda script: False
     lacks_transformers: Callable[[], bool] = lambda: False

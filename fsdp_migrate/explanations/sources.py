@@ -127,7 +127,8 @@ EXPLANATIONS = {
         " Fabric has no hook: its strategy is given `parallelize_fn`, a function that the comment has. FSDP2 replaces the parameters, so make optimizers, and the lists of parameters that they are given, after"
         " `model = fabric.setup_module(model)`. A strategy that offloads is given"
         ' `process_group_backend="cpu:gloo,cuda:nccl"` and its hook no mesh: gradients are on the CPU then, where'
-        " clipping and saving need gloo, and `prepare_fully_shard` makes a mesh of the group that has it.",
+        " clipping and saving need gloo, and `prepare_fully_shard` makes a mesh of the group that has it."
+        " A strategy of another package (`NLPFSDPStrategy` of NeMo) stays FSDP1 until that package has one for FSDP2.",
     ),
     "FM320": (
         "Accelerate's plugin is FSDP1 unless it is told `fsdp_version=2`; some of its arguments have other names then.",

@@ -59,6 +59,12 @@ ASKS_ACCELERATE: Final = re.compile(
     rf"\bdistributed_type['\"]?\s*:\s*['\"]?FSDP\b|--use[_-]fsdp\b|{SWITCHED}"
 )
 """What asks Accelerate for FSDP: its config, a launch line, or the environment."""
+LAUNCHES_IT: Final = "launch_command"
+"""Accelerate's function that starts a script, and is given what its parser would make of flags."""
+ASKS_LAUNCHER: Final = re.compile(
+    r"(?:[(,.]\s*use_fsdp\s*=|['\"]use_fsdp['\"]\]?\s*[:=])\s*(?!=|(?:False|None|0)\b)\w"
+)
+"""What asks it for FSDP, in a file that calls it: ``Namespace(use_fsdp=True)``."""
 ASKS_FABRIC: Final = re.compile(
     r"\b(?:lightning\.fabric|lightning_fabric)\.strategies\.(?:\w+\.)*FSDPStrategy\b"
     r"|_target_['\"]?\s*:\s*['\"]?(?:lightning|lightning_fabric)\.(?:\w+\.)*Fabric\b"

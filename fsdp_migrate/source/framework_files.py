@@ -14,7 +14,9 @@ from fsdp_migrate.source.asked_around import (
     ASKS_BY_WORD,
     ASKS_FABRIC,
     ASKS_HF,
+    ASKS_LAUNCHER,
     COMMENT,
+    LAUNCHES_IT,
     SWITCHED,
     asked_around,
     asks,
@@ -339,6 +341,7 @@ def _asked_by_configs(
     flags = [text for text in texts.values() if _FLAG.search(text) and _LAUNCHES in text]
     flags += [text for text in texts.values() if SWITCH in text]
     is_asked = name == "accelerate" and any(asks(text, pattern) for text in flags)
+    is_asked = is_asked or (name == "accelerate" and any(map(_asks_launcher, texts.values())))
     is_asked = is_asked or (name == "accelerate" and bool(found) and _name_its_files(texts, around))
     if is_asked or not found or not asked_around(around, pattern):
         return found if is_asked else set()
@@ -389,7 +392,13 @@ def _asks_otherwise(text: str) -> bool:
     """Tell whether a source has the words for FSDP of the Trainer in a dict, or launches with it."""
     is_said = any(word in text for word in _WORDS_OF_HF) and asks(text, _SAYS_HF)
     is_launched = _LAUNCHES in text and _FLAG.search(text) is not None
+    is_said = is_said or _asks_launcher(text)
     return is_said or ((SWITCH in text or is_launched) and asks(text, ASKS_ACCELERATE))
+
+
+def _asks_launcher(text: str) -> bool:
+    """Tell whether a source calls Accelerate's launcher with FSDP: ``launch_command(Namespace(..))``."""
+    return LAUNCHES_IT in text and _LAUNCHES in text and asks(text, ASKS_LAUNCHER)
 
 
 def _asks_any(text: str) -> bool:

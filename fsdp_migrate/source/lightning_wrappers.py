@@ -1,4 +1,4 @@
-"""Lightning's FSDP1 strategy, as another package is asked for it: by its word, and settings beside that."""
+"""Lightning's FSDP1 strategy, as another package is asked for it: by its word, or by a class of its own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,20 @@ WRAPPED: Final = (
     "given Lightning's ModelParallelStrategy, and its module a configure_model that calls "
     "prepare_fully_shard(self, {...}) with these settings."
 )
+_OF_ANOTHER: Final = (
+    "`{}` of the package {} derives, by its name, from Lightning's FSDPStrategy, and shards by FSDP1. It is "
+    "not migrated here, and stays FSDP1 until that package has a strategy for FSDP2: take that where it has "
+    "one, or Lightning's ModelParallelStrategy, with prepare_fully_shard(self, {{...}}) in the module's "
+    "configure_model, and see what `{}` does beside sharding."
+)
+_STRATEGY: Final = re.compile(r"FSDPStrategy\Z")
+# Ray's is told of by its own words.
+_TOLD_ELSEWHERE: Final = "ray.train.lightning."
+_LIGHTNING: Final = re.compile(r"\b(?:pytorch_)?lightning\b", re.IGNORECASE)
+_FSDP1_WORDS: Final = frozenset(
+    {"auto_wrap_policy", "cpu_offload", "limit_all_gathers", "sharding_strategy", "state_dict_type"}
+)
+_LOOKS: Final = frozenset({"cast", "getattr", "hasattr", "isinstance", "issubclass"})
 _SETTINGS: Final = re.compile(r"^(fsdp|strategy)_(\w+_)?(args|config|kwargs|options|params|settings)$")
 _CALLED: Final = frozenset({"Fabric", "Trainer"})
 
@@ -40,6 +54,38 @@ def wrapped_strategies(source: Source) -> Iterator[cst.Call]:
         settings = [value for key, value in given.items() if _SETTINGS.search(key)]
         if any(_is_made_of(source, value, words) for value in settings):
             yield call
+
+
+def strategies_of_others(source: Source) -> Iterator[tuple[cst.CSTNode, str]]:
+    """Yield uses of strategies of FSDP that packages outside of the project have, with what to say.
+
+    ``NLPFSDPStrategy(sharding_strategy="full")`` of NeMo shards by FSDP1, and no rewriting reaches it.
+    """
+    for node in (*source.loads, *source.attributes) if source.links.foreign else ():
+        for name in sorted(source.index.qualified(node)):
+            package, _, rest = name.partition(".")
+            is_strategy = package in source.links.foreign and _STRATEGY.search(rest)
+            if is_strategy and not name.startswith(_TOLD_ELSEWHERE) and _is_used(source, node):
+                last = rest.rpartition(".")[2]
+                yield node, _OF_ANOTHER.format(last, package, last)
+                break
+
+
+def _is_used(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a class is made, derived from or handed on, as one of Lightning's."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Call) and above.func is node:
+        arg = source.index.parents[above]
+        is_given = isinstance(arg, cst.Arg) and arg.keyword is not None and arg.keyword.value == "strategy"
+        if is_given or not _FSDP1_WORDS.isdisjoint(named_arguments(above)):
+            return True
+    elif isinstance(above, cst.Arg):
+        call = source.index.parents[above]
+        if isinstance(call, cst.Call) and last_name(call.func) in _LOOKS:
+            return False
+    elif not isinstance(above, (cst.Assign, cst.DictElement, cst.IfExp, cst.Return)):
+        return False
+    return _LIGHTNING.search(source.code) is not None
 
 
 def _is_made_of(source: Source, value: cst.BaseExpression, words: Sequence[cst.CSTNode]) -> bool:

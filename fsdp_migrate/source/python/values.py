@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _DEEPEST = 6
 _UNREAD = re.compile(r"""["']?\$\{(\d+)\}["']?""")
+_TAKES = re.compile(r"^(?:pop\w*|get_nowait|input|next|read\w*|setdefault|write)$")
+_ITS_VALUE = "<its value now>"
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _ENUMS = frozenset({"BackwardPrefetch", "ShardingStrategy", "StateDictType"})
 _DTYPE = re.compile(r"^torch\.(bfloat16|float16|float32|float64|half|float|double)$")
@@ -67,6 +69,13 @@ class Values:
     def shown(self, text: str) -> str:
         """Return a message with the expressions that it speaks of, on one line."""
         return re.sub(_UNREAD, lambda match: short(self.unread[int(match[1])]), text)
+
+    def pasted(self, text: str) -> str:
+        """Return code that a person may copy, with expressions whole or named alone.
+
+        One that is long would be cut, and one that takes what it gives (``pop``) gives it once.
+        """
+        return re.sub(_UNREAD, lambda match: _copied(self.unread[int(match[1])]), text)
 
     def written(self, value: Any) -> cst.BaseExpression:
         """Return a plain value as an expression, with those in it that were not understood."""
@@ -292,6 +301,12 @@ def _is_off(node: cst.BaseExpression) -> bool:
         return not node.evaluated_value
     empty = isinstance(node, (cst.Dict, cst.List, cst.Tuple)) and not node.elements
     return empty or (isinstance(node, cst.Name) and node.value in {"None", "False"})
+
+
+def _copied(node: cst.BaseExpression) -> str:
+    takes = any(_TAKES.search(code(each.func).rpartition(".")[2]) for each in walk_for(node, cst.Call))
+    whole = " ".join(code(node).split())
+    return _ITS_VALUE if takes or short(node) != whole else whole
 
 
 def python_text(value: Any, quote: str = '"') -> str:

@@ -261,7 +261,7 @@ def _known(values: Values, after: dict[str, Any]) -> str:
     wanted = {"fsdp_version": 2, **after}
     strategy = wanted.pop("sharding_strategy", None)
     texts = [
-        f"{name}={values.shown(python_text(value))}" for name, value in wanted.items() if name not in _GONE
+        f"{name}={values.pasted(python_text(value))}" for name, value in wanted.items() if name not in _GONE
     ]
     if strategy is not None:
         texts.insert(1, "reshard_after_forward=<True, or False for SHARD_GRAD_OP>")

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.adapters.engine.claims import TRANSFORMERS
 from fsdp_migrate.adapters.engine.ownership import HF_WORDS
-from fsdp_migrate.findings import listed
+from fsdp_migrate.source.hf_left import BY_STARS, ELSEWHERE, FORMER, UNKNOWN, left, of_former
 from fsdp_migrate.source.python.items import ItemChange, changed_call, changed_dict
 from fsdp_migrate.source.python.keywords import may_be_given
 from fsdp_migrate.source.python.meta_models import made_on_meta
@@ -32,7 +31,6 @@ from fsdp_migrate.source.settings_in_python import (
     SAID,
     Converted,
     convert_settings,
-    in_sentences,
     item_changes,
     said_of,
 )
@@ -40,7 +38,7 @@ from fsdp_migrate.source.uses import Found, Replace
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.source.python.text import Source
@@ -55,19 +53,7 @@ NAME = "hf-arguments"
 CODES = ("FM327", *SAID, "FM428")
 
 _ALREADY = "stays: it asks for FSDP2 already"
-_MEANT = (
-    "Hugging Face's Trainer takes FSDP2 by fsdp_config={'version': 2, 'reshard_after_forward': True, ...} "
-    "(False for shard_grad_op); a file that fsdp_config names is converted by "
-    "`fsdp-migrate config FILE --from hf`."
-)
-_BY_VERSION = (
-    f" transformers {TRANSFORMERS['version_read'].since} and newer read `version`, and "
-    f"{TRANSFORMERS['state_dict_type_read'].since} and newer `state_dict_type`; older ones pass over it "
-    "without a word."
-)
-_UNKNOWN = "`fsdp` is known only when this runs."
 _HIDDEN = "`**` may hold `fsdp_config`"
-_ELSEWHERE = "these are arguments of the Trainer, which is made in another place"
 _AXOLOTL = (
     "this is a config of Axolotl's, which takes FSDP2 by fsdp_version: 2 and fsdp_config without prefixes: "
     "`fsdp-migrate config FILE --from axolotl` turns one in a file."
@@ -82,7 +68,6 @@ _IS_CONFIG = re.compile(r"""(\.fsdp_config|\[["']fsdp_config["']\])$""")
 _OF_HF = re.compile(r"^(fsdp_)?transformer_layer_cls_to_wrap$|^fsdp_(backward_prefetch|min_num_params)$")
 _SHARED = "the dict of `fsdp_config` is used in other places too"
 _TAKES_IN = "the dict of `fsdp_config` takes in what is known only when this runs"
-_BY_STARS = "this dict is given to the Trainer's arguments by `**`, and stays as it is"
 _MADE = "the function that `fsdp_config` comes from would need names that it has not"
 _SYNC = "sync_module_states"
 _ON_META = (
@@ -94,10 +79,10 @@ _NO_BUFFERS = (
     ", and make them within accelerate.init_empty_weights() in place of torch's meta device (which has the "
     "buffers too: what no state dict has of these is not sent, and the start fails)"
 )
-_FORMER = ("fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params")
+_DEFAULT = "a default of this class"
 _BESIDE = ("bf16", "fp16")
 _NUMBERS = ("max_grad_norm", "label_smoothing_factor", "weight_decay")
-_TAKEN = ("fsdp", "fsdp_config", *_FORMER, *_BESIDE, *_NUMBERS)
+_TAKEN = ("fsdp", "fsdp_config", *FORMER, *_BESIDE, *_NUMBERS)
 _CLASS = re.compile(r"(?:\A|\.)\w*TrainingArguments\Z|\Atrl\..*Config\Z")
 
 
@@ -143,7 +128,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM327", argument, _ALREADY, "kept")
         return
     if reasons:
-        text = _left(converted, values, reasons)
+        text = left(converted, values, reasons) + _gone(source, converted, given)
         yield Found("FM327", argument, text, "commented", is_of_its_own=True)
         yield from _of_the_rest(values, converted, argument, maybe)
         return
@@ -178,7 +163,7 @@ def _of_meta(source: Source, place: cst.CSTNode, converted: Converted) -> Iterat
 def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
     """Return the arguments as a config of the Trainer holds them, and what of them may be true."""
     document: dict[str, Any] = {"output_dir": "."}
-    for name in ("fsdp", "fsdp_config", *_FORMER):
+    for name in ("fsdp", "fsdp_config", *FORMER):
         value = values.read(given[name]) if name in given else None
         if value is not None:
             document[name] = _read_json(value) if name == "fsdp_config" else value
@@ -215,7 +200,7 @@ def _reasons(
     """Return why a call is left to a person."""
     before = converted.before
     if values.has_unread(before["fsdp"]):
-        return (_UNKNOWN,)
+        return (UNKNOWN,)
     if any(arg.star for arg in call.args) and "fsdp_config" not in given:
         return (_HIDDEN,)
     asked = given.get("fsdp_config")
@@ -244,8 +229,8 @@ def _why(source: Source, place: cst.CSTNode) -> str:
         call = source.index.parents.get(arg)
         is_starred = isinstance(arg, cst.Arg) and arg.star == "**"
         if is_starred and isinstance(call, cst.Call) and is_of_the_trainer(source, call):
-            return _BY_STARS
-    return _ELSEWHERE
+            return BY_STARS
+    return ELSEWHERE
 
 
 def _is_converted_elsewhere(source: Source, converted: Converted, values: Values) -> bool:
@@ -259,51 +244,6 @@ def _is_converted_elsewhere(source: Source, converted: Converted, values: Values
     from fsdp_migrate.config_texts import holds_fsdp2
 
     return holds_fsdp2(Path(source.path).parent, str(file))
-
-
-def _left(converted: Converted, values: Values, reasons: tuple[str, ...]) -> str:
-    """Return the comment for what is left to a person, with what to write as far as it is known."""
-    before, after = converted.before, converted.after
-    said = in_sentences(reasons)
-    file = before.get("fsdp_config")
-    if isinstance(file, str) and values.expression(file) is None and not converted.is_refused:
-        words = "" if after["fsdp"] == before["fsdp"] else f" Here: fsdp={python_text(after['fsdp'])}."
-        words += _of_the_word(_alone(converted, values))
-        return f"{file} holds these settings: `fsdp-migrate config {file} --from hf --write`.{words}"
-    if converted.is_refused:
-        return said
-    if reasons == (_UNKNOWN,) and isinstance(file, str):
-        return f"{said} {_MEANT}"
-    if isinstance(file, str):  # an expression: what is added to it does not hang on what it holds
-        done = _alone(converted, values)
-        shown = values.shown(python_text(done.after.get("fsdp_config")))
-        return f"{said} {_MEANT} Here: add {shown} to it.{_of_the_word(done)}"
-    here = f" Here: fsdp_config={values.shown(python_text(after.get('fsdp_config')))}"
-    if reasons == (_UNKNOWN,):
-        here += ", with False in place of True if `fsdp` says shard_grad_op"
-    versions = _BY_VERSION if reasons and {_ELSEWHERE, _BY_STARS}.issuperset(reasons) else ""
-    return f"{said} {_MEANT}{here}.{versions}{_changing(converted)}{_of_the_word(converted)}"
-
-
-def _alone(converted: Converted, values: Values) -> Converted:
-    """Convert what stands beside `fsdp_config`."""
-    alone = {name: value for name, value in converted.before.items() if name != "fsdp_config"}
-    return convert_settings("hf", alone, values)
-
-
-def _of_the_word(converted: Converted) -> str:
-    """Return what is to be done about `fsdp` itself beside the dict: for hybrid_shard, and for no_shard."""
-    found = [each for each in converted.findings if each.subject == "fsdp" and each.code in SAID]
-    return "".join(f" {each.code}: {each.message} {each.hint}" for each in found if each.hint)
-
-
-def _changing(converted: Converted) -> str:
-    """Name what has no place in the dict for FSDP2, or means something else there, with its code."""
-    held = converted.before.get("fsdp_config")
-    keys = {f"fsdp_config.{name}" for name in held} if isinstance(held, dict) else set()
-    found = [each for each in converted.findings if each.subject in keys and each.code in SAID and each.hint]
-    texts = dict.fromkeys(f"`{each.subject.partition('.')[2]}` ({each.code})" for each in found)
-    return f" What changes: {listed(texts, 6)}." if texts else ""
 
 
 def _edits(
@@ -430,8 +370,9 @@ def _configs(source: Source) -> Iterator[Found]:
             values = Values(source)
             document = {"output_dir": ".", "fsdp": "full_shard auto_wrap", "fsdp_config": values.read(held)}
             after = convert_settings("hf", document, values).after.get("fsdp_config")
-            shown = values.shown(python_text(after))
-            yield Found("FM327", assign, _PICKED.format(where, shown), "commented")
+            yield Found(
+                "FM327", assign, _PICKED.format(where, values.pasted(python_text(after))), "commented"
+            )
 
 
 def _says_so(source: Source, node: cst.BaseExpression) -> bool:
@@ -467,7 +408,7 @@ def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:
                 held[name] = values.read(value)
                 place = small if name == "fsdp" else place
     if is_theirs and place is not None and held.get("fsdp"):
-        yield from _commented(held, values, place, "a default of this class")
+        yield from _commented(held, values, place, _DEFAULT)
 
 
 def _is_said(source: Source, value: cst.BaseExpression | None) -> bool:
@@ -488,13 +429,20 @@ def _default(small: cst.CSTNode) -> tuple[str, cst.BaseExpression | None]:
     return name, value
 
 
+def _gone(source: Source, converted: Converted, given: Container[str]) -> str:
+    """Return what to do of arguments that transformers took out, where the others become FSDP2's."""
+    return "" if converted.is_refused else of_former(source.code, given)
+
+
 def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str) -> Iterator[Found]:
     document = {name: held[name] for name in _TAKEN if held.get(name) is not None}
     converted = convert_settings("hf", {"output_dir": ".", **document}, values)
+    # A class of the project's that has such a field takes it.
+    gone = "" if why == _DEFAULT else _gone(values.source, converted, held)
     if converted.is_fsdp2:
-        yield Found("FM327", node, _ALREADY, "kept")
+        yield Found("FM327", node, *((f"{_ALREADY}.{gone}", "commented") if gone else (_ALREADY, "kept")))
         return
     yield from _of_meta(values.source, node, converted)
-    reasons = (_UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
-    yield Found("FM327", node, _left(converted, values, reasons), "commented")
+    reasons = (UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
+    yield Found("FM327", node, left(converted, values, reasons) + gone, "commented")
     yield from _of_the_rest(values, converted, node)

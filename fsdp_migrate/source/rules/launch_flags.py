@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import code, dotted
+from fsdp_migrate.source.asked_around import ASKS_LAUNCHER, LAUNCHES_IT, asks
+from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, last_name, named_arguments
+from fsdp_migrate.source.python.set_items import items_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -28,6 +30,17 @@ _SAID_HF = (
     "HF Trainer runs FSDP1 by this flag: `fsdp-migrate config --command '...'`, given the line, writes those "
     "of FSDP2, such as --fsdp_config with `version` 2."
 )
+_SAID_CALLED = (
+    "Accelerate's launcher runs FSDP1 by this, where it is not given fsdp_version=2: add that, and "
+    "fsdp_reshard_after_forward=True (False for SHARD_GRAD_OP), as FSDP2 reads no fsdp_sharding_strategy. "
+    "`fsdp-migrate config --command '...'`, given the same as a line of `accelerate launch`, says what else "
+    "changes."
+)
+_LAUNCHER = f"accelerate.commands.launch.{LAUNCHES_IT}"
+_USE = "use_fsdp"
+_OBJECTS = frozenset({"Namespace", "SimpleNamespace", "dict"})
+_SET = re.compile(r"""\.use_fsdp$|\[["']use_fsdp["']\]$""")
+_OFF = frozenset({"False", "None", "0"})
 _HF = re.compile(r"(?:^|[\s'\"])--fsdp(?![\w-])")
 _WORDS = re.compile(r"\b(?:full_shard|shard_grad_op|hybrid_shard(?:_zero2)?|no_shard)\b")
 _STARTS = re.compile(r"\b(?:accelerate|deepspeed|python\d?|torchrun)\b|\.py\b")
@@ -46,6 +59,7 @@ _MAKES_TEXTS = frozenset({"dedent", "format", "join", "repr", "rstrip", "str", "
 def find(source: Source) -> Iterator[Found]:
     """Find the flags that ask for FSDP, once a statement."""
     yield from _of_hf(source)
+    yield from _of_launcher(source)
     if "--use" not in source.code or not _FLAG.search(source.code) or not _LAUNCHES.search(source.code):
         return
     told = [node for node in _texts(source) if not _is_shown(source, node)]
@@ -60,6 +74,27 @@ def find(source: Source) -> Iterator[Found]:
         if statement not in seen and source.index.function(node) not in made_new:
             seen.add(statement)
             yield Found("FM320", node, _SAID, "commented")
+
+
+def _of_launcher(source: Source) -> Iterator[Found]:
+    """Find what asks for FSDP in a file that calls Accelerate's launcher with an object, not with flags."""
+    if LAUNCHES_IT not in source.code or not asks(source.code, ASKS_LAUNCHER):
+        return
+    if not any(_LAUNCHER in source.index.qualified(call.func) for call in source.calls):
+        return
+    for call in source.calls:
+        given = named_arguments(call)
+        is_object = last_name(call.func) in _OBJECTS or any(name.startswith("fsdp_") for name in given)
+        if is_object and _USE in given and code(given[_USE]) not in _OFF:
+            yield Found("FM320", args_by_name(call)[_USE], _SAID_CALLED, "commented")
+    for node in source.index.by_kind.get(cst.Dict, ()):
+        value = items_of(source, node).get(_USE)
+        if value is not None and code(value) not in _OFF:
+            yield Found("FM320", value, _SAID_CALLED, "commented")
+    for assign in source.assignments:
+        is_set = any(_SET.search(code(each.target)) for each in assign.targets)
+        if is_set and code(assign.value) not in _OFF:
+            yield Found("FM320", assign, _SAID_CALLED, "commented")
 
 
 def _of_hf(source: Source) -> Iterator[Found]:

@@ -22,7 +22,7 @@ from fsdp_migrate.source.lightning_names import is_replaced, name_of, said_of_se
 from fsdp_migrate.source.lightning_numbers import value_there
 from fsdp_migrate.source.lightning_otherwise import taken_otherwise
 from fsdp_migrate.source.lightning_words import chosen_words, is_word, words_apart
-from fsdp_migrate.source.lightning_wrappers import WRAPPED, wrapped_strategies
+from fsdp_migrate.source.lightning_wrappers import WRAPPED, strategies_of_others, wrapped_strategies
 from fsdp_migrate.source.python.accelerators import is_one
 from fsdp_migrate.source.python.fabric_models import FABRICS
 from fsdp_migrate.source.python.heirs import (
@@ -176,6 +176,7 @@ def find(source: Source) -> Iterator[Found]:
     yield from words_apart(source, read, done)
     yield from (Found("FM319", call, WRAPPED, "commented") for call in wrapped_strategies(source))
     yield from chosen_words(source)
+    yield from (Found("FM319", node, said, "commented") for node, said in strategies_of_others(source))
 
 
 def _class_of(source: Source, call: cst.Call) -> str:
@@ -359,7 +360,7 @@ def _left(source: Source, asked: _Asked) -> Found:
     if not asked.converted.code:
         meant = _FABRIC[0].upper() + _FABRIC[1:] if asked.is_fabric else _MEANT
         return Found("FM319", asked.node, f"{said} {meant}".strip(), "commented")
-    shown = asked.values.shown(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
+    shown = asked.values.pasted(_arguments(wanted)).replace(f'"{_RANKS}"', _RANKS)
     home = "" if asked.heir else f" of {asked.package}.strategies"
     if asked.is_fabric:
         text = (

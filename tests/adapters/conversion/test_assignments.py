@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from fsdp_migrate.adapters.conversion.command import convert_script
 from fsdp_migrate.adapters.conversion.shell import assignment_of
+from fsdp_migrate.config_files import convert_config_file
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -90,3 +97,56 @@ def test_every_place_that_sets_a_variable_is_named(given: str, told: str) -> Non
     text = f"{given}\naccelerate launch --use_fsdp --fsdp_transformer_layer_cls_to_wrap $L t.py\n"
     [said] = [f.message for f in convert_script(text).findings if f.code == "FM346"]
     assert told in said
+
+
+IN_BRANCHES = "if [ $N -eq 1 ]; then\n  C={}\nelse\n  C={}\nfi\naccelerate launch --config_file $C t.py\n"
+FSDP1 = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+FSDP2 = FSDP1.replace("sharding_strategy: FULL_SHARD", "version: 2\n  fsdp_reshard_after_forward: true")
+BOTH = "`fsdp-migrate config a.yaml --from accelerate` and `fsdp-migrate config b.yaml --from accelerate`."
+
+
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ({}, BOTH),
+        ({"a.yaml": FSDP1, "b.yaml": FSDP1}, BOTH),
+        # The command for one without FSDP, or with FSDP2's, would end in nothing to convert.
+        ({"a.yaml": "distributed_type: 'NO'\n", "b.yaml": FSDP1}, BOTH.partition(" and ")[2]),
+        ({"a.yaml": FSDP1, "b.yaml": "distributed_type: 'NO'\n"}, f"{BOTH.partition(' and ')[0]}."),
+        ({"a.yaml": FSDP2, "b.yaml": FSDP1}, BOTH.partition(" and ")[2]),
+        ({"a.yaml": FSDP2, "b.yaml": FSDP2}, None),
+    ],
+)
+def test_each_config_that_a_branch_sets_gets_its_command(
+    tmp_path: Path, files: dict[str, str], hint: str | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    run = tmp_path / "run.sh"
+    run.write_text(IN_BRANCHES.format("a.yaml", "b.yaml"))
+    [said] = [f for f in convert_config_file(run).conversion.findings if f.code in {"FM347", "FM356"}]
+    assert (said.hint and said.hint.replace(f"{tmp_path}/", "")) == hint
+    assert said.code == ("FM356" if hint else "FM347")
+
+
+@pytest.mark.parametrize(
+    ("values", "message", "hint"),
+    [
+        (("''", "b.yaml"), "empty at first, line 4 sets it to `b.yaml`.", BOTH.partition(" and ")[2]),
+        (("''", "''"), "Line 2 leaves the variable empty at first.", None),
+        (("a.yaml", "a.yaml"), "Line 2 sets the variable to `a.yaml`.", f"{BOTH.partition(' and ')[0]}."),
+    ],
+)
+def test_a_config_that_one_branch_sets_gets_its_command(
+    values: tuple[str, str], message: str, hint: str | None
+) -> None:
+    [said] = [f for f in convert_script(IN_BRANCHES.format(*values)).findings if f.code == "FM356"]
+    assert said.message.endswith(message)
+    assert said.hint == hint
+
+
+def test_each_json_of_branches_gets_its_command() -> None:
+    line = "torchrun t.py --fsdp 'full_shard auto_wrap' --fsdp_config $C\n"
+    script = IN_BRANCHES.format("a.json", "b.json").partition("accelerate")[0] + line
+    [said] = [f for f in convert_script(script).findings if f.code == "FM346"]
+    assert "config a.json --from hf` and `fsdp-migrate config b.json --from hf`" in str(said.hint)

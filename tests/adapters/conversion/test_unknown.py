@@ -357,6 +357,22 @@ def test_what_is_nobodys_mapping_is_not_asked_for(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("inner", "named"),
+    [
+        ("policy: full_shard\n    config:\n      fsdp_layer_cls: A", "stand in `run.fsdp.config`: where"),
+        ("fsdp_config:\n      fsdp_layer_cls: A", "stand in `run.fsdp.fsdp_config`: where"),
+        # The mapping that is named has them itself, or nothing below it has any.
+        ("fsdp_layer_cls: A\n    config:\n      fsdp_layer_cls: A", "If one of them is a mapping"),
+        ("policy: full_shard\n    config:\n      layer_cls: A", "If one of them is a mapping"),
+    ],
+)
+def test_the_mapping_that_has_the_settings_is_named_for_the_key(inner: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert_text(f"run:\n  fsdp:\n    {inner}\n")
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("name", "what"),
     [("README.md", "Markdown"), ("Dockerfile.gpu", "a Dockerfile"), ("a.toml", "TOML"), ("t.py", "Python")],
 )

@@ -96,3 +96,49 @@ HF_LINE = "'torchrun train.py --fsdp \"full_shard auto_wrap\" --fsdp_config f.js
 )
 def test_flags_of_the_hf_trainer(body: str, number: int) -> None:
     assert codes(body).count(("FM327", "commented")) == number
+
+
+CALLS = "from argparse import Namespace\nfrom accelerate.commands.launch import launch_command\n\n\n"
+GIVEN = (
+    "ns = Namespace(mixed_precision='bf16', {}, fsdp_sharding_strategy='FULL_SHARD')\nlaunch_command(ns)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        (GIVEN.format("use_fsdp=True"), True),
+        (GIVEN.format("use_fsdp=args.fsdp"), True),
+        ("ns = make()\nns.use_fsdp = True\nlaunch_command(ns)\n", True),
+        ("launch_command(Namespace(**{'use_fsdp': True}))\n", True),
+        ("d = {}\nd['use_fsdp'] = True\nlaunch_command(Namespace(**d))\n", True),
+        (GIVEN.format("use_fsdp=False"), False),
+        (GIVEN.format("use_fsdp=True, fsdp_version=2"), False),
+        ("model = build(use_fsdp=True)\nlaunch_command(make())\n", False),
+        # What launches nothing by Accelerate's launcher.
+        (GIVEN.format("use_fsdp=True").replace("launch_command(ns)", "own(ns)"), False),
+    ],
+)
+def test_the_launcher_that_is_given_an_object(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    (tmp_path / "run.py").write_text(CALLS + body)
+    said = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM320"]
+    assert ["fsdp_version=2: add that" in each for each in said] == [True] * is_said
+
+
+OWN_TRAINER = (
+    "from transformers import Trainer\n\n\nclass Own(Trainer):\n"
+    "    def compute_loss(self, model, inputs):\n        return model.module(**inputs)\n"
+)
+PREPARES = (
+    "from accelerate import Accelerator\n\naccelerator = Accelerator()\n"
+    "model, optimizer = accelerator.prepare(model, optimizer)\nmodel.state_dict()\n"
+)
+
+
+@pytest.mark.parametrize("more", ["", ", fsdp_version=2"])
+@pytest.mark.parametrize("train", [OWN_TRAINER, PREPARES])
+def test_what_such_a_launcher_starts_may_be_sharded(tmp_path: Path, train: str, more: str) -> None:
+    (tmp_path / "run.py").write_text(CALLS + GIVEN.format(f"use_fsdp=True{more}"))
+    (tmp_path / "train.py").write_text(train)
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.action == "commented"}
+    assert found == (set() if more else {"FM320", "FM333"})
