@@ -20,7 +20,7 @@ from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.left_files import compare_left
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding
+from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
 
 
@@ -374,7 +374,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         num_pairs=len(pairs),
         printed=_most(pairs),
         printed_before=tuple(alone[0])[:_MOST_LINES],
-        printed_after=tuple(alone[1])[:_MOST_LINES],
+        printed_after=own_first(alone[1])[:_MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
