@@ -41,8 +41,7 @@ _UNSHARDEDS: dict[tuple[bool | None, bool | None], Unsharded] = {
     (True, False): "FSDP1",
     (False, False): "neither",
 }
-_MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
-_LAST_LINES, _MOST_UNREAD = 15, 6
+_MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 20, 15, 6
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
