@@ -140,7 +140,10 @@ def state_type_as_it_ran(value: Any, block: Block) -> Outcome:
     version = written_key(block.node, "version") if block.node is not None else None
     if block.node is not None and version and read_number(plain_values(block.node)[version]) == 1:
         text = f"{unread}; {reads.versions} read it under FSDP1 too. It stays."
-        hint = f"Write FULL_STATE_DICT if an older one ran FSDP1: {none}"
+        hint = (
+            f"Where the FSDP1 run had transformers {reads.since} or newer there is nothing to do. Write "
+            f"FULL_STATE_DICT if an older one ran it: {none}"
+        )
         return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
     text = f"{unread}. It becomes FULL_STATE_DICT, as it ran: {none}"
     hint = "Write SHARDED_STATE_DICT to save checkpoints in parts, and see to the final model yourself."

@@ -144,7 +144,8 @@ CHECKPOINT_CODES: Final = {
     "FM290": FindingCode("refused", "Safetensors have no type for some tensors."),
     "FM291": FindingCode("changed", "An optimizer state that torch saved corrupt was copied, as asked."),
     "FM292": FindingCode(
-        "changed", "`config.json` or the tokenizer is missing: `from_pretrained` needs them."
+        "changed",
+        "`config.json`, without which `from_pretrained` fails, or the tokenizer is not in the output.",
     ),
     "FM293": FindingCode(
         "exact", "The output has Accelerate's full form, which it opens under FULL_STATE_DICT."

@@ -9,8 +9,9 @@ from typing import Literal
 Fidelity = Literal["exact", "equivalent", "obsolete", "changed", "refused"]
 """How faithfully FSDP2 does what was asked.
 
-``exact``: the same. ``equivalent``: another mechanism, the same result. ``obsolete``: FSDP2 needs no such
-option. ``changed``: something that a user could notice differs. ``refused``: cannot be migrated.
+``exact``: the same. ``equivalent``: another mechanism for the same; its text says what may differ.
+``obsolete``: FSDP2 needs no such option. ``changed``: something that a user could notice differs.
+``refused``: cannot be migrated.
 """
 
 

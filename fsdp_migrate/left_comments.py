@@ -30,6 +30,10 @@ _SILENT = frozenset({"FM318", "FM335", "FM423", "FM445", "FM446", "FM452"})
 _LEFT = frozenset({"FM308", "FM309", "FM313"})
 # Whoever settles one of these writes a call of `prepare_fully_shard`.
 _LEAD_TO_IT = frozenset({"FM301", "FM302", "FM303", "FM304", "FM319", "FM331", "FM429"})
+# No comment has to stop a run at these: torch, or Accelerate, does so there itself, with an error.
+_ENDS_THERE = frozenset({"FM336", "FM449"})
+ENDS_ITSELF = "no comment stops a run there, but torch or a framework does, with an error: settle it before."
+"""What is said of those."""
 _MOST_NAMED = 6
 # What looks for the comments when it shards: in sources, and as llm-foundry's YAML names Composer's callback.
 _LOOKS = re.compile(r"\b(?:prepare_fully_shard|FSDP2Migration|fsdp2_migration)\b")
@@ -64,6 +68,16 @@ def stops_runs(code: str) -> bool:
     )
 
 
+def ends_runs(code: str) -> bool:
+    """Tell whether a run ends by itself at a use with this code, which torch or a framework refuses.
+
+    Example:
+        >>> ends_runs("FM449"), ends_runs("FM322")
+        (True, False)
+    """
+    return code in _ENDS_THERE and not stops_runs(code)
+
+
 def looks_for_them(text: str) -> bool:
     """Tell whether a source or a config names what stops a run at such comments; comments themselves do not.
 
@@ -85,8 +99,10 @@ def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
             Where a framework shards with its own FSDP2, nothing does.
 
     Example:
-        >>> what_they_stop(["FM336", "FM322", "FM336"])
-        'FM322, FM336 stop no run: look at them before you train.'
+        >>> what_they_stop(["FM322", "FM322"])
+        'FM322 stops no run: look at it before you train.'
+        >>> what_they_stop(["FM336"]).partition(",")[0]
+        'FM336: no comment stops a run there'
         >>> what_they_stop(["FM307"])
         'FM307 stops a run until it is settled and its comment deleted.'
         >>> what_they_stop(["FM332"], is_checked=False).partition(":")[0]
@@ -96,7 +112,8 @@ def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
     """
     every = sorted(set(codes))
     stopping = [code for code in every if stops_runs(code)]
-    others = [code for code in every if code not in stopping]
+    ending = [code for code in every if code in _ENDS_THERE and code not in stopping]
+    others = [code for code in every if code not in {*stopping, *ending}]
     said = []
     if stopping and not is_checked and _LEAD_TO_IT.isdisjoint(every):
         stop, it = ("stops", "it is") if len(stopping) == 1 else ("stop", "they are")
@@ -116,4 +133,6 @@ def what_they_stop(codes: Iterable[str], *, is_checked: bool = True) -> str:
     if others:
         stop, it = ("stops", "it") if len(others) == 1 else ("stop", "them")
         said.append(f"{listed(others, _MOST_NAMED)} {stop} no run: look at {it} before you train.")
+    if ending:
+        said.append(f"{listed(ending, _MOST_NAMED)}: {ENDS_ITSELF}")
     return " ".join(said)

@@ -377,6 +377,11 @@ FLOAT_OUTPUTS = (
     "plugin.mixed_precision_policy, output_dtype=torch.float32)`"
 )
 """What leaves a model's outputs in float32, as Accelerate's FSDP1 did; beside the autocast."""
+ROUNDED_IN_EVALUATION = (
+    "In an evaluation losses are rounded too: where the best model, or an early stop, is chosen by them "
+    "(`metric_for_best_model`), two may be equal that were not, and another one is kept."
+)
+"""What outputs that are cast do to losses that decide."""
 
 
 def say_mixed_precision(
@@ -398,7 +403,7 @@ def say_mixed_precision(
         f"{dtype}. To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's "
         f"`train()`, where it is `trainer.accelerator`. Outputs, the loss too, stay {dtype}; for float32 "
         "write below that line, not without it, "
-        f"{FLOAT_OUTPUTS}. "
+        f"{FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION} "
         "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
         "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
         "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "

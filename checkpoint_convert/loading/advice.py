@@ -31,7 +31,8 @@ _ACCELERATES_FULL: Final = "pytorch_model_fsdp.bin"
 # What a script calls for a full state, by layout.
 _READ_BY: Final = {"file": "torch.load or fabric.load", "safetensors": "load_file or from_pretrained"}
 # What converting does not settle: the groups of the optimizer, and who has no state in them.
-_BEFORE_LOADING: Final = frozenset({"FM226", "FM227"})
+BEFORE_LOADING: Final = frozenset({"FM226", "FM227"})
+"""What is to be done before a framework can go on from a checkpoint that it reads itself."""
 _MOST_EXTRA: Final = 6
 _OF_TORCH: Final = re.compile(r"\.(?:bin|ckpt|pt|pth|tar)\Z")
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
@@ -203,7 +204,7 @@ def _by_framework(manifest: Manifest) -> str | None:
 
 def _but_for(manifest: Manifest) -> str:
     """Say what has to be done first, by the codes of the findings that say it, or nothing."""
-    codes = sorted({found.code for found in manifest.findings} & _BEFORE_LOADING)
+    codes = sorted({found.code for found in manifest.findings} & BEFORE_LOADING)
     return f"once what {' and '.join(codes)} says below is done, " if codes else ""
 
 

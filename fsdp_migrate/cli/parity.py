@@ -26,7 +26,12 @@ class Device(str, Enum):
 
 Model = Annotated[str, option("PKG.MOD:FACTORY", MODEL_HELP, show_default=False)]
 Data = Annotated[
-    str | None, option("PKG.MOD:BATCHES", "What gives batches. Default: generated to fit the model.", TRAINED)
+    str | None,
+    option(
+        "PKG.MOD:BATCHES",
+        "What gives batches: each a dict, a tuple or one of the model's inputs. Default: generated.",
+        TRAINED,
+    ),
 ]
 Loss = Annotated[
     str | None,

@@ -84,8 +84,14 @@ def _wants_another_form(sight: Sight) -> str:
     return ""
 
 
-def _resumes_empty(sight: Sight) -> str:
-    """Look for an optimizer that Accelerate saved in shards: the form that FSDP1 does not load again."""
+def resumes_empty(sight: Sight) -> str:
+    """Look for an optimizer that Accelerate saved in shards: the form that FSDP1 does not load again.
+
+    Example:
+        >>> from fsdp_migrate.doctor.sight import Sight
+        >>> resumes_empty(Sight())
+        ''
+    """
     manifest = sight.manifest
     if manifest is None or manifest.framework != "accelerate" or str(sight.setting("version")) == "2":
         return ""
@@ -139,7 +145,7 @@ CHECKPOINT_FAULTS = (
         "The FSDP1 run that was resumed parts from the one that was not stopped at its second step.",
         "measured",
         "checkpoint",
-        _resumes_empty,
+        resumes_empty,
         "Compare the FSDP2 run with the FSDP1 run that was not stopped: under FSDP2 the state is loaded. A "
         "checkpoint that was saved after such a resume and before a step has no moments (FM219).",
         (Affected("accelerate", "1.13"),),

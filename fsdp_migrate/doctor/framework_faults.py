@@ -14,6 +14,7 @@ from fsdp_migrate.doctor.accelerate_units import (
     shared_across_units,
     unsaid_embeddings,
 )
+from fsdp_migrate.doctor.checkpoint_faults import resumes_empty
 from fsdp_migrate.doctor.known import MOST_SEEN, Affected, KnownFault, seen_of
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.findings import listed, named
@@ -65,6 +66,8 @@ def _resumes_from_shards(sight: Sight) -> str:
     """Look for the form that FSDP1 saves and does not load, and for what loads it, if sources are there."""
     form = str(sight.setting("state_dict_type") or "").upper()
     if sight.framework not in {"accelerate", "hf"} or "SHARDED" not in form or _is_version_2(sight):
+        return ""
+    if resumes_empty(sight):  # which is the same fault, named by the checkpoint
         return ""
     loads = sight.find(r"\bload_state\(|\bresume_from_checkpoint\b")
     return "" if sight.sources and not loads else f"{form}{f', and {loads}' if loads else ''}"

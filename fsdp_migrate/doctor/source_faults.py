@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
 _WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
+_BEGINS = r"\binit_process_group\("
+_ENDS = r"\bdestroy_process_group\("
 _WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\("
 
 
@@ -32,6 +34,17 @@ def _line(pattern: str, *, without: str = "", beside: str = "") -> Callable[[Sig
         return sight.find(pattern, without=without)
 
     return sees
+
+
+def _ends_gloo(sight: Sight) -> str:
+    """Return where a group ends that may be gloo's: this file begins it, or another one does."""
+    if near := _line(_ENDS, beside=_WITH_GLOO)(sight):
+        return near
+    begins = [text for text in sight.sources.values() if _has(text, _BEGINS)]
+    if not any(_has(text, _WITH_GLOO) for text in begins):
+        return ""
+    apart = {path: text for path, text in sight.sources.items() if text not in begins}
+    return type(sight)(sources=apart).find(_ENDS)
 
 
 def _has(text: str, pattern: str) -> bool:
@@ -111,7 +124,7 @@ SOURCE_FAULTS = (
         "pytorch/pytorch#189308",
         "sources",
         _line(_DCP_LOAD),
-        "Load what is not your own by `fsdp_migrate.load_checkpoint`, which runs nothing of it.",
+        "Nothing for your own. Load others by `fsdp_migrate.load_checkpoint`, which runs nothing of them.",
         reproduced=True,
         harm="costs",
     ),
@@ -190,7 +203,7 @@ SOURCE_FAULTS = (
         "job counts as failed. Up to torch 2.7 that call may also wait for ever.",
         "pytorch/pytorch#179291",
         "sources",
-        _line(r"\bdestroy_process_group\(", beside=_WITH_GLOO),
+        _ends_gloo,
         "End the script by `fsdp_migrate.runtime.end_process_group()` in its place. Groups of NCCL alone end "
         "well.",
         looked_up="2026-11-23",

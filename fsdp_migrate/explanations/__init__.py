@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.explanations import arguments, checkpoints, composer, configs, loading, sources, targets
 from fsdp_migrate.finding_codes import FINDING_CODES
-from fsdp_migrate.left_comments import stops_runs
+from fsdp_migrate.left_comments import ENDS_ITSELF, ends_runs, stops_runs
 
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Explanation:
         """Whether a comment with this code in a source stops a run; empty where there is nothing to settle.
 
         Example:
-            >>> explain_code("FM336").comment
+            >>> explain_code("FM322").comment
             'A comment with this code in a source stops no run: look at it before you train.'
         """
         if self.code not in sources.EXPLANATIONS:
@@ -52,6 +52,8 @@ class Explanation:
                 "A comment with this code in a source stops a run that calls `prepare_fully_shard`: it raises "
                 "until the comment is deleted."
             )
+        if ends_runs(self.code):
+            return f"{ENDS_ITSELF[0].upper()}{ENDS_ITSELF[1:]}"
         is_open = self.fidelity in {"changed", "refused"}
         return (
             "A comment with this code in a source stops no run: look at it before you train."

@@ -189,8 +189,8 @@ EXPLANATIONS = {
         "Do not train from this optimizer as it is. Its second moment is right; set the first to zero, or warm up again.",
     ),
     "FM292": (
-        "The output holds weights. To load it, `from_pretrained` also needs `config.json`, which says what kind of model it is, and the files of the tokenizer."
-        " What the finding names is not in the checkpoint, so it could not be copied. Without it `from_pretrained` fails.",
+        "The output holds weights. To load it, `from_pretrained` also needs `config.json`, which says what kind of model it is; `AutoTokenizer` needs the files of the tokenizer."
+        " What the finding names is not in the checkpoint, so it could not be copied. Without `config.json` `from_pretrained` fails. Without the tokenizer the model loads, and `AutoTokenizer` alone fails.",
         "Convert again with `--hf-config DIR --overwrite`; DIR is the folder of the model that the training started from. Or copy these files into the output"
         " yourself: when you convert again, `--overwrite` replaces the weights there, and keeps every other file. What transformers does not read, such as"
         " `training_args.bin` or a JSON of your own, is never copied.",

@@ -213,7 +213,8 @@ def _made_up(
     tried = "; ".join(refusals) or "it has no layer that tells what it takes"
     msg = (
         f"No batches can be made for {type(model).__name__}, whose forward takes {named(taken) or 'nothing'} "
-        f"({tried}). Give `data` (`--data PKG.MOD:BATCHES`): batches, or a function that returns them. "
+        f"({tried}). Give `data` (`--data PKG.MOD:BATCHES`): batches, or a function that returns "
+        "them. A batch is a dict of the model's arguments by name, or a tuple of them in order. "
         "Unless the model returns its loss, give `loss` (`--loss PKG.MOD:LOSS`) too."
     )
     raise ConfigError(msg, field="data")

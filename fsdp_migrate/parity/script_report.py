@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,8 @@ from fsdp_migrate.parity.report import place
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fsdp_migrate.parity.report import Difference
     from fsdp_migrate.parity.tensors import Gap
 
@@ -24,6 +27,8 @@ Stateless = Literal["", "FSDP1", "FSDP2"]
 MOST_EPSILONS = 64.0
 """By how many units of the last bit of its largest number a tensor differs at most where it is rounded."""
 _MUCH = 1e4  # what is none for sure
+_LOW = 1e6  # what sums in a dtype of 8 bits make of it at most, a tenth of the largest number
+_ADDS_UP = re.compile(r"\bFM022 mixed_precision\.reduce_dtype:")  # as a run under FSDP2 logs it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +209,11 @@ _STATELESS: dict[Stateless, str] = {
     "run under FSDP2 has loaded none. See where the script loads its optimizer, and that it does so after "
     "the model is sharded; `fsdp-migrate inspect` says how",
 }
+_ADDED_UP = (
+    "gradients that are added up in another dtype from microbatch to microbatch, as it seems: FM022 is among "
+    "the lines that the run under FSDP2 printed. Take one microbatch a step in both, or the same dtype for "
+    "`param_dtype` and `reduce_dtype`, and compare again: what differs then has another cause"
+)
 _ENLARGED = (
     "rounding, as it seems. The gradients of this step are the same but for rounding, seen beside the "
     "largest of them, and no number differs by more but where its gradient is 0 beside it: Adam makes a step "
@@ -230,9 +240,33 @@ def cause(report: ScriptReport) -> str:
         return _STATELESS[report.stateless]
     if report.is_enlarged:
         return _ENLARGED
+    if _is_of_sums(report):
+        return _ADDED_UP
     is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH
     if report.unsharded == "neither" and is_much:
         return _THIRD
     grown = report.follows_rounding and report.unsharded == "FSDP1" and not is_much
     theirs = _THEIRS if report.is_others and report.unsharded in {"FSDP1", "neither"} else ""
     return _CAUSES[report.unsharded] + theirs + (_GROWN if grown else "")
+
+
+def _is_of_sums(report: ScriptReport) -> bool:
+    """Tell whether gradients differ first, by no more than sums in low precision, and the run says why.
+
+    FSDP1 without shards adds them up in the parameters' dtype too: that run tells nothing of it.
+    """
+    first = report.first
+    if report.unsharded == "FSDP2" or first is None or first.stage != "gradient":
+        return False
+    is_small = (first.gap.epsilons or math.inf) <= _LOW
+    return is_small and any(map(_ADDS_UP.search, report.printed_after))
+
+
+def own_first(lines: Iterable[str]) -> tuple[str, ...]:
+    """Put what our own code logs of sums before what a script prints, of which a part alone is kept.
+
+    Example:
+        >>> own_first(["loss 1", "FM022 mixed_precision.reduce_dtype: in float32"])[1]
+        'loss 1'
+    """
+    return tuple(sorted(lines, key=lambda line: _ADDS_UP.search(line) is None))

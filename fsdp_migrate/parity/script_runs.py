@@ -20,7 +20,7 @@ from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.left_files import compare_left
 from fsdp_migrate.parity.report import read_difference
-from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding
+from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
 
 
@@ -41,8 +41,7 @@ _UNSHARDEDS: dict[tuple[bool | None, bool | None], Unsharded] = {
     (True, False): "FSDP1",
     (False, False): "neither",
 }
-_MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES = 200, 20, 20
-_LAST_LINES, _MOST_UNREAD = 15, 6
+_MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 20, 15, 6
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
@@ -372,7 +371,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         num_pairs=len(pairs),
         printed=_most(pairs),
         printed_before=tuple(alone[0])[:_MOST_LINES],
-        printed_after=tuple(alone[1])[:_MOST_LINES],
+        printed_after=own_first(alone[1])[:_MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),

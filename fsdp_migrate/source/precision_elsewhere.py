@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS
+from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS, ROUNDED_IN_EVALUATION
 from fsdp_migrate.adapters.hf_trainer import STRONG
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.findings import listed
@@ -36,7 +36,7 @@ _SAID: Final = (
     "model raises then, and norms, softmax and losses are computed in the lower precision. To go on as "
     f"before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's `train()`, where it is "
     "`trainer.accelerator`. Outputs, the loss "
-    f"too, stay in it; for float32 write below that line {FLOAT_OUTPUTS}."
+    f"too, stay in it; for float32 write below that line {FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION}"
 )
 _EXPLAIN: Final = "fsdp-migrate explain FM354"
 _KEYS: Final = frozenset({"bf16", "fp16"})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
+from fsdp_migrate.findings import listed
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.saved_files import SAVED
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # torch writes what names the tensors of a file before them.
 _OPTIMIZER, _HEAD = b"optim", 4 << 20
+_MOST_OTHERS = 3
 _TRAINERS = "trainer_state.json"  # as HF Trainer leaves it beside what it goes on from
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
@@ -68,6 +70,7 @@ _GO_ON = (
     "To see before that it goes on alike, give `compare` both{}, and write `CKPT` into COMMAND where the "
     "script is given its checkpoint."
 )
+_OR_ANOTHER = " If no script goes on from {}, take one that a script goes on from ({})."
 _SAME = (
     ": the same one twice where `inspect` says that FSDP2 loads it as it is, else what it was converted to"
 )
@@ -152,7 +155,7 @@ def steps_for_checkpoints(
         # Of a full state nothing is converted. Whether another is, `inspect` says.
         pairs = [(one.path, one.path), *([] if one.is_full else [(one.path, one.target)])]
         both = tuple(_compare(folder, "--checkpoint", *pair) for pair in pairs)
-        go_on = _GO_ON.format("" if one.is_full else _SAME)
+        go_on = _GO_ON.format("" if one.is_full else _SAME) + _or_another(one, waiting)
         steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
         inner = [each for each in waiting if not each.is_published]
         if models and inner:
@@ -160,6 +163,12 @@ def steps_for_checkpoints(
             command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
             steps.append(Step(_PUBLISH, (command,)))
     return steps
+
+
+def _or_another(one: CheckpointFound, waiting: Sequence[CheckpointFound]) -> str:
+    """Say what to take where no script resumes the one: which do is not seen of the sources."""
+    others = [each.path for each in waiting if each is not one]
+    return _OR_ANOTHER.format(one.path, listed(others, _MOST_OTHERS)) if others else ""
 
 
 def _may_be_whole(checkpoint: CheckpointFound) -> tuple[bool, bool, bool]:

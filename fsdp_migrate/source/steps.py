@@ -15,6 +15,7 @@ from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
 from fsdp_migrate.source.still_fsdp1 import PREPARING, is_left_wrap, still_fsdp1
+from fsdp_migrate.source.uses import of_shared_comments
 
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ _SHOWN_BY_HAND = (
     "command becomes"
 )
 _ELSEWHERE = (
-    "Read what is said of launch lines whose settings stand in other files or in the environment, such as "
-    "what becomes of the mixed precision that they ask for"
+    "Read what this says of launch lines whose settings stand in other files or in the environment, such as "
+    "what becomes of the mixed precision that they ask for. The lines stay as they are unless it says so"
 )
 _TOGETHER = (
     "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "
@@ -159,6 +160,7 @@ _IMPORTS = "FM329"
 _SETTINGS = frozenset({"FM319", "FM320", "FM327", "FM328", "FM427", "FM428"})
 """What is a framework's setting for FSDP in a source."""
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
+_SETTLE = "Settle by hand what got a comment, and delete it"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
 
 
@@ -226,7 +228,7 @@ def next_steps(
     steps += _steps_for_lacking(lacking) if is_prepared or is_to_be else []
     if left:
         stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
-        text = f"Settle by hand what got a comment, and delete it: {_amount(left, 'place')}. {stops}"
+        text = f"{_SETTLE}: {_amount(left, 'place')}{of_shared_comments(left)}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
     if unclear := [use for use in uses if use.action == "unclear"]:
         steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}. See FM450.", ()))

@@ -74,8 +74,7 @@ _MOST_NAMED = 6
 _SHARD_THEMSELVES = frozenset({"accelerate", "axolotl", "hf", "lightning"})
 """What shards by its settings. Composer's stay as they are where its callback is added."""
 _STILL_ASK = (
-    "These settings still ask for FSDP1, and have to be FSDP2's with the sources, by `fsdp-migrate config "
-    "FILE`: {}."
+    "These settings still ask for FSDP1, and have to be FSDP2's{}, by `fsdp-migrate config FILE`: {}."
 )
 _WITH_TURNED = " A model of FSDP1 comes to lines that are turned without an error, and they do nothing."
 _INCOMPLETE = "incomplete or ambiguous"
@@ -296,7 +295,8 @@ def said_of_settings(
         for place, each in found
         if each.state in {"changes", "refused"} and _SHARD_THEMSELVES & {*each.framework.split(", ")}
     ]
-    said = _STILL_ASK.format(listed(dict.fromkeys(places), _MOST_NAMED)) if places else ""
+    when = " with the sources" if is_changed else ""
+    said = _STILL_ASK.format(when, listed(dict.fromkeys(places), _MOST_NAMED)) if places else ""
     return said + _WITH_TURNED if said and is_changed else said
 
 

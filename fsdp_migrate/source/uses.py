@@ -9,7 +9,7 @@ from fsdp_migrate.finding_codes import FINDING_CODES
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import libcst as cst
 
@@ -132,6 +132,18 @@ class Use:
             "action": self.action,
             "note": self.note,
         }
+
+
+def of_shared_comments(uses: Iterable[Use]) -> str:
+    """Say that there may be fewer comments than places, where a file has several with one code.
+
+    Example:
+        >>> one = Use("t.py", 1, 1, "dimensions", "FM318", "p.ndim", "", "commented")
+        >>> of_shared_comments([one]), of_shared_comments([one, one])
+        ('', ', of which those in one statement share a comment')
+    """
+    kinds = [(use.path, use.code) for use in uses]
+    return ", of which those in one statement share a comment" if len({*kinds}) < len(kinds) else ""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,17 @@ def test_units_of_fsdp1_by_its_version_are_the_layers() -> None:
         assert json.loads(done.text)["fsdp_config"]["auto_wrap_policy"] == was
 
 
+def test_what_newer_versions_read_under_fsdp1_too_needs_nothing() -> None:
+    config = {"version": 1, "state_dict_type": "SHARDED_STATE_DICT"}
+    given = {"output_dir": "x", "fsdp": "full_shard", "fsdp_config": config}
+    [said] = [f for f in convert_text(json.dumps(given)).findings if f.subject.endswith("state_dict_type")]
+    assert said.code == "FM358"
+    assert "or newer there is nothing to do." in (said.hint or "")
+    other = {**given, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
+    [said] = [f for f in convert_text(json.dumps(other)).findings if f.subject.endswith("state_dict_type")]
+    assert "nothing to do" not in (said.hint or "")
+
+
 @pytest.mark.parametrize(("fsdp", "is_said"), [("full_shard", False), ("shard_grad_op auto_wrap", True)])
 def test_versions_that_ran_full_shard_whatever_fsdp_names_are_told(fsdp: str, is_said: bool) -> None:
     done = convert_text(json.dumps({"output_dir": "x", "fsdp": fsdp}))

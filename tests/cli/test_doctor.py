@@ -38,7 +38,8 @@ def test_what_is_seen_is_said_with_what_to_do(folder: Path, capsys: Capture) -> 
         "`embed.weight`, `head.out.weight` are one parameter",
         "More can be seen with --checkpoint CKPT.",
         f"({len(FAULTS)} are known).",
-        "These hit you unless `prepare_fully_shard` shards the model",
+        "These hit you where a framework's own FSDP2 shards the model",
+        "more do where a framework's own FSDP2 shards the model",
     ):
         assert expected in shown
     assert main(["doctor", str(folder), "--strict"]) == 3

@@ -52,6 +52,21 @@ def test_inspect_says_that_nothing_is_needed(clean: Path, capsys: pytest.Capture
     said = " ".join(capsys.readouterr().out.split())
     assert "loads it as it is" in said
     assert "Converting is still better" not in said
+    assert "goes on from it under FSDP2" not in said  # no framework's
+
+
+def test_who_loads_the_shards_of_a_framework_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`load_checkpoint` alone was shown, which a script of Accelerate's does not call."""
+    assert main(["convert", str(NEWEST), str(tmp_path / "out"), "--to", "accelerate"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "`Accelerator.load_state` or the HF Trainer goes on from it under FSDP2, by the path as before."
+        in said
+    )
 
 
 def test_inspect_says_what_else_is_there_and_who_reads_it(

@@ -9,6 +9,7 @@ import pytest
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.explanations import EXPLANATIONS
+from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.sharding.unsettled import unsettled_in
 from fsdp_migrate.source import rewrite_source
 from tests.cli.conftest import CODE
@@ -71,6 +72,30 @@ def test_what_is_said_to_stop_a_run_is_what_stops_it(
             not stops,
         )
         assert f"# fsdp-migrate: {code} " in marked
+
+
+def test_what_a_framework_stops_is_not_said_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Accelerate raises at a model without its optimizer, torch at a DTensor: no comment has to."""
+    said = what_they_stop(["FM449", "FM322"])
+    assert said.startswith(
+        "FM322 stops no run: look at it before you train. FM449: no comment stops a run there"
+    )
+    assert "FM449" not in what_they_stop(["FM322", "FM309"])
+    assert main(["explain", "FM449"]) == 0
+    explained = " ".join(capsys.readouterr().out.split())
+    assert "stops no run" not in explained
+    assert "but torch or a framework does, with an error" in explained
+
+
+def test_a_code_that_differs_in_bits_is_not_headed_the_same_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["explain", "FM312"]) == 0
+    explained = " ".join(capsys.readouterr().out.split())
+    assert "the same result" not in explained
+    assert "what may differ is said below" in explained
+    assert main(["explain", "FM310"]) == 0
+    assert "what may differ" not in capsys.readouterr().out  # exact
 
 
 TRAINER = """
@@ -206,4 +231,5 @@ def test_settings_that_still_ask_for_fsdp1_are_named_last(
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("These settings still ask for FSDP1") is bool(places)
     assert all(f"{tmp_path / place}" in last for place in places)
+    assert not places or ("FSDP2's with the sources" in last) is ("Trainer" in files["t.py"])
     assert not places or ("lines that are turned" in last) is ("Trainer" in files["t.py"])

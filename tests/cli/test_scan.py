@@ -192,8 +192,15 @@ def test_a_change_with_a_comment_is_counted_by_scan_as_by_rewrite(
     Path("train.py").write_text(code)
     _, document = run_json("scan", ".")
     assert document["steps"][5]["text"].startswith(
-        "Settle by hand what got a comment, and delete it: 1 place"
+        "Settle by hand what got a comment, and delete it: 1 place in 1 file. FM302"
     )
+    assert main(["rewrite", "train.py"]) == 0
+    assert "See that they are FSDP1's, and delete this comment" in capsys.readouterr().out
+    asks = "wanted = [p for p in model.parameters() if p.ndim > 1 or (p.ndim == 1 and p.ndim > 0)]\n"
+    Path("more.py").write_text(code.replace("options", "{}") + asks)
+    (text,) = (e["text"] for e in run_json("scan", "more.py")[1]["steps"] if e["text"].startswith("Settle"))
+    assert "in 1 file, of which those in one statement share a comment. " in text
+    Path("more.py").unlink()
     assert document["totals"]["rewritten"] == 2
     assert main(["scan", "."]) == 0
     shown = capsys.readouterr().out

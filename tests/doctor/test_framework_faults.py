@@ -10,6 +10,7 @@ from torch import nn
 
 from fsdp_migrate.doctor.framework_faults import FRAMEWORK_FAULTS
 from tests.doctor.sights import LOW, assert_seen, of_config
+from tests.doctor.test_checkpoint_faults import of_accelerate
 
 
 if TYPE_CHECKING:
@@ -228,3 +229,6 @@ def test_sources_show_whether_a_run_is_resumed() -> None:
     for line, is_there in {"accelerator.load_state(x)": True, "accelerator.save_state(x)": False}.items():
         assert ("train.py:1" in fault.sees(replace(sight, sources={"train.py": line}))) is is_there
     assert fault.sees(replace(sight, settings={**settings, "fsdp_version": 2})) == ""
+    # A checkpoint that holds such shards names the same fault.
+    for file, is_there in {"optimizer_0/__0_0.distcp": False, "optimizer.bin": True}.items():
+        assert bool(fault.sees(replace(sight, manifest=of_accelerate(file).manifest))) is is_there

@@ -114,3 +114,33 @@ def test_who_sets_the_first_rate_itself_does_not_lose_it(line: str) -> None:
 
 def test_every_case_is_one_of_a_fault() -> None:
     assert CASES.keys() == {fault.name for fault in SOURCE_FAULTS}
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "is_there"),
+    [
+        ('dist.init_process_group("nccl" if on_gpu else "gloo")', "dist.destroy_process_group()", True),
+        ('dist.init_process_group("nccl")', "dist.destroy_process_group()", False),
+        # Where the file that ends a group begins one of its own, it is that.
+        (
+            'dist.init_process_group("gloo")',
+            'dist.init_process_group("nccl")\ndist.destroy_process_group()',
+            False,
+        ),
+        ('dist.init_process_group("nccl")', "# gloo\n", False),
+        ("# not for gloo", "dist.destroy_process_group()", False),
+        ('dist.init_process_group("gloo")', "# dist.destroy_process_group()", False),
+    ],
+)
+def test_a_group_of_gloo_may_begin_in_another_file_than_it_ends(
+    begins: str, ends: str, *, is_there: bool
+) -> None:
+    fault = next(each for each in SOURCE_FAULTS if each.name == "ending-a-group-of-gloo")
+    seen = fault.sees(seeing(sources={"groups.py": begins, "train.py": ends}))
+    assert ("train.py:" in seen) is is_there
+    assert "groups.py" not in seen
+
+
+def test_ones_own_checkpoints_need_nothing_for_their_metadata() -> None:
+    fault = next(each for each in SOURCE_FAULTS if each.name == "metadata-is-a-pickle")
+    assert fault.action.startswith("Nothing for your own.")

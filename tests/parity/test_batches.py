@@ -76,6 +76,9 @@ def test_where_none_can_be_made_the_user_is_asked(model: nn.Module) -> None:
         fed(model)
     # A command shows this too, where both are options.
     assert "Give `data` (`--data PKG.MOD:BATCHES`)" in str(caught.value)
+    assert "A batch is a dict of the model's arguments by name, or a tuple of them in order." in str(
+        caught.value
+    )
     assert "give `loss` (`--loss PKG.MOD:LOSS`) too" in str(caught.value)
 
 

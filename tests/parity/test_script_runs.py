@@ -262,6 +262,7 @@ def report_on(
     *,
     enlarged: int | None = None,
     have_state: tuple[bool, bool] = (True, True),
+    printed_after: tuple[str, ...] = (),
 ) -> ScriptReport:
     """Report on two runs of two steps, with what was found in them."""
     kept, seen = folder / "first" / "kept", folder / "second" / "found in first"
@@ -280,7 +281,8 @@ def report_on(
         }
         (seen / f"step-{step}.json").write_text(json.dumps(document))
         (kept / f"step-{step}.pt").touch()
-    first, second = (Run(folder, (), folder / each / "out") for each in ("first", "second"))
+    both = (("first", ()), ("second", printed_after))
+    first, second = (Run(folder, lines, folder / each / "out") for each, lines in both)
     return report_of(first, second, Comparison(("python", "OUT"), 2, folder))
 
 
@@ -309,6 +311,35 @@ def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
         first = Difference(step=1, stage="gradient", name="a", module="", rank=0, gap=gap)
         assert said in cause(replace(neither, differences=(first,)))
     assert "FM354" not in cause(replace(report, is_others=True, unsharded="FSDP2"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "factor", "printed", "unsharded", "is_said"),
+    [
+        (
+            "gradient",
+            1.01,
+            "WARNING FM022 mixed_precision.reduce_dtype: added up in float32",
+            "unknown",
+            True,
+        ),
+        ("gradient", 1.01, "WARNING FM022 mixed_precision.reduce_dtype: added up in float32", "FSDP1", True),
+        ("gradient", 1.01, "the same, without a code", "unknown", False),
+        ("gradient", 2.0, "WARNING FM022 mixed_precision.reduce_dtype: added up", "unknown", False),
+        ("optimizer group", 1.01, "WARNING FM022 mixed_precision.reduce_dtype: added up", "unknown", False),
+        ("gradient", 1.01, "WARNING FM022 mixed_precision.reduce_dtype: added up", "FSDP2", False),
+    ],
+)
+def test_what_the_run_says_of_its_sums_is_the_cause(
+    stage: Any, factor: float, printed: str, unsharded: Any, is_said: bool, tmp_path: Path
+) -> None:
+    """FM022, behind many other lines: a factor of 2, and what no sum makes, is none of it."""
+    gap = find_gap(torch.ones(2), torch.ones(2) * factor)
+    assert gap is not None
+    found = [Difference(step=1, stage=stage, name="a", module="", rank=0, gap=gap)]
+    lines = (*(f"of its own {'x' * each}" for each in range(30)), printed)
+    report = replace(report_on(tmp_path, found, printed_after=lines), unsharded=unsharded)
+    assert ("FM022" in cause(report)) == is_said
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,16 @@ def test_two_files_that_a_script_reads_are_left_where_they_are(tmp_path: Path) -
         assert "fsdp-migrate convert run new" in commands
 
 
+def test_where_another_run_may_be_the_one_that_resumes_it_is_named() -> None:
+    """A script without `--resume` saves as well: which of two runs goes on is not seen."""
+    found = [CheckpointFound(f"runs/{name}/step-3", "a folder of DCP", target="b") for name in ("old", "new")]
+    steps = steps_for_checkpoints(found, [], ".")
+    assert steps[-1].text.endswith(
+        " If no script goes on from runs/old/step-3, take one that a script goes on from (runs/new/step-3)."
+    )
+    assert "If no script goes on" not in steps_for_checkpoints(found[:1], [], ".")[-1].text
+
+
 @pytest.mark.parametrize(
     ("layout", "news"), [("full state in one file", ["a"]), ("a folder of DCP", ["a", "b"])]
 )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 HANDLED = (
-    "These hit you unless `prepare_fully_shard` shards the model, as where a framework's own FSDP2 does it, "
-    "or code that calls `fully_shard` itself:"
+    "These hit you where a framework's own FSDP2 shards the model, as with a config of Accelerate's or HF "
+    "Trainer's, or code that calls `fully_shard` itself. They hit no model of `prepare_fully_shard`:"
 )
 _OPTIONS = {
     "config": "--config FILE",
@@ -73,5 +73,5 @@ def diagnosis_verdict(diagnosis: Diagnosis) -> str:
     found = f"{counted(len(diagnosis.needed), 'known fault')} {hit} you"
     if count := len(diagnosis.handled):
         do = "does" if count == 1 else "do"
-        found += f", and {count} more {do} unless `prepare_fully_shard` shards the model"
+        found += f", and {count} more {do} where a framework's own FSDP2 shards the model"
     return f"{found}; {diagnosis.num_looked_for} were looked for ({diagnosis.num_known} are known)."

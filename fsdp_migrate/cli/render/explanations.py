@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # How faithful FSDP2 is, for people who meet the word first here.
 _FIDELITIES = {
     "exact": "FSDP2 does the same",
-    "equivalent": "another mechanism, the same result",
+    "equivalent": "another mechanism for the same; what may differ is said below",
     "obsolete": "FSDP2 needs no such thing",
     "changed": "something that you could notice differs",
     "refused": "it cannot be migrated as it is",

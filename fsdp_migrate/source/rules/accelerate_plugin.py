@@ -13,7 +13,7 @@ import libcst as cst
 
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
-from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS
+from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS, ROUNDED_IN_EVALUATION
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
@@ -376,7 +376,7 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
         hint += (
             " Write `.float()` on an output that meets float32 tensors, and, where such a tensor meets "
             f"weights within the model, {AUTOCAST} above `prepare`. For outputs in float32 write both that "
-            f"and {FLOAT_OUTPUTS}."
+            f"and {FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION}"
         )
     if text:
         yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)

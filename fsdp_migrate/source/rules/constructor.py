@@ -46,7 +46,10 @@ CODES = ("FM301", "FM302", "FM303", "FM422", "FM453")
 
 PREPARE = Need("fsdp_migrate", "prepare_fully_shard")
 
-_DYNAMIC = "the arguments are known only when this runs; prepare_fully_shard checks their names then."
+_DYNAMIC = (
+    "the arguments are known only when this runs; prepare_fully_shard checks their names then. "
+    "See that they are FSDP1's, and delete this comment: there is nothing to change."
+)
 _STARRED = "`*` hides which arguments these are: name them, then call prepare_fully_shard(model, {...})."
 _PUTTERS = frozenset(
     {"ModuleList", "Sequential", "add_module", "append", "register_module", "set_submodule", "setattr"}

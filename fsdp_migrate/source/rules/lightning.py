@@ -445,7 +445,8 @@ def _rewritten(source: Source, asked: _Asked, *, is_first: bool) -> Iterator[Fou
     name = module.name.value if module is not None else asked.elsewhere
     elsewhere = (asked.elsewhere, code) if asked.elsewhere is not None else None
     becomes = f"{shown}, and configure_model in {name}"
-    note = _of_folders(asked).strip()
+    folders = _of_folders(asked).strip()
+    note = f"{folders} Where no code of yours reads such a folder, delete this comment." if folders else ""
     yield Found("FM429", asked.node, becomes, "rewritten", (edit, *hook), needs, covers, note, hook=elsewhere)
 
 

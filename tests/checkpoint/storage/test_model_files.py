@@ -15,6 +15,7 @@ from fsdp_migrate.checkpoint_convert import (
 )
 from fsdp_migrate.cli import main
 from fsdp_migrate.errors import OutputExistsError
+from fsdp_migrate.finding_codes import FINDING_CODES
 from tests.checkpoint.samples import PLAIN, codes
 
 
@@ -75,6 +76,9 @@ def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path
     (finding,) = (each for each in report.findings if each.code == "FM292")
     assert "--hf-config" not in str(finding.hint)
     assert "AutoTokenizer needs it, the model does not" in str(finding.hint)
+    title = FINDING_CODES["FM292"].summary
+    assert "needs them" not in title
+    assert "`config.json`, without which `from_pretrained` fails" in title
     (source / "vocab.txt").write_text("a")
     assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
 

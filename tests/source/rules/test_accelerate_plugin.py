@@ -165,9 +165,11 @@ def test_what_becomes_of_outputs_in_low_precision_is_said() -> None:
     assert "Write `.float()` on an output" in comments(casts, ACCELERATE)
     assert "`model.forward = accelerator.autocast()(model.forward)`" in comments(casts, ACCELERATE)
     assert "output_dtype=torch.float32)`" in comments(casts, ACCELERATE)
+    assert "an early stop, is chosen by them" in comments(casts, ACCELERATE)
     reduced = comments(casts.replace("param_dtype", "reduce_dtype"), ACCELERATE)
     assert ".float()" not in reduced
     assert "autocast" not in reduced
+    assert "early stop" not in reduced
     plain = 'Accelerator(mixed_precision="bf16", fsdp_plugin=Plugin(sharding_strategy=1))\n'
     assert "write `.float()` on it" in comments(plain, ACCELERATE)
     assert "`model.forward = accelerator.autocast()(model.forward)`" in comments(plain, ACCELERATE)

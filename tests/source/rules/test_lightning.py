@@ -86,6 +86,9 @@ def test_who_reads_the_folders_that_are_saved_is_said(strategy: str, *, is_said:
     """Once, where they are asked for: what reads them may be a script, or a command on a page."""
     found = comments(LIT + TRAINER.format(8, strategy), header="")
     assert ("take lightning.fabric.utilities.consolidate_checkpoint" in found) is is_said
+    assert ("Where no code of yours reads such a folder, delete this comment." in found) is (
+        is_said and "kind" not in strategy
+    )
 
 
 LIT_LEFT = [
