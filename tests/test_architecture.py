@@ -127,6 +127,7 @@ HOUSE: House = (
                 "source.counts_of_models",
                 "source.cut_by_sizes",
                 "source.framework_words",
+                "source.hf_left",
                 "source.kept_in_classes",
                 "source.no_dimensions",
                 "source.plain_models",

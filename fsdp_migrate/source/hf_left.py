@@ -55,7 +55,7 @@ def of_former(source_text: str, given: Container[str]) -> str:
     gone = [
         name
         for name in FORMER
-        if name in given and not re.search(rf"^\s+{name}\s*:", source_text, re.MULTILINE)
+        if name in given and not re.search(rf"^[ \t]+{name}[ \t]*:", source_text, re.MULTILINE)
     ]
     if not gone:
         return ""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.asked_around import ASKS_LAUNCHER, LAUNCHES_IT, asks
 from fsdp_migrate.source.python.nodes import args_by_name, code, dotted, last_name, named_arguments
 from fsdp_migrate.source.python.set_items import items_of
 from fsdp_migrate.source.uses import Found
@@ -36,7 +35,8 @@ _SAID_CALLED = (
     "`fsdp-migrate config --command '...'`, given the same as a line of `accelerate launch`, says what else "
     "changes."
 )
-_LAUNCHER = f"accelerate.commands.launch.{LAUNCHES_IT}"
+_LAUNCHER = "accelerate.commands.launch.launch_command"
+_GIVES_VERSION = re.compile(r"""\bfsdp_version['"]?\]?\s*[=:]\s*['"]?2""")
 _USE = "use_fsdp"
 _OBJECTS = frozenset({"Namespace", "SimpleNamespace", "dict"})
 _SET = re.compile(r"""\.use_fsdp$|\[["']use_fsdp["']\]$""")
@@ -78,7 +78,7 @@ def find(source: Source) -> Iterator[Found]:
 
 def _of_launcher(source: Source) -> Iterator[Found]:
     """Find what asks for FSDP in a file that calls Accelerate's launcher with an object, not with flags."""
-    if LAUNCHES_IT not in source.code or not asks(source.code, ASKS_LAUNCHER):
+    if "launch_command" not in source.code or _GIVES_VERSION.search(source.code):
         return
     if not any(_LAUNCHER in source.index.qualified(call.func) for call in source.calls):
         return
