@@ -74,7 +74,9 @@ def test_losses_in_float32_need_the_autocast_and_the_dtype_of_outputs() -> None:
         name: run_ranks(partial(accelerate_bodies.losses_of, lines=text), version)[0]
         for name, (version, text) in lines.items()
     }
-    assert found["both"] == found["fsdp1"] != found["plain"]
+    # The first loss: over gloo torch up to 2.8 adds gradients up, and does not divide them by the ranks.
+    first = {name: found[name][0] for name in ("fsdp1", "plain", "both")}
+    assert first["both"] == first["fsdp1"] != first["plain"]
     assert "same dtype" in found["alone"]
 
 
