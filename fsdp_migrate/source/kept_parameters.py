@@ -159,7 +159,9 @@ def holds_parameters(source: Source, value: cst.BaseExpression, model: str) -> b
     if not isinstance(value, cst.Call):
         return False
     name = last_name(value.func)
-    if not name.lower().endswith(_OPTIMIZERS) and not _is_own_optimizer(source, value.func):
+    is_torchs = any(map(is_torchs_optimizer, source.index.qualified(value.func)))
+    is_one = is_torchs or name.lower().endswith(_OPTIMIZERS)
+    if not is_one and not _is_own_optimizer(source, value.func):
         return False
     wanted = {f"{model}.parameters", f"{model}.named_parameters"}
     if any(dotted(inner.func) in wanted for inner in walk_for(value, cst.Call)):

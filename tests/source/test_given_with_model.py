@@ -131,3 +131,17 @@ def test_a_group_that_an_optimizer_is_given_before(given: str, *, is_said: bool)
         "    model = FSDP(model, use_orig_params=True)\n    optimizer.step()\n"
     )
     assert ("optimizers=optimizer" in turned(f"{IMPORTS}import torch\n{text}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("made", "is_handed"),
+    [
+        ("torch.optim.RMSprop(net.parameters())", True),
+        ("torch.optim.LBFGS(net.parameters())", True),
+        ("torch.optim.lr_scheduler.StepLR(net.parameters())", False),
+        ("torch.nn.utils.parameters_to_vector(net.parameters())", False),
+    ],
+)
+def test_any_optimizer_of_torchs_is_handed_over(made: str, *, is_handed: bool) -> None:
+    text = f"def main(net):\n    it = {made}\n    net = FSDP(net, use_orig_params=True)\n    it.step()\n"
+    assert ("optimizers=it" in turned(f"{IMPORTS}import torch\n{text}")) is is_handed
