@@ -30,7 +30,7 @@ WRITES: Final = frozenset(
 )
 TRAINS: Final = re.compile(r"train|fit|epoch|step")
 """What trains the model that it is given, as its name says."""
-OPTIMIZERS: Final = re.compile(r"optim|sgd|adam|lion|muon|prop$")
+OPTIMIZERS: Final = re.compile(r"optim|sgd|ada(?:m|grad|factor)|lamb(?!da)|lion|muon|shampoo|prop$")
 COMPUTES: Final = re.compile(
     r"(^|_)(forward|encode|decode|embed|generate|infer|predict|sample)(_|$)"
     r"|^(calculate|compute|get)_(\w+_)?(features|logits|log_?probs|loss)$"

@@ -316,6 +316,12 @@ class Units:
         return False
 
 
+@functools.lru_cache(maxsize=1)
+def units_of(source: Source) -> Units:
+    """Return the units of a source, which several rules ask for, and each of their places."""
+    return Units(source)
+
+
 def _items(call: cst.Call) -> list[cst.BaseExpression]:
     """Return what a list of modules is made of, where that stands in the call."""
     found: list[cst.BaseExpression] = []

@@ -18,7 +18,7 @@ from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
 from fsdp_migrate.source.sharded_parts import whole_of
-from fsdp_migrate.source.units_of_parts import Units, own_part, part_of
+from fsdp_migrate.source.units_of_parts import own_part, part_of, units_of
 from fsdp_migrate.source.uses import Found, Replace
 
 
@@ -297,10 +297,10 @@ def _is_of_a_unit(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is a part of a sharded model that may be a unit: its forward alone gathers nothing."""
     if (part := part_of(source, node)) is not None:
         is_sure = source.models.certainty(part.model) != "mixed"
-        held = Units(source).held_by(part)
+        held = units_of(source).held_by(part)
         return held != "none" if is_sure else held == "all"
     own = own_part(source, node) if source.uses_fsdp1 else None
-    return own is not None and Units(source).is_unit(own)
+    return own is not None and units_of(source).is_unit(own)
 
 
 def _is_before_forwards(source: Source, call: cst.Call, func: cst.Attribute) -> bool:

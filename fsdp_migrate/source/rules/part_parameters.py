@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import libcst as cst
 
 from fsdp_migrate.source.flat_parameters import DECIDES, flat_of, of_flat
+from fsdp_migrate.source.model_runs import OPTIMIZERS
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for, word_of
@@ -21,10 +22,9 @@ from fsdp_migrate.source.python.parameters import (
     PARAMETERS,
     SAME_PARAMETERS,
     is_torchs_optimizer,
-    makes_optimizers,
 )
 from fsdp_migrate.source.rules.parameter_names import asked_of_name, changes, chooses
-from fsdp_migrate.source.units_of_parts import Units, part_of
+from fsdp_migrate.source.units_of_parts import part_of, units_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -50,7 +50,6 @@ _KEEP: Final = frozenset({"composer", "fabric", "lightning", "transformers"})
 _PUTS: Final = frozenset({"add_param_group", "append", "extend", "update"})
 _FREEZES: Final = re.compile(r"(?i)(?:^|_)(?:un)?freeze|requires?_grad(?!ient)")
 _IDS: Final = frozenset({"id", "map"})
-_OPTIMIZERS: Final = re.compile(r"Adam|Adagrad|Adafactor|LAMB|Lamb|Lion|Muon|Optim|RMSprop|SGD|Shampoo")
 _DEEPEST: Final = 3
 
 _Deed = Literal["alone", "chosen", "frozen"]
@@ -81,10 +80,6 @@ class _Said:
     def values(self) -> ParameterValues:
         return ParameterValues(self.source)
 
-    @functools.cached_property
-    def _units(self) -> Units:
-        return Units(self.source)
-
     def _of_all(self, meant: str, outcome: str) -> str:
         key = meant, outcome
         if key not in self._known:
@@ -95,7 +90,7 @@ class _Said:
         """Return what is said of a part; nothing where it had its own parameters, or is a unit."""
         if self.source.models.sharded_by(part.model) in _KEEP:
             return ""
-        held = self._units.held_by(part)
+        held = units_of(self.source).held_by(part)
         if held == "all":
             return ""
         meant = _NONE if held == "none" else _SOME
@@ -213,7 +208,7 @@ def _is_given_on(source: Source, arg: cst.Arg, depth: int) -> bool:
     targets = [dotted(each.target) or "" for each in above.targets] if isinstance(above, cst.Assign) else []
     is_named = any(is_optimizer(each.rpartition(".")[2].lower()) for each in targets)
     is_torchs = any(map(is_torchs_optimizer, source.index.qualified(call.func)))
-    return is_named or is_torchs or makes_optimizers(name) or _OPTIMIZERS.search(name) is not None
+    return is_named or is_torchs or OPTIMIZERS.search(name.lower()) is not None
 
 
 def _is_gone_through(source: Source, loop: cst.For | cst.CompFor, depth: int) -> bool:
