@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.config import FSDP1Config
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.early_optimizers import early_optimizers
@@ -185,7 +184,7 @@ def of_unknown(call: cst.Call) -> Iterator[Found]:
         name = arg.keyword.value if arg.keyword is not None else ""
         if name and name not in known:
             said[arg] = _UNKNOWN.format(name) + _KEYWORDS.get(name, _TAKE_OUT)
-        elif name and (problem := _problem_of(name, arg.value)):
+        elif name not in {"", "module"} and (problem := _problem_of(name, arg.value)):
             said[arg] = problem
     # One statement has one comment of a code: it says all of them.
     if said:
@@ -196,11 +195,14 @@ def _problem_of(name: str, value: cst.BaseExpression) -> str:
     """Return why a literal means nothing as the value of an argument: ``backward_prefetch=True``."""
     try:
         given = ast.literal_eval(as_ast(value))
+    except (TypeError, ValueError):  # no literal
+        return ""
+    from fsdp_migrate.config import FSDP1Config  # for few: pydantic takes as long to load as many rules
+
+    try:
         FSDP1Config(**{catalog.FORMER_ARGUMENTS.get(name, name): given})
     except ConfigError as error:
         return f"prepare_fully_shard refuses this: {error}{_VALUES.get(name, '')}"
-    except (TypeError, ValueError):  # no literal
-        pass
     return ""
 
 
