@@ -34,9 +34,9 @@ class Settings:
     """What a text does not say: the number of ranks and of nodes, which Lightning is used, and other files.
 
     ``is_converted`` tells of the name of another file whether FSDP2's settings alone stand in it,
-    ``refusal`` why it is refused itself, or None, ``lacks_fsdp`` whether it is
-    there and names no FSDP, ``number`` which number a word of a command is, or None, and ``value`` what a
-    variable holds that one place alone sets, or None. ``is_own`` tells of the script
+    ``refusal`` why it is refused itself, or None, ``lacks_fsdp`` whether it is there and names no
+    FSDP, ``number`` which number a word of a command is, or None, and ``value`` what a variable holds that
+    one place alone sets, or None. ``is_own`` tells of the script
     that a command starts whether it has ``--fsdp`` for an argument of its own, ``lacks_transformers`` of
     the project around whether no source of it imports transformers, ``decays_alike`` whether none has a
     Trainer of Hugging Face's, or chooses by their names which parameters are decayed, and ``ties`` where a

@@ -40,10 +40,10 @@ def _ends_gloo(sight: Sight) -> str:
     """Return where a group ends that may be gloo's: this file begins it, or another one does."""
     if near := _line(_ENDS, beside=_WITH_GLOO)(sight):
         return near
-    begins = [text for text in sight.sources.values() if _has(text, _BEGINS)]
-    if not any(_has(text, _WITH_GLOO) for text in begins):
+    begins = [_has(text, _WITH_GLOO) for text in sight.sources.values() if _has(text, _BEGINS)]
+    if not any(begins):
         return ""
-    apart = {path: text for path, text in sight.sources.items() if text not in begins}
+    apart = {path: text for path, text in sight.sources.items() if not _has(text, _BEGINS)}
     return type(sight)(sources=apart).find(_ENDS)
 
 

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source.model_runs import OPTIMIZERS, TRAINS, frozen_models
 from fsdp_migrate.source.python.accelerate_models import has_optimizer
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, seen_value
 from fsdp_migrate.source.python.nodes import code, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
 
@@ -40,8 +40,7 @@ def whose_parameters(source: Source, node: cst.CSTNode, depth: int = 0) -> Itera
             yield from whose_parameters(source, value, depth + 1)
     owns: list[cst.Name | cst.Attribute] = [*walk_for(node, cst.Name), *walk_for(node, cst.Attribute)]
     for own in owns:
-        is_seen = isinstance(own, cst.Attribute) or own in source.index.scopes
-        value = last_value(source.index, own) if is_seen else None
+        value = seen_value(source.index, own)
         if isinstance(value, cst.Call) and text_of(value.func).rpartition(".")[2] == "Parameter":
             yield own
 

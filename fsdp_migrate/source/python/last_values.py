@@ -23,6 +23,12 @@ _MOST_NAMES = 2
 _TAKES_UP = re.compile(r"(?i)suppress|raises|ignor|catch(?!_warnings)|fail")
 
 
+def seen_value(index: Index, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what a name, or an attribute, holds here; None of anything else, and of nobody's names."""
+    is_seen = isinstance(node, cst.Attribute) or node in index.scopes
+    return last_value(index, node) if isinstance(node, (cst.Attribute, cst.Name)) and is_seen else None
+
+
 @kept
 def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpression | None:
     """Return the expression whose value a name or ``self.name`` holds here, or None where that is in doubt.

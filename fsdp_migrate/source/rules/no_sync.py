@@ -9,7 +9,7 @@ import libcst as cst
 from fsdp_migrate.source.framework_words import is_an_accelerator, mixed, unsynced
 from fsdp_migrate.source.method_calls import on_model, renamed, sureness_of_lost, unbound
 from fsdp_migrate.source.python.accelerate_models import ACCELERATE
-from fsdp_migrate.source.python.last_values import last_value, values_set
+from fsdp_migrate.source.python.last_values import last_value, seen_value, values_set
 from fsdp_migrate.source.python.nodes import last_name, short, text_of
 from fsdp_migrate.source.python.wrappers import SAME_MODEL
 from fsdp_migrate.source.rules.framework_clipping import may_accumulate
@@ -111,23 +111,15 @@ def _is_around(source: Source, given: cst.BaseExpression) -> bool:
 
 def _is_made_of_one(source: Source, given: cst.BaseExpression) -> bool:
     """Tell whether an unknown call makes it of a model of Accelerate's: ``make_wrapper(config)(model)``."""
-    made = _made(source, given)
+    made = seen_value(source.index, given)
     # `model = model.to(device)` is what it was.
     while isinstance(made, cst.Call) and isinstance(made.func, cst.Attribute):
         if made.func.attr.value not in SAME_MODEL:
             break
-        made = _made(source, made.func.value)
+        made = seen_value(source.index, made.func.value)
     if not isinstance(made, cst.Call) or "unwrap" in last_name(made.func):
         return False
     return any({"fsdp", ACCELERATE} <= set(source.models.kinds(arg.value)) for arg in made.args)
-
-
-def _made(source: Source, given: cst.BaseExpression) -> cst.BaseExpression | None:
-    """Return what a name, or an attribute, was given last, as far as it is seen."""
-    if not isinstance(given, (cst.Attribute, cst.Name)):
-        return None
-    is_seen = isinstance(given, cst.Attribute) or given in source.index.scopes
-    return last_value(source.index, given) if is_seen else None
 
 
 def _is_set(source: Source, node: cst.Attribute) -> bool:

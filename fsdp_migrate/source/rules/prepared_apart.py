@@ -26,7 +26,7 @@ from fsdp_migrate.source.python.accelerators import method_that_shards
 from fsdp_migrate.source.python.asked_as_models import asked_as_models, is_model, made_as_others
 from fsdp_migrate.source.python.frameworks import by_whom
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, seen_value
 from fsdp_migrate.source.python.nodes import dotted, given_by_name, named_arguments, text_of, walk_for
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
 from fsdp_migrate.source.python.starred import added_to, given_to
@@ -224,8 +224,7 @@ def _owners(source: Source, node: cst.BaseExpression) -> list[str]:
     """Return whose parameters an optimizer holds, by its name."""
     if not isinstance(node, (cst.Attribute, cst.Name)) or "opt" not in _name_of(source, node):
         return []
-    is_seen = isinstance(node, cst.Attribute) or node in source.index.scopes
-    made = last_value(source.index, node) if is_seen else None
+    made = seen_value(source.index, node)
     return [] if made is None else [text_of(each) for each in whose_parameters(source, made)]
 
 

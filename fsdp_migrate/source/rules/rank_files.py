@@ -13,7 +13,7 @@ import libcst as cst
 from fsdp_migrate.source.copies_of_ranks import loaded_copies
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.parts_of_objects import methods_of
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import last_value, seen_value
 from fsdp_migrate.source.python.nodes import arguments, dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.wrapped_in_place import given_for
 from fsdp_migrate.source.uses import Found
@@ -176,10 +176,7 @@ def _has_weights(source: Source, call: cst.Call) -> bool:
         or source.models.certainty(owner) is not None
     ):
         return True
-    is_seen = isinstance(owner, cst.Attribute) or owner in source.index.scopes
-    made = (
-        last_value(source.index, owner) if isinstance(owner, (cst.Attribute, cst.Name)) and is_seen else None
-    )
+    made = seen_value(source.index, owner)
     names = [last_name(owner) or "", (last_name(made.func) or "") if isinstance(made, cst.Call) else ""]
     return not any(map(_NO_WEIGHTS.search, names))
 
