@@ -167,15 +167,22 @@ def _document(given: Given, values: Values) -> tuple[dict[str, Any], str]:
         value = values.read(given[name]) if name in given else None
         if value is not None:
             document[name] = _read_json(value) if name == "fsdp_config" else value
-    flags = {name: values.read(given[name]) for name in _BESIDE if name in given}
-    document |= {name: True for name, value in flags.items() if value is True}
-    unsure = [] if True in flags.values() else [name for name in flags if values.has_unread(flags[name])]
-    document |= dict.fromkeys(unsure[:1], True)
+    maybe = _switch_on(
+        {name: values.read(given[name]) for name in _BESIDE if name in given}, document, values
+    )
     for name in ("optim", *_NUMBERS):
         value = values.read(given[name]) if name in given else None
         if isinstance(value, (int, float) if name in _NUMBERS else str):
             document[name] = value
-    return {"fsdp": None, **document}, "".join(unsure[:1])
+    return {"fsdp": None, **document}, maybe
+
+
+def _switch_on(flags: dict[str, Any], document: dict[str, Any], values: Values) -> str:
+    """Put what is true into a document, or one that may be where none is, and return that one's name."""
+    document |= {name: True for name, value in flags.items() if value is True}
+    unsure = [] if True in flags.values() else [name for name in flags if values.has_unread(flags[name])]
+    document |= dict.fromkeys(unsure[:1], True)
+    return "".join(unsure[:1])
 
 
 def _where(finding: Finding, maybe: str) -> Finding:
@@ -220,8 +227,8 @@ def _takes_in(home: cst.BaseExpression | None) -> bool:
     return any(isinstance(each, cst.StarredDictElement) or getattr(each, "star", "") for each in parts)
 
 
-def _why(source: Source, place: cst.CSTNode) -> str:
-    """Return why what a dict holds is left: as it is made in another place, or is given by ``**`` here."""
+def _taker(source: Source, place: cst.CSTNode) -> cst.Call | None:
+    """Return the call of the Trainer's arguments that is given the dict of a place by ``**``."""
     assign = next((each for each in source.index.ancestors(place) if isinstance(each, cst.Assign)), None)
     target = assign.targets[0].target if assign is not None else None
     for reader in source.readers(target) if isinstance(target, cst.Name) else ():
@@ -229,8 +236,15 @@ def _why(source: Source, place: cst.CSTNode) -> str:
         call = source.index.parents.get(arg)
         is_starred = isinstance(arg, cst.Arg) and arg.star == "**"
         if is_starred and isinstance(call, cst.Call) and is_of_the_trainer(source, call):
-            return BY_STARS
-    return ELSEWHERE
+            return call
+    return None
+
+
+def _beside_stars(source: Source, call: cst.Call | None) -> Given:
+    """Return what a call is given beside a dict with ``fsdp``, by name and in the other dicts it takes in."""
+    if call is None:
+        return {}
+    return {**may_be_given(source, call, _TAKEN), **items_of(source, call, any_call=True)}
 
 
 def _is_converted_elsewhere(source: Source, converted: Converted, values: Values) -> bool:
@@ -281,8 +295,7 @@ def _of_stars(source: Source, call: cst.Call) -> Iterator[Found]:
         for binding in source.index.bindings_of(name) if name is not None else ():
             given = items_of(source, binding.value) if binding.value is not None else {}
             if "fsdp" in given and not _says_so(source, given["fsdp"]):
-                beside = items_of(source, call, any_call=True)
-                yield from _stated(source, {**given, **beside}, given["fsdp"])
+                yield from _stated(source, {**_beside_stars(source, call), **given}, given["fsdp"])
 
 
 def _elsewhere(source: Source) -> Iterator[Found]:
@@ -291,7 +304,8 @@ def _elsewhere(source: Source) -> Iterator[Found]:
     for node in (*calls, *source.index.by_kind.get(cst.Dict, ())):
         given = items_of(source, node, any_call=True)
         if "fsdp" in given and (_says_so(source, given["fsdp"]) or _has_its_config(source, node, given)):
-            yield from _stated(source, given, given["fsdp"])
+            beside = _beside_stars(source, _taker(source, given["fsdp"]))
+            yield from _stated(source, {**beside, **given}, given["fsdp"])
     for assign in source.assignments:
         for target in (each.target for each in assign.targets):
             name = target.attr.value if isinstance(target, cst.Attribute) else code(target)
@@ -391,7 +405,7 @@ def _stated(source: Source, given: Given, place: cst.CSTNode) -> Iterator[Found]
     held = {name: values.read(given[name]) for name in _TAKEN if name in given}
     # SageMaker's hyperparameters have the quotes of a shell within those of Python.
     held = {name: value.strip("'\"") if isinstance(value, str) else value for name, value in held.items()}
-    yield from _commented(held, values, place, _why(source, place))
+    yield from _commented(held, values, place, ELSEWHERE if _taker(source, place) is None else BY_STARS)
 
 
 def _of_class(source: Source, node: cst.ClassDef) -> Iterator[Found]:
@@ -436,6 +450,7 @@ def _gone(source: Source, converted: Converted, given: Container[str]) -> str:
 
 def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str) -> Iterator[Found]:
     document = {name: held[name] for name in _TAKEN if held.get(name) is not None}
+    maybe = _switch_on({name: held[name] for name in _BESIDE if name in held}, document, values)
     converted = convert_settings("hf", {"output_dir": ".", **document}, values)
     # A class of the project's that has such a field takes it.
     gone = "" if why == _DEFAULT else _gone(values.source, converted, held)
@@ -445,4 +460,4 @@ def _commented(held: dict[str, Any], values: Values, node: cst.CSTNode, why: str
     yield from _of_meta(values.source, node, converted)
     reasons = (UNKNOWN,) if values.has_unread(held["fsdp"]) else (why, *converted.reasons)
     yield Found("FM327", node, left(converted, values, reasons) + gone, "commented")
-    yield from _of_the_rest(values, converted, node)
+    yield from _of_the_rest(values, converted, node, maybe)
