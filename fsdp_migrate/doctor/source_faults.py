@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
+# A module of the project's own may be called `checkpoint`.
+_IMPORTS_IT = r"\btorch\.distributed(?:\.checkpoint\b|[ \t]+import\b[^\n]*\bcheckpoint\b)"
+_LOADS_BY_DCP = rf"\b(?:dcp|dist_cp|DCP)\.load\(|(?s:\A(?=.*{_IMPORTS_IT}).*\bcheckpoint\.load\()"
 _WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
 _BEGINS = r"\binit_process_group\("
 _ENDS = r"\bdestroy_process_group\("
@@ -89,7 +92,7 @@ SOURCE_FAULTS = (
         "zero, silently.",
         "KempnerInstitute/KempnerForge#115",
         "sources",
-        _line(r"\boptim\w*\.state_dict\(\)", beside=_DCP_LOAD),
+        _line(r"\boptim\w*\.state_dict\(\)", beside=_LOADS_BY_DCP),
         "Ask for `get_state_dict(model, optimizer)`, or call `fsdp_migrate.load_checkpoint`.",
         reproduced=True,
         harm="silent",
@@ -113,7 +116,7 @@ SOURCE_FAULTS = (
         "What `dcp.load` raises is no `Exception` but a `BaseException`: `except Exception` misses it.",
         "measured",
         "sources",
-        _line(r"^[ \t]*except Exception\b", beside=_DCP_LOAD),
+        _line(r"^[ \t]*except Exception\b", beside=_LOADS_BY_DCP),
         "Catch `CheckpointException` too, and look into its `failures`.",
         reproduced=True,
         harm="costs",
@@ -123,7 +126,7 @@ SOURCE_FAULTS = (
         "`dcp.load` unpickles `.metadata`: a checkpoint from elsewhere can run any code.",
         "pytorch/pytorch#189308",
         "sources",
-        _line(_DCP_LOAD),
+        _line(_DCP_LOAD, beside=_LOADS_BY_DCP),
         "Nothing for your own. Load others by `fsdp_migrate.load_checkpoint`, which runs nothing of them.",
         reproduced=True,
         harm="costs",
@@ -246,8 +249,8 @@ SOURCE_FAULTS = (
         "sources",
         lambda sight: goes_beside(sight) or late_settings(sight, is_written=True),
         "Call `reshard()` of every `FSDPModule` of both before you go through their parameters, also where "
-        "Accelerate or HF Trainer shards. Models of prepare_fully_shard need nothing, but their run differs "
-        "from FSDP1's: `scan` names such places.",
+        "Accelerate or HF Trainer shards. Models of prepare_fully_shard need nothing; where their run "
+        "differs from FSDP1's, `scan` names the place.",
         reproduced=True,
         harm="silent",
         is_handled=True,

@@ -102,6 +102,19 @@ def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None
 
 
 @pytest.mark.parametrize(
+    ("line", "is_torchs"),
+    [
+        ("import torch.distributed.checkpoint as checkpoint", True),
+        ("from torch.distributed import checkpoint", True),
+        ("from . import checkpoint", False),
+    ],
+)
+def test_a_module_of_the_projects_own_may_be_called_checkpoint(line: str, *, is_torchs: bool) -> None:
+    (fault,) = (each for each in SOURCE_FAULTS if each.name == "metadata-is-a-pickle")
+    assert is_seen(fault, of_source(f"{line}\ncheckpoint.load(path)\n")) is is_torchs
+
+
+@pytest.mark.parametrize(
     "line", ['g["initial_lr"] = 1e-3', "g['initial_lr'] = g['lr']", 'g.setdefault("initial_lr", 1e-3)']
 )
 def test_who_sets_the_first_rate_itself_does_not_lose_it(line: str) -> None:

@@ -32,6 +32,19 @@ def test_a_copy_before_the_model_is_sharded_is_one(text: str, *, is_said: bool) 
 
 
 @pytest.mark.parametrize(
+    ("body", "text", "is_said"),
+    [
+        ("model = FSDP(model, **settings)\n    return model", "{copy}model = shard(model, cfg)\n", False),
+        ("model = FSDP(model, **settings)\n    return model", "model = shard(model, cfg)\n{copy}", True),
+        ("return model.to(cfg.device)", "{copy}model = shard(model, cfg)\n", True),
+    ],
+)
+def test_a_function_of_another_file_may_shard(body: str, text: str, *, is_said: bool) -> None:
+    sources = {"train.py": text.format(copy=COPY), "own.py": f"def shard(model, cfg):\n    {body}\n"}
+    assert bool(copied_shards(seeing(sources=sources))) is is_said
+
+
+@pytest.mark.parametrize(
     ("head", "is_said"),
     [
         ("with torch.no_grad():\n", True),
