@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.source.between_passes import done
+from fsdp_migrate.source.fails_at_once import is_backward
 from fsdp_migrate.source.plain_models import model_of_one, root_of
 from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.last_values import stands_for
@@ -48,6 +50,8 @@ class Run(NamedTuple):
     is_graded: bool
     is_told: bool = False
     """Whether an optimizer is made of its weights here, which tells that it is trained, and runs nothing."""
+    is_whole: bool = False
+    """Whether its backward has run too where this place is left: it is a call of a method that runs both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +71,8 @@ def places_of(
 ) -> Iterator[tuple[Key, cst.CSTNode]]:
     """Yield the names of a model, each with the place at which its function comes to a node.
 
-    Of an argument these are also those that calls give: ``update(query, key)``.
+    Of an argument these are also those that calls give: ``update(query, key)``. Of what an object holds these
+    are also the calls of its method: ``self.update()``.
     """
     key = source.models.key_of(model)
     if key is not None:
@@ -76,6 +81,19 @@ def places_of(
         for each in stands_for(source.index, source.models.guards, model):
             if source.index.function(each) is not source.index.function(model):
                 yield from places_of(source, each, each, depth + 1)
+    elif key is not None and text_of(model).startswith("self."):
+        yield from ((key, call) for call in _calls_of_its_method(source, node))
+
+
+def _calls_of_its_method(source: Source, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.Call]:
+    """Yield where an object calls the method around a node by itself, and where these calls are come to."""
+    index, method = source.index, source.index.function(node)
+    for call in index.calls_of_method(method.name.value) if method is not None else ():
+        owner = cst.ensure_type(call.func, cst.Attribute).value
+        is_own = text_of(owner) == "self" and index.class_of(call) is index.class_of(node)
+        if is_own and index.function(call) is not method and depth < _DEEPEST:
+            yield call
+            yield from _calls_of_its_method(source, call, depth + 1)
 
 
 def runs_of(source: Source) -> list[Run]:
@@ -89,8 +107,17 @@ def runs_of(source: Source) -> list[Run]:
         is_free = is_without_gradients(source.index, call)
         for key, place in places_of(source, model, call):
             is_graded = not (is_free or key in frozen or is_without_gradients(source.index, place))
-            found.append(Run(key, place, is_graded))
+            found.append(Run(key, place, is_graded, is_whole=_has_its_backward(source, call, place)))
     return [*found, *_trained(source)]
+
+
+def _has_its_backward(source: Source, run: cst.Call, place: cst.CSTNode) -> bool:
+    """Tell whether the function of a forward runs a backward below it, where it is called from a place."""
+    function = source.index.function(run)
+    if function is None or source.index.function(place) is function:
+        return False
+    backwards = filter(is_backward, walk_for(function.body, cst.Call))
+    return any(done(source, each) > done(source, run) for each in backwards)
 
 
 def _run_by(source: Source, func: cst.BaseExpression) -> cst.BaseExpression | None:

@@ -233,7 +233,7 @@ def _is_under_way(source: Source, key: Key, place: cst.CSTNode, runs: list[Run])
         for run in runs
         if run.key == key
         and run.is_graded
-        and not run.is_told
+        and not (run.is_told or run.is_whole)
         and index.function(run.place) is function
         and not index.excludes(run.place, place)
     ]

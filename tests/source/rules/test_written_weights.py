@@ -47,6 +47,29 @@ class Distil:
         for p, q in zip(self.teacher.parameters(), self.student.parameters()):
             p.data.mul_(0.9).add_(q.data)
 """
+RUNS = """\
+class Trainer:
+    def __init__(self, net):
+        self.model = FSDP(net)
+
+    def step(self, x):
+        self.model(x).mean().backward()
+
+    @torch.no_grad()
+    def evaluate(self, x):
+        return self.model(x).mean()
+
+    def swap(self):
+        for p, q in zip(self.model.parameters(), self.shadow):
+            p.data.copy_(q)
+
+    def look(self, x):
+        return self.evaluate(x)
+
+    def run(self, data):
+        for x in data:
+            {}
+"""
 MOCO = """\
 class MoCo(torch.nn.Module):
     @torch.no_grad()
@@ -274,6 +297,24 @@ def test_a_comment_stands_above_the_write_and_goes_nowhere_else() -> None:
     after = turned(f"{TWO}{loop(TEACH, STEP, EMA)}").splitlines()
     (place,) = (number for number, line in enumerate(after) if "FM451" in line)
     assert after[place + 1].strip().startswith("p.data.mul_")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["self.step(x)", "self.evaluate(x)", "self.swap()"], "FM451"),
+        (["self.step(x)", "self.look(x)", "self.swap()"], "FM451"),
+        (["self.step(x)", "self.swap()", "self.evaluate(x)"], ""),
+        (["self.evaluate(x)", "self.step(x)", "self.swap()"], ""),
+        (["self.swap()", "self.step(x)", "self.evaluate(x)"], "FM451"),
+        (["loss = self.model(x).mean()", "self.swap()", "loss.backward()"], "FM452"),
+        (["self.step(x)", "self.swap()", "other.backward()"], ""),
+        (["trainer.evaluate(x)", "trainer.swap()", "self.step(x)"], ""),
+    ],
+)
+def test_methods_of_one_object_run_and_write(lines: list[str], code: str) -> None:
+    found = told(RUNS.format("\n            ".join(lines)))
+    assert [each for each, _ in found] == ([code] if code else [])
 
 
 @pytest.mark.parametrize("given", ["", SHARDED_ONCE])
