@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.nodes import walk
+from fsdp_migrate.source.python.nodes import walk, walk_for
 
 
 if TYPE_CHECKING:
@@ -36,8 +36,16 @@ _READS: Final = (
 
 
 def is_same_at(index: Index, value: cst.BaseExpression, place: cst.Call) -> bool:
-    """Tell whether an expression of a line above, in the same function, has the same value at a place."""
-    if index.function(value) is not index.function(place) or index.order[value] > index.order[place]:
+    """Tell whether an expression of a line above has the same value at a place.
+
+    It stands in the same function, or in none: what a module binds once, a function sees as it is.
+    """
+    home = index.function(value)
+    is_of_module = home is None and index.class_of(value) is None
+    is_seen = (home is index.function(place) and index.order[value] < index.order[place]) or (
+        is_of_module and not _is_hidden(index, value, place)
+    )
+    if not is_seen:
         return False
     reads = [each for each in walk(value) if isinstance(each, cst.BaseExpression)]
     called = {part for each in reads if isinstance(each, cst.Call) for part in walk(each)}
@@ -47,6 +55,12 @@ def is_same_at(index: Index, value: cst.BaseExpression, place: cst.Call) -> bool
         return True
     rest = [each for each in reads if each not in called]
     return all(_keeps_its_value(index, each, value) for each in rest)
+
+
+def _is_hidden(index: Index, value: cst.BaseExpression, place: cst.Call) -> bool:
+    """Tell whether a name in a module's expression is another one where a place stands."""
+    names = (each for each in walk_for(value, cst.Name) if each in index.scopes)
+    return any(index.scopes[place].find(n.value) is not index.scopes[n].find(n.value) for n in names)
 
 
 def _is_constant(index: Index, node: cst.BaseExpression) -> bool:

@@ -130,6 +130,33 @@ def test_options_that_may_be_others_by_then_are_not_known(above: str, value: str
     assert f"offload_to_cpu={value}, rank0_only=True)" in turned(body)
 
 
+OF_MODULE = """\
+{}
+C = FullStateDictConfig(offload_to_cpu={}, rank0_only=True)
+def f(model{}):
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, C):
+        s = model.state_dict()
+"""
+
+
+@pytest.mark.parametrize(
+    ("above", "value", "given", "is_known"),
+    [
+        ("pass", "torch.cuda.is_available()", "", True),
+        ("ON = ask()", "ON", "", True),
+        ("ON = ask()", "ON", ", ON", False),
+        ("ON = ask()\nON = not ON", "ON", "", False),
+        ("pass", "ask()", "", False),
+    ],
+)
+def test_what_a_module_binds_once_is_known_in_its_functions(
+    above: str, value: str, given: str, *, is_known: bool
+) -> None:
+    after = turned(OF_MODULE.format(above, value, given))
+    assert ("FM307" not in after) is is_known
+    assert (f"s = full_state_dict(model, rank0_only=True, offload_to_cpu={value})" in after) is is_known
+
+
 def test_a_line_of_options_that_is_read_elsewhere_too_stays() -> None:
     body = HELD.format(above="pass", value="torch.cuda.is_available()", between=OTHER)
     after = turned(f"{body}    return c\n")
