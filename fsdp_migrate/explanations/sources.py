@@ -50,7 +50,7 @@ EXPLANATIONS = {
         "`state_dict()` of an FSDP2 model holds `DTensor`s with this rank's shard. torch's functions give the full or sharded state that FSDP1 gave."
         " A full state is loaded by `load_model_state_dict` of `fsdp_migrate.runtime`: torch's `set_model_state_dict` fills in what it lacks from the"
         " model, and raises no error.",
-        "Nothing. Every rank must take part in the call, as before.",
+        "Nothing where it was rewritten. Above a call that is left, the comment says what takes its place. Every rank must take part in the call, as before.",
     ),
     "FM309": (
         "FSDP1's static methods turned the optimizer's state into names and back. The functions of `fsdp_migrate.runtime` do that for FSDP2.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,7 +49,7 @@ from fsdp_migrate.source.wrapper_classes import class_functions, no_modules, sub
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.following import _Following
@@ -59,9 +60,17 @@ if TYPE_CHECKING:
 _TOLD = MODELS | {NORM, STATE, MAKES, TENSOR, "other", FLAT} | BY_ANY
 _WRAPPED = ".module>fsdp"
 _DEEPEST = 3
+_TYPES = re.compile(r"\b(?:FULL|LOCAL|SHARDED)_STATE_DICT\b")
 
 
 _Told = TypeVar("_Told")
+
+
+def _one_type(texts: Iterable[str]) -> str:
+    """Return the type of state dicts that sources name, if each names it and no other one."""
+    named = [frozenset(_TYPES.findall(text)) for text in texts]
+    (one,) = set(named) if len(set(named)) == 1 else (frozenset[str](),)
+    return next(iter(one)) if len(one) == 1 else ""
 
 
 @dataclass(eq=False)
@@ -78,7 +87,8 @@ class Told:
         gives, given = self._named()
         project, looked_at = self.known.project, self.known.looked_at
         types = {path for path, text in project.texts.items() if "set_state_dict_type" in text}
-        types |= self.known.types_from
+        by_contexts = set(self.known.types_from)
+        types |= by_contexts
         whole_project = self._of_all()
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         optimizers = self._optimizers()
@@ -126,6 +136,7 @@ class Told:
                 shards_parts=parts.certain.get(p, frozenset()),
                 asked_for_parts=parts.asked.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
+                type_elsewhere="" if by_contexts - {p} else _one_type(project.texts[e] for e in types - {p}),
                 not_run=self._not_run(p),
                 derived_elsewhere=self._derived_elsewhere(p),
                 given_elsewhere=elsewhere.get(p, frozenset()),

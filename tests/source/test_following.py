@@ -181,6 +181,36 @@ def test_state_dict_types_of_another_file_are_not_taken_for_the_default(tmp_path
     assert "# fsdp-migrate: FM308" in text
 
 
+@pytest.mark.parametrize(
+    ("main", "said"),
+    [
+        (
+            "FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)\n",
+            "get_model_state_dict(model)",
+        ),
+        ("FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)\n", "full_state_dict(model).get("),
+        ("FSDP.set_state_dict_type(model, kind)\n", "decided by contexts or types"),
+        (
+            "FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT if x else SHARDED_STATE_DICT)\n",
+            "decided by contexts or types",
+        ),
+    ],
+)
+def test_the_one_type_that_another_file_sets_is_named(tmp_path: Path, main: str, said: str) -> None:
+    files = {
+        "store.py": "def save(model):\n    return model.state_dict()\n",
+        "load.py": "def load(model, state):\n    model.load_state_dict(state)\n",
+        "main.py": f"{FSDP}from torch.distributed.fsdp import StateDictType\nfrom store import save\n"
+        f"from load import load\nmodel = FSDP(net)\n{main}save(model)\nload(model, state)\n",
+    }
+    loads = {
+        "get_model_state_dict(model)": "set_model_state_dict(model, STATE)",
+        "full_state_dict(model).get(": "load_model_state_dict(model, STATE)",
+    }
+    assert said in after(tmp_path, files, "store.py")
+    assert loads.get(said, said) in (tmp_path / "load.py").read_text()
+
+
 def test_a_function_of_another_file_that_returns_the_wrapper(tmp_path: Path) -> None:
     files = {
         "dist.py": f"import functools\n{FSDP}\ndef wrapper():\n    made = functools.partial(FSDP, rank=0)\n"

@@ -227,6 +227,8 @@ class Links:
     """The same, of which something asks for their parameters or states."""
     types_elsewhere: bool = False
     """Whether another file sets state dict types, or gives models away in contexts that do."""
+    type_elsewhere: str = ""
+    """The one type that other files set, where all of them name it alone: ``SHARDED_STATE_DICT``."""
 
     gives_contexts: frozenset[str] = frozenset()
     """Functions, methods and classes of the project by which a block enters a state dict context."""

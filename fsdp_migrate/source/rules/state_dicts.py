@@ -73,6 +73,13 @@ _ELSEWHERE = (
     "torch's get_model_state_dict with the options that were meant, or fsdp_migrate.runtime's "
     f"load_model_state_dict: {_HINT}"
 )
+_SET_ELSEWHERE = "the state dict's type is set in another file, which names {} alone: take {} here."
+_MEANT = {
+    ("FULL_STATE_DICT", False): "full_state_dict({}).get('model', {{}}) of fsdp_migrate.runtime",
+    ("FULL_STATE_DICT", True): "load_model_state_dict({}, STATE) of fsdp_migrate.runtime",
+    ("SHARDED_STATE_DICT", False): "torch's get_model_state_dict({})",
+    ("SHARDED_STATE_DICT", True): "torch's set_model_state_dict({}, STATE)",
+}
 _FILE = (
     " The file that is read here: fsdp_migrate.load_checkpoint({}, {}, optimizer) loads the "
     "model's state and the optimizer's of it, as FSDP1 saved them and as the new code saves them; leave the "
@@ -278,8 +285,17 @@ def _decided_elsewhere(source: Source, call: cst.Call, settings: Settings | None
     assert isinstance(call.func, cst.Attribute)
     if settings is None and _is_of_both(source, call.func):
         return Found("FM308", call, _BOTH, "kept")
-    said = _ARGUMENTS if settings is not None else _ELSEWHERE
+    said = _ARGUMENTS if settings is not None else _as_set_elsewhere(source, call.func)
     return Found("FM308", call, f"{said}{_of_file(source, call)}", "commented")
+
+
+def _as_set_elsewhere(source: Source, func: cst.Attribute) -> str:
+    """Return what to take for a state whose type another file sets, or what says that it is not seen."""
+    kind, is_here = source.links.type_elsewhere, bool(source.contexts.every or source.contexts.setters)
+    take = _MEANT.get((kind, func.attr.value == "load_state_dict"))
+    if take is None or is_here:
+        return _ELSEWHERE
+    return _SET_ELSEWHERE.format(kind, take.format(short(func.value, 30)))
 
 
 def _is_of_both(source: Source, func: cst.Attribute) -> bool:
