@@ -52,8 +52,9 @@ _SHARDS = re.compile(r"\bFullyShardedDataParallel(?:Plugin)?\b")
 _MAKES_FSDP = re.compile(r"\b(?:FullyShardedDataParallel|prepare_fully_shard|ShardingStrategy)\b")
 _READS = (
     "{} looks its keys up itself: leave it to that source, which `fsdp-migrate rewrite` turns. "
-    "prepare_fully_shard takes FSDP1's arguments; what Accelerate's plugin takes for FSDP2 is said at it."
+    "prepare_fully_shard takes FSDP1's arguments.{}"
 )
+_PLUGIN = " What Accelerate's plugin takes for FSDP2 is said at it."
 _ASKS = (
     "What is around it does not show who reads it: {}. If HF Trainer does, this converts it: "
     f"`fsdp-migrate config {FILE} --from hf`. If Accelerate does, as a whole `fsdp_config`: "
@@ -117,7 +118,7 @@ def left_to_reader(
     reader = next(makers, None) if len(read) > 1 else None
     if reader is None:
         return error
-    return NothingToConvertError(_READS.format(reader.name), names_fsdp=True, is_own=True)
+    return NothingToConvertError(_read_by(reader, texts), names_fsdp=True, is_own=True)
 
 
 def refuse_unread(blocks: Iterable[Block], path: Path) -> None:
@@ -141,8 +142,14 @@ def refuse_unread(blocks: Iterable[Block], path: Path) -> None:
         return
     reader = next((each for each, text in texts if _ASKS_FOR_FSDP.search(text)), None)
     if reader is not None:
-        raise NothingToConvertError(_READS.format(reader.name), names_fsdp=True, is_own=True)
+        raise NothingToConvertError(_read_by(reader, texts), names_fsdp=True, is_own=True)
     raise NothingToConvertError(_UNREAD.format(nested[0].name), names_fsdp=True)
+
+
+def _read_by(reader: Path, texts: Iterable[tuple[Path, str]]) -> str:
+    """Return what leaves a file to the source that reads it."""
+    has_plugin = any("FullyShardedDataParallelPlugin" in text for _, text in texts)
+    return _READS.format(reader.name, _PLUGIN if has_plugin else "")
 
 
 def _told(names: Collection[str], path: Path) -> tuple[str, bool]:
@@ -161,12 +168,12 @@ def _told(names: Collection[str], path: Path) -> tuple[str, bool]:
         None,
     )
     if reader is not None:
-        return _READS.format(reader.name), True
+        return _read_by(reader, texts), True
     reader = next((each for each, text in texts if _looks_up(text, prefixed)), None)
     if reader is not None and has_trainer and shards and _shards(texts, reader):
         return _ASKS.format(_BOTH.format(reader.name)), False
     if reader is not None and not has_trainer:
-        return _READS.format(reader.name), True
+        return _read_by(reader, texts), True
     # HF Trainer reads a file of that name as JSON.
     is_doubtful = bool(prefixed) or path.suffix != ".json"
     if is_doubtful and shards and not has_trainer:

@@ -52,6 +52,7 @@ def test_what_code_looks_up_by_itself_is_left_to_it(tmp_path: Path, source: str,
     (found,) = find_configs([tmp_path])
     assert (found.state, found.holds_arguments) == (state, state == "unclear")
     assert ("train.py looks its keys up" in found.message) is (state == "unclear")
+    assert "Accelerate" not in found.message
 
 
 def test_the_trainers_own_arguments_are_theirs(tmp_path: Path) -> None:
@@ -111,6 +112,7 @@ def test_who_reads_a_file_of_keys_alone_is_asked_of_the_project(
             read(path)
     (found,) = find_configs([tmp_path])
     assert (found.framework, found.state, found.is_own) == ("", "unclear", "itself: leave" in found.message)
+    assert ("What Accelerate's plugin takes" in found.message) is found.is_own
     assert convert_config_file(path, framework="hf").is_changed
 
 
