@@ -29,6 +29,7 @@ _INSPECT = (
 )
 _OTHERS = "If another run has still to go on under FSDP2:"
 _CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
+_CONVERT_LIGHTNINGS = "Convert it, as Lightning's Trainer needs it, and compare the two."
 _FULL = (
     "A script that reads a full state with torch.load or load_file needs no conversion: rewritten, it does "
     "so as before."
@@ -139,10 +140,12 @@ def steps_for_checkpoints(
         ]
         # What a script reads as it is needs no conversion, and would not be found where that lies.
         kept = [each for each in waiting if each.is_full and each.read_by and not each.is_lightnings]
-        pairs = [(shlex.quote(e.path), shlex.quote(e.target)) for e in waiting if e not in kept]
+        turned = [each for each in waiting if each not in kept]
+        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in turned]
+        convert = _CONVERT_LIGHTNINGS if all(map(_is_lightnings_folder, turned)) else _CONVERT
         steps.append(
             Step(
-                " ".join([*([_CONVERT] if pairs else []), *said]),
+                " ".join([*([convert] if pairs else []), *said]),
                 tuple(
                     f"fsdp-migrate {command} {source} {out}"
                     for source, out in pairs
@@ -153,9 +156,10 @@ def steps_for_checkpoints(
     if one is not None and folder is not None and not goes_on:
         anew = any(each.is_lightnings for each in waiting)
         # Of a full state nothing is converted. Whether another is, `inspect` says.
-        pairs = [(one.path, one.path), *([] if one.is_full else [(one.path, one.target)])]
-        both = tuple(_compare(folder, "--checkpoint", *pair) for pair in pairs)
-        go_on = _GO_ON.format("" if one.is_full else _SAME) + _or_another(one, waiting)
+        loads = [one.path] if one.is_full else [one.path, one.target]
+        loads = [one.target] if _is_lightnings_folder(one) else loads
+        both = tuple(_compare(folder, "--checkpoint", one.path, each) for each in loads)
+        go_on = _GO_ON.format(_SAME if len(loads) > 1 else "") + _or_another(one, waiting)
         steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
         inner = [each for each in waiting if not each.is_published]
         if models and inner:
@@ -163,6 +167,11 @@ def steps_for_checkpoints(
             command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
             steps.append(Step(_PUBLISH, (command,)))
     return steps
+
+
+def _is_lightnings_folder(checkpoint: CheckpointFound) -> bool:
+    """Tell whether ``inspect`` is sure to ask for a conversion: Lightning's Trainer reads other names now."""
+    return checkpoint.is_lightnings and not checkpoint.is_full
 
 
 def _or_another(one: CheckpointFound, waiting: Sequence[CheckpointFound]) -> str:

@@ -92,6 +92,17 @@ def test_lightnings_own_file_is_read_by_its_trainer(tmp_path: Path) -> None:
     assert "torch.load" not in said
 
 
+@pytest.mark.parametrize("is_trainers", [True, False])
+def test_lightnings_folder_has_to_be_converted(tmp_path: Path, *, is_trainers: bool) -> None:
+    """Its Trainer reads `state_dict` where FSDPStrategy saved `model`: there is nothing to ask `inspect`."""
+    shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "step-10.ckpt")
+    if is_trainers:
+        torch.save({"pytorch-lightning_version": "2.4.0"}, tmp_path / "step-10.ckpt" / "meta.pt")
+    steps = next_steps([], ScanReport((), 0), [], find_checkpoints([tmp_path]))
+    (step,) = (step for step in steps if any(" convert " in command for command in step.commands))
+    assert step.text.startswith("Convert it, as Lightning" if is_trainers else "Only where `inspect` says")
+
+
 def test_files_of_ranks_are_converted_with_the_model_where_they_are_flat(tmp_path: Path) -> None:
     for rank in range(2):
         torch.save({"model": {}}, tmp_path / f"state_rank{rank}.pt")
