@@ -143,15 +143,8 @@ def _says_no_embeddings(sight: Sight) -> str:
     return seen_of(f"`{name}()` of `{type(sight.model).__name__}` raises" for name in found)
 
 
-def _loads_on_meta(sight: Sight) -> bool:
-    """Tell whether the model goes over the meta device: by default under Accelerate's launcher."""
-    value = sight.setting("cpu_ram_efficient_loading")
-    is_on = None if value is None else words.read_bool(value, "cpu_ram_efficient_loading")
-    return _is_accelerates(sight) and (sight.framework == "accelerate" if is_on is None else is_on)
-
-
 def _loads_not_all(sight: Sight) -> str:
-    if sight.model is None or not _loads_on_meta(sight):
+    if sight.model is None or not (_is_accelerates(sight) and sight.loads_on_meta):
         return ""
     saved = set(sight.model.state_dict(keep_vars=True))
     found = [f"the buffer `{name}`" for name, _ in sight.model.named_buffers() if name in saved]
@@ -161,7 +154,11 @@ def _loads_not_all(sight: Sight) -> str:
 
 
 def _tears_ties(sight: Sight) -> str:
-    if sight.model is None or not _loads_on_meta(sight) or hasattr(sight.model, "tie_weights"):
+    if (
+        sight.model is None
+        or not (_is_accelerates(sight) and sight.loads_on_meta)
+        or hasattr(sight.model, "tie_weights")
+    ):
         return ""
     tied = (names for names in parameter_names(sight.model).values() if len(names) > 1)
     return seen_of(f"{named(names)} are one parameter" for names in tied)

@@ -80,7 +80,7 @@ def _uneven_ties(sight: Sight) -> str:
 
 
 def _any_ties(sight: Sight) -> str:
-    if sight.model is None:
+    if sight.model is None or not sight.may_be_on_meta:
         return ""
     tied = (names for names in parameter_names(sight.model).values() if len(names) > 1)
     return seen_of(f"{named(names)} are one parameter" for names in tied)
@@ -144,7 +144,7 @@ def _packed_weights(sight: Sight) -> str:
 
 
 def _unsaved_buffers(sight: Sight) -> str:
-    if sight.model is None:
+    if sight.model is None or not sight.may_be_on_meta:
         return ""
     found = [f"{where}.{name}".lstrip(".") for where, name in _non_persistent(sight.model)]
     return f"{named(found)} are in no state dict" if found else ""

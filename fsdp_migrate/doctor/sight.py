@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate import words
 from fsdp_migrate.adapters.conversion.text import find_blocks
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
@@ -20,6 +21,7 @@ from fsdp_migrate.findings import listed
 from fsdp_migrate.sharding.plan import plan_fully_shard
 from fsdp_migrate.source.files import SETTINGS, find_sources, read_source
 from fsdp_migrate.source.pins import ExactPin, PinFound, find_exact_pins, find_pins, needed_by
+from fsdp_migrate.source.python.meta_models import ON_META
 from fsdp_migrate.torch_compat import devices
 from fsdp_migrate.versions import installed_versions
 
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 
 _RANKS = 8
+_ON_META = re.compile(rf"{ON_META.pattern}|\bto_empty\(|\bdeferred_init\b|\bskip_init\(")
+# They may load on the meta device by a setting that stands elsewhere.
+_FRAMEWORKS = re.compile(r"\b(?:accelerate|lightning|pytorch_lightning|transformers|trl)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,21 @@ class Sight:
     def setting(self, name: str) -> Any:
         """Return a value of the config file as it stands there, with or without ``fsdp_`` before its key."""
         return self.settings.get(name, self.settings.get(f"fsdp_{name}"))
+
+    @property
+    def loads_on_meta(self) -> bool:
+        """Whether a framework has the model go over the meta device, as Accelerate's launcher does."""
+        value = self.setting("cpu_ram_efficient_loading")
+        is_on = None if value is None else words.read_bool(value, "cpu_ram_efficient_loading")
+        is_theirs = self.framework in {"accelerate", "hf"}
+        return is_theirs and (self.framework == "accelerate" if is_on is None else is_on)
+
+    @property
+    def may_be_on_meta(self) -> bool:
+        """Whether anything here makes models on the meta device, or what was given does not show it."""
+        texts = self.sources.values()
+        is_unseen = not texts or (not self.framework and any(map(_FRAMEWORKS.search, texts)))
+        return self.loads_on_meta or is_unseen or any(map(_ON_META.search, texts))
 
     def find(self, pattern: str, *, without: str = "") -> str:
         """Return the places of the source lines that match, in files that have nothing of ``without``.

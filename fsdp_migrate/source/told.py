@@ -49,7 +49,7 @@ from fsdp_migrate.source.wrapper_classes import class_functions, no_modules, sub
 
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fsdp_migrate.source.following import _Following
@@ -86,9 +86,7 @@ class Told:
         self.known.names_seen.clear()
         gives, given = self._named()
         project, looked_at = self.known.project, self.known.looked_at
-        types = {path for path, text in project.texts.items() if "set_state_dict_type" in text}
-        by_contexts = set(self.known.types_from)
-        types |= by_contexts
+        types, one_type = self._types()
         whole_project = self._of_all()
         names, taken = self.known.handed_on.names, self.known.handed_on.taken
         optimizers = self._optimizers()
@@ -136,13 +134,24 @@ class Told:
                 shards_parts=parts.certain.get(p, frozenset()),
                 asked_for_parts=parts.asked.get(p, frozenset()),
                 types_elsewhere=bool(types - {p}),
-                type_elsewhere="" if by_contexts - {p} else _one_type(project.texts[e] for e in types - {p}),
+                type_elsewhere=one_type(p),
                 not_run=self._not_run(p),
                 derived_elsewhere=self._derived_elsewhere(p),
                 given_elsewhere=elsewhere.get(p, frozenset()),
             )
             for p in paths
         }
+
+    def _types(self) -> tuple[set[Path], Callable[[Path], str]]:
+        """Return the files that set state dict types, and what gives the one type that a file's others set."""
+        texts = {p: text for p, text in self.known.project.texts.items() if "set_state_dict_type" in text}
+        by_contexts = set(self.known.types_from)
+
+        def one_type(path: Path) -> str:
+            others = (text for each, text in texts.items() if each != path)
+            return "" if by_contexts - {path} else _one_type(others)
+
+        return {*texts, *by_contexts}, one_type
 
     def _of_all(self) -> Links:
         """Return what each file is told that holds of the project as a whole."""

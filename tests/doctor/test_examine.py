@@ -18,6 +18,7 @@ def test_what_needs_action_comes_first_and_the_worst_of_it() -> None:
     """What ``prepare_fully_shard`` mends stood among, and above, what hits its user."""
     source = "m = FSDP(m)\nd = [p for p in m.parameters() if p.ndim >= 2]\n"
     source += "try:\n    dcp.load(s)\nexcept Exception:\n    deepcopy(model)\n"
+    source += "net.to('meta')\n"
     found = examine(replace(TIED, sources={"train.py": source}))
     order = [(each.fault.is_handled, list(HARMS).index(each.fault.harm)) for each in found.symptoms]
     assert order == sorted(order)

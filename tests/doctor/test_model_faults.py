@@ -133,5 +133,33 @@ def test_accelerate_makes_what_is_trained_one_dtype(
     assert bool(fault.sees(sight)) is is_seen
 
 
+SCRIPT = "model = FSDP(Net())\n"
+
+
+@pytest.mark.parametrize(
+    ("sight", "is_seen"),
+    [
+        (seeing(model=Odd()), True),
+        (seeing(model=Odd(), sources={"train.py": SCRIPT}), False),
+        (seeing(model=Odd(), sources={"train.py": f"with torch.device('meta'):\n    {SCRIPT}"}), True),
+        (seeing(model=Odd(), sources={"train.py": f"from accelerate import Accelerator\n{SCRIPT}"}), True),
+        (
+            replace(
+                of_config("accelerate", settings={"fsdp_cpu_ram_efficient_loading": False}),
+                model=Odd(),
+                sources={"train.py": f"from accelerate import Accelerator\n{SCRIPT}"},
+            ),
+            False,
+        ),
+        (replace(of_config("accelerate"), model=Odd(), sources={"train.py": SCRIPT}), True),
+    ],
+)
+def test_what_is_lost_on_meta_is_said_where_something_may_be_made_there(
+    sight: Sight, *, is_seen: bool
+) -> None:
+    (fault,) = (each for each in MODEL_FAULTS if each.name == "unsaved-buffers-on-meta")
+    assert bool(fault.sees(sight)) is is_seen
+
+
 def test_every_case_is_one_of_a_fault() -> None:
     assert CASES.keys() == {fault.name for fault in MODEL_FAULTS}

@@ -44,7 +44,8 @@ def test_versions_that_the_repository_asks_for_count_too(tmp_path: Path) -> None
 
 
 def test_three_places_of_a_fault_are_named_and_how_many_more_there_are() -> None:
-    sources = {"a.py": "x = deepcopy(model)\n" * 2, "b.py": "# deepcopy(model)\nx = deepcopy(model)\n" * 2}
+    copies = "x = deepcopy(model)\n" * 2
+    sources = {"a.py": copies, "b.py": f"# deepcopy(model)\n{copies}", "c.py": "net.to('meta')\n"}
     pins = tuple(PinFound("requirements.txt", line, "torch", "torch==2.5", "2.6") for line in range(1, 6))
     moments = [make_finding("FM217", name, f"`{name}` is equal.") for name in "abcde"]
     manifest = replace(inspect_checkpoint(PLAIN), findings=tuple(moments))

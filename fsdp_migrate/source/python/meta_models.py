@@ -9,7 +9,8 @@ from typing import Final
 from fsdp_migrate.newer_syntax import parse_any
 
 
-_META: Final = re.compile(r"\binit_empty_weights\(|\binit_on_device\(|['\"]meta['\"]")
+ON_META: Final = re.compile(r"\binit_empty_weights\(|\binit_on_device\(|['\"]meta['\"]")
+"""What makes models on the meta device."""
 _OF_ACCELERATE: Final = re.compile(
     r"\binit_empty_weights\([^()]*\)|\binit_on_device\([^()]*(?:\([^()]*\)[^()]*)?\)"
 )
@@ -30,7 +31,7 @@ def made_on_meta(text: str) -> str:
         >>> made_on_meta("with init_empty_weights(): make()")
         ''
     """
-    if _META.search(text) is None:
+    if ON_META.search(text) is None:
         return ""
     try:
         nodes = list(ast.walk(parse_any(text)))
@@ -46,7 +47,7 @@ def _has_buffers(branch: list[ast.stmt] | ast.expr) -> bool:
     """Tell whether a branch puts buffers on the meta device too, as torch's own contexts do."""
     for text in _texts(branch):
         found = _OF_ACCELERATE.findall(text)
-        if any(map(_BUFFERS_TOO.search, found)) or _META.search(_OF_ACCELERATE.sub("", text)):
+        if any(map(_BUFFERS_TOO.search, found)) or ON_META.search(_OF_ACCELERATE.sub("", text)):
             return True
     return False
 
@@ -59,7 +60,7 @@ def _is_by_rank(node: ast.If | ast.IfExp) -> bool:
 
 
 def _names_meta(branch: list[ast.stmt] | ast.expr) -> bool:
-    return any(map(_META.search, _texts(branch)))
+    return any(map(ON_META.search, _texts(branch)))
 
 
 def _texts(branch: list[ast.stmt] | ast.expr) -> list[str]:
