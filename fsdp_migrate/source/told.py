@@ -143,7 +143,7 @@ class Told:
         }
 
     def _types(self) -> tuple[set[Path], Callable[[Path], str]]:
-        """Return the files that set state dict types, and what gives the one type that a file's others set."""
+        """Return the files that set state dict types, and what tells the one type that all others set."""
         texts = {p: text for p, text in self.known.project.texts.items() if "set_state_dict_type" in text}
         by_contexts = set(self.known.types_from)
 
