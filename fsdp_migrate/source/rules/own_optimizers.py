@@ -338,8 +338,8 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes an optimizer of another package, as far as names tell."""
     name = last_name(call.func)
     known = _known(source, call)
-    # Composer's own go with its FSDP2.
-    others = {each for each in known if not each.startswith(("composer.", "torch."))}
+    # Composer's own go with its FSDP2, and Accelerate's dummy stands for what DeepSpeed makes.
+    others = {each for each in known if not each.startswith(("accelerate.", "composer.", "torch."))}
     is_chosen = bool(_chosen(source, call)) or _is_chosen(source, call.func)
     names = [each.rpartition(".")[2] for each in others] if is_chosen else [name]
     if not others or not any(each[:1].isupper() for each in names):

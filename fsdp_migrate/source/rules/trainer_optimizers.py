@@ -19,7 +19,8 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
-from fsdp_migrate.source.python.last_values import values_set
+from fsdp_migrate.source.python.accelerators import UNWRAPS
+from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.nodes import args_by_name, dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.trainer_models import MAKES_OPTIMIZER, TRAINER
@@ -69,13 +70,23 @@ def _of_others(source: Source, function: cst.FunctionDef) -> Iterator[Found]:
     if source.models.frameworks.trainers.kind_around(function) != TRAINER:
         return
     for call in walk_for(function.body, cst.Call):
-        owner = call.func.value if isinstance(call.func, cst.Attribute) else None
-        if not isinstance(owner, cst.Attribute) or last_name(call.func) not in PARAMETERS:
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in PARAMETERS:
+            continue
+        owner = _held(source, call.func.value)
+        if not isinstance(owner, cst.Attribute):
             continue
         if not text_of(owner).startswith("self.") or _is_of_model(source, owner):
             continue
         if _goes_to_its_optimizer(source, call):
             yield Found("FM449", call, _HOLDS_MORE.format(f"`{short(owner, 40)}`"), "commented")
+
+
+def _held(source: Source, owner: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what a variable holds, and what ``accelerator.unwrap_model(self.extra)`` gives back."""
+    value = last_value(source.index, owner) if isinstance(owner, cst.Name) else None
+    owner = owner if value is None else value
+    is_unwrapped = isinstance(owner, cst.Call) and last_name(owner.func) == UNWRAPS and bool(owner.args)
+    return cst.ensure_type(owner, cst.Call).args[0].value if is_unwrapped else owner
 
 
 def _is_of_model(source: Source, owner: cst.Attribute) -> bool:

@@ -37,6 +37,23 @@ def test_a_class_that_looks_at_a_parameter_as_a_whole_gets_a_comment(made: str) 
     assert {action for code, action in codes(PLAIN + made) if code == "FM445"} == {"kept"}
 
 
+@pytest.mark.parametrize(("package", "is_said"), [("accelerate.utils", False), ("other.optim", True)])
+def test_accelerates_dummy_stands_for_deepspeeds_optimizer(
+    tmp_path: Path, package: str, *, is_said: bool
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config: {}\n"
+    )
+    (tmp_path / "train.py").write_text(
+        f"import torch\nfrom accelerate import Accelerator\nfrom {package} import DummyOptim\n"
+        "accelerator = Accelerator()\n"
+        "optimizer_cls = torch.optim.AdamW if plugin is None else DummyOptim\n"
+        "optimizer = optimizer_cls(model.parameters(), lr=0.1)\n"
+        "model, optimizer = accelerator.prepare(model, optimizer)\n"
+    )
+    assert ("FM445" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
 def test_a_class_that_takes_dtensors_apart_itself_stays() -> None:
     own = STEP.format(
         "g = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad\n                g.norm()"
