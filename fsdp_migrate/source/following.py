@@ -42,10 +42,9 @@ from fsdp_migrate.source.project_callees import DERIVED
 from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, Fact, is_about
-from fsdp_migrate.source.project_names import given_by, is_property
+from fsdp_migrate.source.project_names import given_by, is_one_of_many, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen, is_without_fsdp
-from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.held import (
     BY_ANY,
     COMPILED,
@@ -59,6 +58,7 @@ from fsdp_migrate.source.python.held import (
     without_fsdp,
 )
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.parsing import told
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.rewritten_before import texts_before
@@ -265,7 +265,7 @@ class _Following(GivenOtherwise):
     def _scope(self, scope: Scope) -> None:
         self.asker = scope
         for function, place in scope.functions:
-            self._parameters(function, place)
+            self.note_parameters(function, place)
             self._note_decorated(function, place)
         for statement in scope.statements:
             self._statement(statement)
@@ -321,7 +321,7 @@ class _Following(GivenOtherwise):
         elif isinstance(node, ast.AugAssign):
             self._assign(node.target, held(self.kinds(node.value, place)), place)
         elif place.scope and (given := given_by(node)) is not None:
-            self._return(given, place, is_yielded=not isinstance(node, ast.Return))
+            self._return(given, place, is_yielded=is_one_of_many(node))
 
     def _note_picked(self, target: ast.expr, value: ast.expr, place: Place) -> None:
         """Note what a name is given by what is picked when it runs: the file itself does not show that."""
@@ -335,7 +335,7 @@ class _Following(GivenOtherwise):
                 kinds |= self.by_decorators(each.node, where)  # `@sharded` above what makes it
         if text and isinstance(value, ast.Attribute) and dotted(value) is None:
             kinds = self.kinds(value, place)  # `model = setup(cfg).model`
-        if text and has_model(kinds):
+        if text and (has_model(kinds) or has_groups(kinds)):
             self._add(self._key(text, place), kinds, from_others=True)
 
     def _return(self, value: ast.expr, place: Place, *, is_yielded: bool = False) -> None:
@@ -360,16 +360,6 @@ class _Following(GivenOtherwise):
                 self._add((owner.key, f"self.{node.name}"), kinds, from_others=True)
             if owner is not None and is_about(kinds):
                 self._note_holder(owner.key)  # `self.strategy.wrap(net)`: whose object it is matters
-
-    def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
-        """Note the parameters that are objects of the project's classes, as their annotations say."""
-        for arg in parameters_of(node):
-            text = dotted(arg.annotation) if arg.annotation is not None else None
-            owner = self.project.named(text, place) if text is not None else None
-            if owner is not None and isinstance(owner.node, ast.ClassDef):
-                self.known[owner.key] = owner
-                scope = f"{place.scope}.{node.name}" if place.scope else node.name
-                self._add((f"{place.module.path}:{scope}", arg.arg), {f"{ANY}{owner.key}"}, from_others=True)
 
     def _note_decorated(self, node: Function, place: Place) -> None:
         """Note what a function gives because of what stands above it: ``@sharded``, which wraps the model."""

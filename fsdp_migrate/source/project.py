@@ -443,6 +443,8 @@ def last_name(node: ast.expr) -> str:
 def is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:
     """Tell whether a call is followed where its file is looked at by itself."""
     text = dotted(call.func) or ""
+    if isinstance(call.func, ast.Call):
+        return False  # `getattr(callback, event)(model)`
     is_function = not isinstance(definition.node, ast.ClassDef) and not definition.name.endswith(".__call__")
     return definition.module is place.module and is_function and "." not in text.removeprefix("self.")
 
