@@ -153,6 +153,8 @@ class _Following(GivenOtherwise):
     methods: set[str] = field(default_factory=set)
     failures: dict[Path, str] = field(default_factory=dict)
     """The files on which this package failed, and how."""
+    gives_picked: set[str] = field(default_factory=set, repr=False)
+    """The functions that give a model of what is picked when they run."""
     _asked: dict[str, set[str]] = field(default_factory=dict, repr=False)
     """What the models are that are asked for these."""
     _names: set[str] = field(default_factory=set)
@@ -329,7 +331,11 @@ class _Following(GivenOtherwise):
         kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
             kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
+        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) and not kinds:
+            kinds = self.kinds(value, place)  # `WRAPPERS[name](net)`: another may give a plain one
+            kinds = kinds | {"other"} if has_model(kinds) else kinds
         for each in self.called(value.func, place) if text and isinstance(value, ast.Call) else ():
+            kinds |= self.returned(each) if each.key in self.gives_picked else set()
             if each.module is place.module and each.node.decorator_list:
                 where = Place(each.module, each.name.rpartition(".")[0])
                 kinds |= self.by_decorators(each.node, where)  # `@sharded` above what makes it
@@ -352,6 +358,8 @@ class _Following(GivenOtherwise):
             kinds |= self.kinds(value, place) & {"fsdp", COMPILED}  # made here, whatever it is given with
         if isinstance(value, ast.Call) and always_makes(self.project, value.func, place):
             kinds |= self.kinds(value, place) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
+        if isinstance(value, ast.Call) and has_model(self.picked_kinds(value, place)):
+            self.gives_picked.add(scope)
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)

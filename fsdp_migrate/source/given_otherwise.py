@@ -59,12 +59,25 @@ class GivenOtherwise(ProjectFacts):
     def _assign(self, target: ast.expr, kinds: set[str], place: Place) -> None:
         """Note what an assignment gives, also to what a call gives: ``Context.get().model = FSDP(net)``."""
         super()._assign(target, kinds, place)
+        owner = self.project.node(place.module, place.scope) if place.scope and kinds else None
+        if isinstance(owner, ast.ClassDef) and isinstance(target, ast.Name):
+            self._add((f"{place.module.path}:{place.scope}", f"self.{target.id}"), kinds, from_others=True)
         for part, here in kinds_of_targets(target, kinds) if kinds and self._is_about(kinds) else ():
+            if isinstance(part, ast.Attribute):
+                self._look_at_maker(part.value, place)
             if isinstance(part, ast.Attribute) and dotted(part) is None:
                 for owner, _ in [*self.objects_in(self.kinds(part.value, place))]:
                     self._add((owner.key, f"self.{part.attr}"), here, from_others=True)
                     self._note_holder(owner.key)
                     self.look_at([owner.module.path])
+
+    def _look_at_maker(self, node: ast.expr, place: Place) -> None:
+        """Add the file of the function that gives an object which is given a model: ``ctx = get_ctx()``."""
+        made = [node] if isinstance(node, ast.Call) else []
+        made += [each.node for each in self.renamed.at(dotted(node) or ".", place)]
+        for each in made:
+            for by in self.called(each.func, place) if isinstance(each, ast.Call) else ():
+                self.look_at([by.module.path])
 
     def _add(self, fact: Fact, kinds: Collection[str], *, from_others: bool = False) -> None:
         """Note what a name may be; what is set by a property's setter is given to that."""
@@ -186,8 +199,14 @@ class GivenOtherwise(ProjectFacts):
         names = dict(zip([arg.arg for arg in value.args.args], given, strict=False))
         inner = value.body
         if isinstance(inner, ast.Call):
-            here = [names.get(arg.id, set()) if isinstance(arg, ast.Name) else set() for arg in inner.args]
+            here = [self._given_on(arg, names) for arg in inner.args]
             self._give_named(inner.func, where, inner, here, {})
+
+    def _given_on(self, node: ast.expr, names: dict[str, set[str]]) -> set[str]:
+        """Return what a name, or an attribute of one, is of what a function without a name is given."""
+        if isinstance(node, ast.Attribute):
+            return self.attribute_kinds(self._given_on(node.value, names), node.attr)
+        return names.get(node.id, set()) if isinstance(node, ast.Name) else set()
 
     def _give_named(
         self, func: ast.expr, where: Place, call: ast.Call, given: list[set[str]], named: dict[str, set[str]]

@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.held import (
     put,
     stood_for,
     taken,
+    whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import (
@@ -193,6 +194,15 @@ def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
         inner = stands_for_attribute(node)
         found |= stood_for(inner, taken(attribute(inner), found) if inner is not None else ())
     return found
+
+
+def of_own_dict(models: ModelKinds, node: cst.Attribute) -> set[str]:
+    """Return what ``self.__dict__`` holds: of what is gone through, some are no models."""
+    owner = models.index.class_of(node) if dotted(node.value) == "self" else None
+    kinds: set[str] = set()
+    for text in models.attributes.get(owner, ()) if owner is not None else ():
+        kinds |= models.facts[owner, text] if owner is not None and text.count(".") == 1 else set()
+    return put(VALUE, {*whole(kinds), "other"}) if "fsdp" in kinds else set()
 
 
 def _owed(models: ModelKinds, call: cst.Call, node: cst.ClassDef) -> dict[str, cst.BaseExpression | None]:

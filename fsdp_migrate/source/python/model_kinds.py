@@ -23,7 +23,7 @@ from fsdp_migrate.source.python.bound_anew import (
 )
 from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name, read_by_names, set_in_dict
 from fsdp_migrate.source.python.call_signatures import is_told_off
-from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
+from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, of_own_dict, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.fsdp2_branches import ShardedByFSDP2
@@ -54,7 +54,7 @@ from fsdp_migrate.source.python.makers import (
     of_around,
     of_wrapping,
 )
-from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
 from fsdp_migrate.source.python.own_parts import is_held_otherwise, of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of
@@ -329,6 +329,8 @@ class ModelKinds:
                 return inner  # of FSDP1's wrapper
         key = self.key_of(node)
         found = set() if key is None else set(self.facts.get(key, ()))
+        if type(node) is cst.Attribute and node.attr.value == "__dict__":
+            found |= of_own_dict(self, node)
         if type(node) is cst.Attribute:
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
@@ -427,9 +429,11 @@ class ModelKinds:
 
     def _kinds_of_item(self, node: cst.Subscript) -> set[str]:
         """Return what an item is: a plain module above the statement, of its function, that wraps it."""
+        if last_name(node.value) == "__dict__" or set_in_dict(node) is not None:
+            return set(self.facts.get(own, ())) if (own := self.key_of(node)) is not None else set()
         kinds = self.kinds(node.value)
         if not kinds:
-            return set(self.facts.get(self.key_of(node), ())) if set_in_dict(node) is not None else set()
+            return set()
         if is_slice(node):
             return put(EACH, taken(EACH, kinds))
         key = self.key_of(node.value)
