@@ -59,8 +59,8 @@ class GivenOtherwise(ProjectFacts):
     def _assign(self, target: ast.expr, kinds: set[str], place: Place) -> None:
         """Note what an assignment gives, also to what a call gives: ``Context.get().model = FSDP(net)``."""
         super()._assign(target, kinds, place)
-        owner = self.project.node(place.module, place.scope) if place.scope and kinds else None
-        if isinstance(owner, ast.ClassDef) and isinstance(target, ast.Name):
+        scope = self.project.node(place.module, place.scope) if place.scope and kinds else None
+        if isinstance(scope, ast.ClassDef) and isinstance(target, ast.Name):
             self._add((f"{place.module.path}:{place.scope}", f"self.{target.id}"), kinds, from_others=True)
         for part, here in kinds_of_targets(target, kinds) if kinds and self._is_about(kinds) else ():
             if isinstance(part, ast.Attribute):
@@ -73,8 +73,7 @@ class GivenOtherwise(ProjectFacts):
 
     def _look_at_maker(self, node: ast.expr, place: Place) -> None:
         """Add the file of the function that gives an object which is given a model: ``ctx = get_ctx()``."""
-        made = [node] if isinstance(node, ast.Call) else []
-        made += [each.node for each in self.renamed.at(dotted(node) or ".", place)]
+        made = [node, *(each.node for each in self.renamed.at(dotted(node) or ".", place))]
         for each in made:
             for by in self.called(each.func, place) if isinstance(each, ast.Call) else ():
                 self.look_at([by.module.path])

@@ -63,8 +63,8 @@ def _owner(name: str, place: Place) -> Definition | None:
     while scope:
         found = place.module.definitions.get(scope)
         node = found.node if found is not None else None
-        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        if is_function and node is not None and name in {each.arg for each in parameters_of(node)}:
+        names = parameters_of(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+        if any(each.arg == name for each in names):
             return found
         scope = scope.rpartition(".")[0]
     return None

@@ -6,7 +6,8 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.project_names import SETS, owner_of_dict
+from fsdp_migrate.source.project_names import owner_of_dict
+from fsdp_migrate.source.python.by_name import SETS
 from fsdp_migrate.source.python.held import items_in
 
 
