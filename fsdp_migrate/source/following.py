@@ -331,8 +331,10 @@ class _Following(GivenOtherwise):
         kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
             kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
-        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) and not kinds:
-            kinds = self.kinds(value, place)  # `WRAPPERS[name](net)`: another may give a plain one
+        elif text and isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) and not kinds:
+            # `WRAPPERS[name](net)`: another may give a plain one. What is imported is told by itself.
+            is_here = (dotted(value.func.value) or "").partition(".")[0] not in place.module.imports
+            kinds = self.kinds(value, place) if is_here else kinds
             kinds = kinds | {"other"} if has_model(kinds) else kinds
         for each in self.called(value.func, place) if text and isinstance(value, ast.Call) else ():
             kinds |= self.returned(each) if each.key in self.gives_picked else set()
