@@ -42,10 +42,9 @@ from fsdp_migrate.source.project_callees import DERIVED
 from fsdp_migrate.source.project_containers import pairs
 from fsdp_migrate.source.project_fields import fields_of
 from fsdp_migrate.source.project_kinds import ANY, BARE, Fact, is_about
-from fsdp_migrate.source.project_names import given_by, is_property
+from fsdp_migrate.source.project_names import given_by, is_one_of_many, is_property
 from fsdp_migrate.source.project_scopes import scopes_of
 from fsdp_migrate.source.project_switches import chosen, is_without_fsdp
-from fsdp_migrate.source.python.argument_places import parameters_of
 from fsdp_migrate.source.python.held import (
     BY_ANY,
     COMPILED,
@@ -59,6 +58,7 @@ from fsdp_migrate.source.python.held import (
     without_fsdp,
 )
 from fsdp_migrate.source.python.links import NOTHING
+from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.parsing import told
 from fsdp_migrate.source.reach import with_reach
 from fsdp_migrate.source.rewritten_before import texts_before
@@ -153,6 +153,8 @@ class _Following(GivenOtherwise):
     methods: set[str] = field(default_factory=set)
     failures: dict[Path, str] = field(default_factory=dict)
     """The files on which this package failed, and how."""
+    gives_picked: set[str] = field(default_factory=set, repr=False)
+    """The functions that give a model of what is picked when they run."""
     _asked: dict[str, set[str]] = field(default_factory=dict, repr=False)
     """What the models are that are asked for these."""
     _names: set[str] = field(default_factory=set)
@@ -265,7 +267,7 @@ class _Following(GivenOtherwise):
     def _scope(self, scope: Scope) -> None:
         self.asker = scope
         for function, place in scope.functions:
-            self._parameters(function, place)
+            self.note_parameters(function, place)
             self._note_decorated(function, place)
         for statement in scope.statements:
             self._statement(statement)
@@ -321,7 +323,7 @@ class _Following(GivenOtherwise):
         elif isinstance(node, ast.AugAssign):
             self._assign(node.target, held(self.kinds(node.value, place)), place)
         elif place.scope and (given := given_by(node)) is not None:
-            self._return(given, place, is_yielded=not isinstance(node, ast.Return))
+            self._return(given, place, is_yielded=is_one_of_many(node))
 
     def _note_picked(self, target: ast.expr, value: ast.expr, place: Place) -> None:
         """Note what a name is given by what is picked when it runs: the file itself does not show that."""
@@ -329,13 +331,19 @@ class _Following(GivenOtherwise):
         kinds = self.picked_kinds(value, place) if text and isinstance(value, ast.Call) else set()
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Call):
             kinds = kinds or self.kinds(value, place)  # `WRAPPERS.get(name)(net)`
+        elif text and isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript) and not kinds:
+            # `WRAPPERS[name](net)`: another may give a plain one. What is imported is told by itself.
+            is_here = (dotted(value.func.value) or "").partition(".")[0] not in place.module.imports
+            kinds = self.kinds(value, place) if is_here else kinds
+            kinds = kinds | {"other"} if has_model(kinds) else kinds
         for each in self.called(value.func, place) if text and isinstance(value, ast.Call) else ():
+            kinds |= self.returned(each) if each.key in self.gives_picked else set()
             if each.module is place.module and each.node.decorator_list:
                 where = Place(each.module, each.name.rpartition(".")[0])
                 kinds |= self.by_decorators(each.node, where)  # `@sharded` above what makes it
         if text and isinstance(value, ast.Attribute) and dotted(value) is None:
             kinds = self.kinds(value, place)  # `model = setup(cfg).model`
-        if text and has_model(kinds):
+        if text and (has_model(kinds) or has_groups(kinds)):
             self._add(self._key(text, place), kinds, from_others=True)
 
     def _return(self, value: ast.expr, place: Place, *, is_yielded: bool = False) -> None:
@@ -352,6 +360,8 @@ class _Following(GivenOtherwise):
             kinds |= self.kinds(value, place) & {"fsdp", COMPILED}  # made here, whatever it is given with
         if isinstance(value, ast.Call) and always_makes(self.project, value.func, place):
             kinds |= self.kinds(value, place) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
+        if isinstance(value, ast.Call) and has_model(self.picked_kinds(value, place)):
+            self.gives_picked.add(scope)
         if kinds:
             kinds = put(EACH, kinds) if is_yielded else kinds
             self._update(self.returns, scope, kinds)
@@ -360,16 +370,6 @@ class _Following(GivenOtherwise):
                 self._add((owner.key, f"self.{node.name}"), kinds, from_others=True)
             if owner is not None and is_about(kinds):
                 self._note_holder(owner.key)  # `self.strategy.wrap(net)`: whose object it is matters
-
-    def _parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
-        """Note the parameters that are objects of the project's classes, as their annotations say."""
-        for arg in parameters_of(node):
-            text = dotted(arg.annotation) if arg.annotation is not None else None
-            owner = self.project.named(text, place) if text is not None else None
-            if owner is not None and isinstance(owner.node, ast.ClassDef):
-                self.known[owner.key] = owner
-                scope = f"{place.scope}.{node.name}" if place.scope else node.name
-                self._add((f"{place.module.path}:{scope}", arg.arg), {f"{ANY}{owner.key}"}, from_others=True)
 
     def _note_decorated(self, node: Function, place: Place) -> None:
         """Note what a function gives because of what stands above it: ``@sharded``, which wraps the model."""

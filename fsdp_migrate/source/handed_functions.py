@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 _PARTIALS: Final = frozenset({"partial", "partialmethod"})
 _BY_PLACE: Final = {"submit": 0, "to_thread": 0, "run_in_executor": 1}
 """What is given a function at a place, and behind it what that is called with."""
-_IN_A_TUPLE: Final = {"Process": 0, "Thread": 0, "apply_async": 0, "spawn": 1, "start_processes": 1}
+_IN_A_TUPLE: Final = {
+    "Process": 0,
+    "Thread": 0,
+    "apply_async": 0,
+    "Timer": 0,
+    "spawn": 1,
+    "start_processes": 1,
+}
 """What is given a function and ``args=(...)``, and how many arguments come before these."""
 _MOST: Final = 12
 
@@ -43,7 +50,8 @@ def is_partial(call: ast.Call) -> bool:
 def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed | None:
     """Return the function that a call hands over, and what that will be called with."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else (dotted(call.func) or "")
-    place = 0 if name in _PARTIALS else _BY_PLACE.get(name)
+    is_first = name in _PARTIALS or dotted(call.func) == "atexit.register"
+    place = 0 if is_first else _BY_PLACE.get(name)
     if place is not None and len(call.args) > place:
         given = [kinds(each) for each in call.args[place + 1 :] if not isinstance(each, ast.Starred)]
         by_name = {each: kinds(value) for each, value in named_arguments(call).items()}
@@ -51,8 +59,10 @@ def handed_over(call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Handed
     if name not in _IN_A_TUPLE:
         return None
     told = named_arguments(call)
-    func = told.get("target") or told.get("fn") or told.get("func") or next(iter(call.args), None)
-    args, others = told.get("args", next(iter(call.args[1:2]), None)), told.get("kwds")
+    placed = call.args[1:] if name == "Timer" else call.args  # behind the time after which it is called
+    named_func = next((told[each] for each in ("target", "fn", "func", "function") if each in told), None)
+    func = named_func or next(iter(placed), None)
+    args, others = told.get("args", next(iter(placed[1:2]), None)), told.get("kwds")
     others = others or told.get("kwargs")
     if func is None or (args is None and others is None):
         return None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from fsdp_migrate.source.given_texts import GivenTexts
     from fsdp_migrate.source.project import Definition, Place, Project
 
 
@@ -44,6 +45,7 @@ class ItemMethods:
     """Answers for a project. Reads only."""
 
     project: Project
+    texts: GivenTexts
     around: Iterable[str | os.PathLike[str]] = ()
     """The files and folders that were given, where configs may be."""
     _known: dict[str, list[Definition]] = field(default_factory=dict, repr=False)
@@ -52,20 +54,41 @@ class ItemMethods:
     _classes: dict[tuple[Path, str, str], frozenset[str] | None] = field(default_factory=dict, repr=False)
 
     def called(
-        self, call: ast.Call, place: Place, kinds: Callable[[ast.expr], set[str]]
+        self, call: ast.Call, func: ast.expr, place: Place, kinds: Callable[[ast.expr], set[str]]
     ) -> Iterator[Definition]:
-        """Yield the methods that a call may call, of the project's classes that have one of that name."""
-        func = call.func
-        if not isinstance(func, ast.Attribute) or func.attr in _COMMON | catalog.OF_MODULES:
+        """Yield the methods that a call may call, of the project's classes that have one of that name.
+
+        Args:
+            call: The call.
+            func: What it calls, also by another name: ``callback.on_step``, ``getattr(callback, event)``.
+            place: Where it stands.
+            kinds: What an expression is known to be.
+        """
+        item, names = self._asked(func, place)
+        # What stands in a dict of the project's is no logger and no file.
+        common = _COMMON - {"run"} if isinstance(item, ast.Subscript) else _COMMON
+        names -= common | catalog.OF_MODULES
+        if item is None or not names or kinds(item) or not self._may_be_item(item, place):
             return
-        if func.attr.startswith("__") or not isinstance(func.value, ast.Name) or kinds(func.value):
-            return
-        if self._is_item(func.value.id, place):
-            named = self._named(func.value.id, place)
-            for each in self._methods(func.attr):
-                owner = each.owner
-                is_its = owner is not None and (named is None or is_of(self.project, owner, named, place))
-                yield from (each,) if is_its and takes(each, call) else ()
+        named = self._named(item.id, place) if isinstance(item, ast.Name) else None
+        for each in (method for name in sorted(names) for method in self._methods(name)):
+            owner = each.owner
+            is_its = owner is not None and (named is None or is_of(self.project, owner, named, place))
+            yield from (each,) if is_its and takes(each, call) else ()
+
+    def _asked(self, func: ast.expr, place: Place) -> tuple[ast.expr | None, frozenset[str]]:
+        """Return what is asked for a method, and by which names."""
+        if isinstance(func, ast.Attribute):
+            return func.value, frozenset([func.attr] if not func.attr.startswith("__") else ())
+        if isinstance(func, ast.Call) and dotted(func.func) == "getattr" and len(func.args) > 1:
+            return func.args[0], self.texts.of(func.args[1], place)
+        return None, frozenset()
+
+    def _may_be_item(self, node: ast.expr, place: Place) -> bool:
+        """Tell whether something is an item of what a function has, or is given: ``self.plugins[name]``."""
+        if isinstance(node, ast.Name):
+            return self._is_item(node.id, place)
+        return isinstance(node, ast.Subscript) and dotted(node.value) is not None
 
     def instantiated(self, call: ast.Call, kinds: Callable[[ast.expr], set[str]]) -> Iterator[Definition]:
         """Yield the classes of which hydra may make an object: those that take what it is given by name."""

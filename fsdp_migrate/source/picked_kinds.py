@@ -11,15 +11,17 @@ from fsdp_migrate.source.looked_up_functions import looked_up
 from fsdp_migrate.source.optimizers_before import OptimizersBefore
 from fsdp_migrate.source.picked_functions import PickedFunctions
 from fsdp_migrate.source.project import Place, dotted
+from fsdp_migrate.source.project_fields import stands_for_attribute
 from fsdp_migrate.source.project_kinds import ANY, MAKES_ONE, MODELS, ProjectKinds
-from fsdp_migrate.source.python.held import whole
+from fsdp_migrate.source.python.held import has_model, whole
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.registries import Registries
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from fsdp_migrate.source.given_texts import GivenTexts
     from fsdp_migrate.source.project import Definition
 
 
@@ -37,6 +39,11 @@ class PickedKinds(ProjectKinds):
         """What stands in registries."""
         return Registries(self.project, self.globals)
 
+    @property
+    def texts(self) -> GivenTexts:
+        """The texts that names stand for."""
+        return self._callees.texts
+
     @functools.cached_property
     def _before(self) -> OptimizersBefore:
         return OptimizersBefore()
@@ -53,6 +60,13 @@ class PickedKinds(ProjectKinds):
         if isinstance(node, ast.Lambda):
             return {f"{MAKES_ONE}{kind}" for kind in whole(self.kinds(node.body, place)) & MODELS}
         found = super()._find_kinds(node, place)
+        if (
+            not found
+            and isinstance(node, ast.Subscript)
+            and place.module.path in self.registries.by_functions
+        ):
+            given = self._given_by_one(self.picked.registered(node, place))
+            found = {f"{MAKES_ONE}{kind}" for kind in (given | {"other"} if given else given)}
         if isinstance(node, ast.Dict):
             # Of classes, which are called to make objects: `{"fsdp": ShardedStrategy}`.
             found = found | {f"item>{kind}" for each in node.values for kind in self._of_class(each, place)}
@@ -64,6 +78,24 @@ class PickedKinds(ProjectKinds):
         if owner is not None and isinstance(owner.node, ast.ClassDef) and not self.project.is_subclass(owner):
             self.known[owner.key] = owner
             yield f"{MAKES_ONE}{ANY}{owner.key}"
+
+    def attribute_kinds(self, kinds: Collection[str], name: str) -> set[str]:
+        """Return what an attribute of an object may be, also of one that hands on what it is asked.
+
+        And of a dataclass that sets a field anew, when it has been given that.
+        """
+        found, left, seen = super().attribute_kinds(kinds, name), [kinds], set[str]()
+        while left:
+            here = left.pop()
+            for owner, _ in [each for each in self.objects_in(here) if each[0].key not in seen]:
+                seen.add(owner.key)
+                if (f"{owner.key}.__post_init__", f"self.{name}") in self.made:
+                    found |= self.of_class(owner, f"self.{name}")
+                inner = stands_for_attribute(owner)
+                if inner is not None and inner != name:
+                    left.append(super().attribute_kinds(here, inner))
+                    found |= super().attribute_kinds(left[-1], name)
+        return found
 
     def _call_kinds(self, call: ast.Call, place: Place) -> set[str]:
         found = super()._call_kinds(call, place)
@@ -82,7 +114,19 @@ class PickedKinds(ProjectKinds):
             given = self._given_by_one(there)
             found |= given
             found |= {f"{MAKES_ONE}{kind}" for kind in given | {"other"} if given and is_given_itself}
-        return found | {"other"} if found else found
+        by_names = self._kinds_by_names(call, place)
+        return (found | {"other"} if found else found) | by_names
+
+    def _kinds_by_names(self, call: ast.Call, place: Place) -> set[str]:
+        """Return what ``getattr(self, name)`` may be, of the names that are written for it."""
+        if dotted(call.func) != "getattr" or len(call.args) < 2 or not isinstance(call.args[1], ast.Name):
+            return set()
+        start = dotted(call.args[0])
+        names = self.texts.of(call.args[1], place) if start is not None else ()
+        every = [self.text_kinds(f"{start}.{name}", call.args[0], place) for name in names]
+        found = {kind for kinds in every for kind in kinds}
+        is_alike = all(whole(kinds) == whole(found) for kinds in every)
+        return found if is_alike or not has_model(found) else found | {"other"}
 
     def by_decorators(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, place: Place

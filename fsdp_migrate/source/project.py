@@ -302,9 +302,12 @@ class Project:
 
     def qualified(self, text: str, place: Place) -> str:
         """Return what an imported name, or an attribute of it, is called as the import writes it."""
+        return "" if text.partition(".")[0] in place.module.definitions else self.imported(text, place)
+
+    @staticmethod
+    def imported(text: str, place: Place) -> str:
+        """Return the same of a name that the file may define itself, where the import fails."""
         root, _, rest = text.partition(".")
-        if root in place.module.definitions:
-            return ""
         written = place.module.imports.get(root, "")
         return f"{written}.{rest}" if written and rest else written
 
@@ -325,7 +328,9 @@ class Project:
     def named_elsewhere(self, text: str, place: Place) -> Iterator[Definition]:
         """Yield what a name stands for by other imports of it: ``try: ... except ImportError: ...``."""
         root, _, rest = text.partition(".")
-        for written in place.module.other_imports.get(root, ()) if place.module.other_imports else ():
+        is_both = root in place.module.definitions and root in place.module.imports
+        own = [place.module.imports[root]] if is_both else []
+        for written in (*own, *place.module.other_imports.get(root, ())):
             found = self.find(place.module, f"{written}.{rest}" if rest else written)
             yield from () if found is None else (found,)
 
@@ -443,6 +448,8 @@ def last_name(node: ast.expr) -> str:
 def is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:
     """Tell whether a call is followed where its file is looked at by itself."""
     text = dotted(call.func) or ""
+    if isinstance(call.func, ast.Call):
+        return False  # `getattr(callback, event)(model)`
     is_function = not isinstance(definition.node, ast.ClassDef) and not definition.name.endswith(".__call__")
     return definition.module is place.module and is_function and "." not in text.removeprefix("self.")
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fsdp_migrate.source.always_wrapped import always_wraps
 from fsdp_migrate.source.project import Definition, Place, dotted
 from fsdp_migrate.source.project_names import is_property
 from fsdp_migrate.source.python.argument_places import named_arguments, placed_names
-from fsdp_migrate.source.python.held import EACH, has_model, item, put, taken, tensors, whole, without_models
+from fsdp_migrate.source.python.held import (
+    EACH,
+    has_model,
+    item,
+    items_in,
+    put,
+    taken,
+    tensors,
+    whole,
+    without_models,
+)
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.shown_plain import is_shown_plain
 
@@ -25,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST_STARRED = 12
 _DEEPEST = 4
-_ITEM = re.compile(r"(?:^|\s)\['(\w+)'\]>")
 
 
 class Facts(Protocol):
@@ -77,9 +86,8 @@ def given_to(
     named: dict[str, set[str]] = {}
     for each in call.keywords:
         inside = kinds(each.value)
-        names = [each.arg] if each.arg else _ITEM.findall(" ".join(inside))
-        for name in names:
-            named.setdefault(name, set()).update(inside if each.arg else taken(item(name), inside))
+        for name, kinds_here in ({each.arg: inside} if each.arg else items_in(inside)).items():
+            named.setdefault(name, set()).update(kinds_here)
     return placed, named
 
 
@@ -104,8 +112,11 @@ def rest_of(
 
 
 def _near(kinds: set[str]) -> set[str]:
-    """Return what something is itself: what is held, and handed on again and again, would only grow."""
-    return whole(kinds)
+    """Return what something is itself: what is held, and handed on again and again, would only grow.
+
+    An optimizer is what it holds.
+    """
+    return whole(kinds) | (kinds & OF_A_MODEL)
 
 
 def is_by_class(call: ast.Call) -> bool:

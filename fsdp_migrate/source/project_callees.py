@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.source.given_texts import GivenTexts
 from fsdp_migrate.source.project import dotted
-from fsdp_migrate.source.project_names import read_by_name
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from fsdp_migrate.source.project import Definition, Place
     from fsdp_migrate.source.project_kinds import ProjectKinds
@@ -27,6 +28,11 @@ class Callees:
     """Answers what is called, by what is known of names. Reads only."""
 
     known: ProjectKinds
+
+    @functools.cached_property
+    def texts(self) -> GivenTexts:
+        """The texts that names stand for."""
+        return GivenTexts(self.known.project)
 
     def called(self, func: ast.expr, place: Place, depth: int = 0) -> Iterator[Definition]:
         """Yield the functions and classes of the project that an expression names."""
@@ -69,13 +75,22 @@ class Callees:
                 yield from (each for each in (method,) if each is not None)
 
     def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
-        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
-        is_made = isinstance(func, ast.Call) and read_by_name(func) is None
+        """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``.
+
+        Also of one that is asked for them by their names: ``getattr(callback, event)``.
+        """
+        is_made = isinstance(func, ast.Call) and dotted(func.func) != "getattr"
         if isinstance(func, ast.Attribute) or is_made:
             node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
-            for owner, _ in tuple(self.known.objects_in(self.known.kinds(node, place))):
-                method = self.known.project.method(owner, name)
-                yield from () if method is None else (method,)
+            yield from self._of_objects(node, [name], place)
+        elif isinstance(func, ast.Call) and dotted(func.func) == "getattr" and len(func.args) > 1:
+            yield from self._of_objects(func.args[0], self.texts.of(func.args[1], place), place)
+
+    def _of_objects(self, node: ast.expr, names: Iterable[str], place: Place) -> Iterator[Definition]:
+        """Yield the methods of some names that an object's class has."""
+        for owner, _ in tuple(self.known.objects_in(self.known.kinds(node, place))):
+            methods = (self.known.project.method(owner, name) for name in names)
+            yield from (each for each in methods if each is not None)
 
     def _above(self, name: str, place: Place) -> Iterator[Definition]:
         """Yield the methods that ``super()`` stands for."""

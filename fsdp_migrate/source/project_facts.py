@@ -312,7 +312,7 @@ class ProjectFacts(PickedKinds):
             owner = self.project.class_of(place)
             return f"{owner.name}:{text}" if owner is not None else ""
         if root in place.module.imports:
-            return self.project.qualified(text, place)
+            return self.project.imported(text, place)
         if self._is_of_an_object(func, place):
             return f"{place.scope}:{text}"
         return text if not rest else ""  # by `from module import *`

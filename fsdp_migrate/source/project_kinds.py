@@ -19,7 +19,7 @@ from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
-from fsdp_migrate.source.project_arguments import is_bare, is_owed, is_parameter, returned_to
+from fsdp_migrate.source.project_arguments import given_to, is_bare, is_owed, is_parameter, returned_to
 from fsdp_migrate.source.project_callees import Callees
 from fsdp_migrate.source.project_containers import held_by, step_of, text_of
 from fsdp_migrate.source.project_fields import fields_of, stands_for_attribute
@@ -425,7 +425,7 @@ class ProjectKinds:
             return set()
         given = Given(
             [self.kinds(arg, place) for arg in call.args if not isinstance(arg, ast.Starred)],
-            [(each.arg, self.kinds(each.value, place)) for each in call.keywords if each.arg],
+            [*given_to(call, lambda each: self.kinds(each, place))[1].items()],
             {number: text for number, text in enumerate(map(text_of, call.args)) if text is not None},
         )
         if isinstance(call.func, ast.Attribute):

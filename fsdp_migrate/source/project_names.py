@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from fsdp_migrate.source.project import dotted, last_name
 from fsdp_migrate.source.python.argument_places import named_arguments
@@ -44,17 +44,17 @@ def set_by_names(call: ast.Call, place: Place) -> Iterator[Named]:
         yield one
     elif dotted(call.func) in SETS and len(call.args) == 3:
         start = dotted(call.args[0])
-        for text in _gone_through(call.args[1], place) if start is not None else ():
+        for text in texts_gone_through(call.args[1], place) if start is not None else ():
             yield Named(f"{start}.{text}", call.args[0], text, call.args[2])
     elif isinstance(call.func, ast.Attribute) and call.func.attr == "update":
-        owner = _of_dict(call.func.value)
+        owner = owner_of_dict(call.func.value)
         start = dotted(owner) if owner is not None else None
         for text, value in _items(call) if start is not None else ():
             if text.isidentifier() and owner is not None:
                 yield Named(f"{start}.{text}", owner, text, value)
 
 
-def _of_dict(node: ast.expr) -> ast.expr | None:
+def owner_of_dict(node: ast.expr) -> ast.expr | None:
     """Return the object whose attributes an expression holds: ``self.__dict__``, ``vars(self)``."""
     if isinstance(node, ast.Attribute) and node.attr == "__dict__":
         return node.value
@@ -71,14 +71,41 @@ def _items(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
             yield key.value, value
 
 
-def _gone_through(name: ast.expr, place: Place) -> list[str]:
-    """Return the texts that a loop around goes through whose target a name is."""
+def texts_gone_through(name: ast.expr, place: Place) -> list[str]:
+    """Return the texts that a loop around goes through whose target a name is, or a part of it."""
     for loop in reversed(place.loops) if isinstance(name, ast.Name) else ():
-        if isinstance(loop, (ast.For, ast.AsyncFor)) and dotted(loop.target) == dotted(name):
-            parts = loop.iter.elts if isinstance(loop.iter, (ast.List, ast.Tuple, ast.Set)) else []
-            texts = [each.value for each in parts if isinstance(each, ast.Constant)]
+        if isinstance(loop, (ast.For, ast.AsyncFor)):
+            parts = loop.target.elts if isinstance(loop.target, ast.Tuple) else []
+            number = next((n for n, each in enumerate(parts) if dotted(each) == dotted(name)), None)
+            if number is None and dotted(loop.target) != dotted(name):
+                continue
+            texts = [_part(each, number) for each in _elements(loop.iter, place)]
             return [each for each in texts if isinstance(each, str) and each.isidentifier()]
     return []
+
+
+def _part(node: ast.expr, number: int | None) -> object:
+    inner = node.elts if isinstance(node, (ast.List, ast.Tuple)) else []
+    one = node if number is None else (inner[number] if len(inner) > number else None)
+    return one.value if isinstance(one, ast.Constant) else None
+
+
+def _elements(over: ast.expr, place: Place) -> list[ast.expr]:
+    """Return what is gone through, where it is written out: there, at the top level, or in a class."""
+    text = dotted(over)
+    if text is not None:
+        start, _, name = text.rpartition(".")
+        found = place.module.definitions.get(place.scope.partition(".")[0]) if start else None
+        bodies = [found.node.body if found is not None else []] if start else [place.module.tree.body]
+        is_own = start in {"", "cls", "self"}
+        made = [
+            each.value
+            for body in (bodies if is_own else [])
+            for each in body
+            if isinstance(each, (ast.AnnAssign, ast.Assign)) and name in map(dotted, targets_of(each))
+        ]
+        over = made[0] if len(made) == 1 and made[0] is not None else over
+    return over.elts if isinstance(over, (ast.List, ast.Set, ast.Tuple)) else []
 
 
 def _named(call: ast.Call) -> Named | None:
@@ -98,8 +125,13 @@ def given_by(node: ast.stmt) -> ast.expr | None:
     """Return what a statement gives to who called its function, or goes through it."""
     if isinstance(node, ast.Return):
         return node.value
-    is_yield = isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)
-    return cast("ast.Yield", cast("ast.Expr", node).value).value if is_yield else None
+    value = node.value if isinstance(node, ast.Expr) else None
+    return value.value if isinstance(value, (ast.Yield, ast.YieldFrom)) else None
+
+
+def is_one_of_many(node: ast.stmt) -> bool:
+    """Tell whether what a statement gives is one of what is gone through: ``yield model``."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)
 
 
 def targets_of(node: ast.AST) -> list[ast.expr]:

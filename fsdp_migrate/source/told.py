@@ -205,7 +205,8 @@ class Told:
         gives: dict[Path, dict[str, frozenset[str]]] = {}
         given: dict[Path, dict[tuple[str, str], frozenset[str]]] = {}
         for (path, written), kinds in self.known.gives.items():
-            told = self.told(kinds)
+            # Of what a call gives attributes are asked at once: `Context.get().model`.
+            told = self.told(kinds).union(*(self._held_by_one(kind) for kind in kinds))
             if told:
                 gives.setdefault(path, {})[written] = told
         for (key, text), kinds in self.known.from_others.items():
@@ -260,15 +261,21 @@ class Told:
             if last in _TOLD or kind.startswith((ARGUMENT, HANDS_ON)) or kind.endswith(COMPILED):
                 found.add(kind)
             elif last.startswith((IS, ANY, BARE)):
-                inside = self._inside.get(last)
-                if inside is None:
-                    inside = self._inside[last] = self._in_object(last)
+                inside = self._held_by_one(last)
                 if mark:
                     found |= {f"{before}>{each}" for each in inside}
                 elif _WRAPPED in inside or (has_model(inside) and self._is_a_module(last)):
                     found.add(WRAPS)
                 found |= set() if mark else self._stood_for(last, inside)
         return frozenset(found)
+
+    def _held_by_one(self, kind: str) -> set[str]:
+        """Return what an object holds that is made elsewhere, by its class alone."""
+        if not kind.startswith((IS, ANY, BARE)):
+            return set()
+        if kind not in self._inside:
+            self._inside[kind] = self._in_object(kind)
+        return self._inside[kind]
 
     def _stood_for(self, kind: str, inside: Collection[str]) -> set[str]:
         """Return what an object stands for that hands on what it is asked to a model that is set later."""

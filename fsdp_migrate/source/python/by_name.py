@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import libcst as cst
 
 from fsdp_migrate.source.python.nodes import dotted, kept, last_name
+from fsdp_migrate.source.python.texts_of_loops import texts_gone_through
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ def read_by_name(call: cst.Call) -> Named | None:
     return _named(call)
 
 
+def read_by_names(index: Index, call: cst.Call) -> list[str]:
+    """Return the names of the attributes that ``getattr(self, name)`` reads in a loop over texts."""
+    name = call.args[1].value if dotted(call.func) == "getattr" and 2 <= len(call.args) <= 3 else None
+    return texts_gone_through(index, name) if isinstance(name, cst.Name) else []
+
+
 def set_by_name(call: cst.Call) -> Named | None:
     """Return what ``setattr(self, "model", model)`` sets."""
     return _named(call) if dotted(call.func) in SETS and len(call.args) == 3 else None
@@ -50,7 +57,7 @@ def set_by_names(index: Index, call: cst.Call) -> Iterator[tuple[str, cst.BaseEx
     func = call.func
     if dotted(func) in SETS and len(call.args) == 3 and dotted(call.args[0].value) == "self":
         name = call.args[1].value
-        for text in _gone_through(index, name) if isinstance(name, cst.Name) else ():
+        for text in texts_gone_through(index, name) if isinstance(name, cst.Name) else ():
             yield text, call.args[2].value
     elif isinstance(func, cst.Attribute) and func.attr.value == "update" and _is_own_dict(func.value):
         for arg in call.args:
@@ -76,18 +83,6 @@ def _is_own_dict(node: cst.BaseExpression) -> bool:
     return dotted(node) == "self.__dict__"
 
 
-def _gone_through(index: Index, name: cst.Name) -> list[str]:
-    """Return the texts that the loop goes through whose target a name is."""
-    for above in index.ancestors(name):
-        if isinstance(above, cst.For) and dotted(above.target) == name.value:
-            parts = above.iter.elements if isinstance(above.iter, (cst.List, cst.Set, cst.Tuple)) else ()
-            texts = [p.value.evaluated_value for p in parts if isinstance(p.value, cst.SimpleString)]
-            return [each for each in texts if isinstance(each, str) and each.isidentifier()]
-        if isinstance(above, cst.FunctionDef):
-            break
-    return []
-
-
 def replaces(function: str) -> bool:
     """Tell whether a test's function, by its dotted name, replaces what stands behind a name.
 
@@ -108,13 +103,15 @@ def _named(call: cst.Call) -> Named | None:
 
 def set_in_dict(node: cst.Subscript) -> str | None:
     """Return ``self.model`` for ``self.__dict__["model"]``, by which modules hold one that is no part."""
-    start = dotted(node.value) or ""
-    inner = node.slice[0].slice
+    held, inner = node.value, node.slice[0].slice
     name = inner.value if isinstance(inner, cst.Index) else None
     text = name.evaluated_value if isinstance(name, cst.SimpleString) else None
-    if not start.endswith(".__dict__") or not isinstance(text, str) or not text.isidentifier():
-        return None
-    return f"{start.removesuffix('.__dict__')}.{text}"
+    if isinstance(held, cst.Call):  # `vars(self)["model"]`
+        start = dotted(held.args[0].value) if dotted(held.func) == "vars" and held.args else None
+    else:
+        start, dot, last = (dotted(held) or "").rpartition(".")
+        start = start if last == "__dict__" and dot else None
+    return f"{start}.{text}" if start is not None and isinstance(text, str) and text.isidentifier() else None
 
 
 def dotted_or_named(node: cst.CSTNode) -> str | None:

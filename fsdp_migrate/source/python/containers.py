@@ -19,10 +19,12 @@ from fsdp_migrate.source.python.held import (
     attribute,
     held,
     item,
+    items_in,
     of_dict,
     put,
     stood_for,
     taken,
+    whole,
 )
 from fsdp_migrate.source.python.held_calls import Given, is_known, of_function, of_method
 from fsdp_migrate.source.python.nodes import (
@@ -32,7 +34,13 @@ from fsdp_migrate.source.python.nodes import (
     placed_parameters,
     string_in,
 )
-from fsdp_migrate.source.python.object_fields import attributes_of, bound_fields, classes, init_of
+from fsdp_migrate.source.python.object_fields import (
+    attributes_of,
+    bound_fields,
+    classes,
+    init_of,
+    set_after_init,
+)
 
 
 if TYPE_CHECKING:
@@ -159,6 +167,8 @@ def _given(models: ModelKinds, call: cst.Call) -> Given:
     for arg in call.args:
         if arg.keyword is not None:
             given.named.append((arg.keyword.value, models.kinds(arg.value)))
+        elif arg.star == "**":
+            given.named += items_in(models.kinds(arg.value)).items()
         elif not arg.star:
             name = string_in(arg.value)
             given.texts.update({} if name is None else {len(given.placed): name})
@@ -178,12 +188,21 @@ def _of_object(models: ModelKinds, call: cst.Call) -> set[str]:
     given = {name for name, _, _ in bound}
     for node in classes(models.index, call.func):
         own = _owed(models, call, node)
-        found |= attributes_of(models, node, without={*given, *own})
+        found |= attributes_of(models, node, without={*given, *own} - set_after_init(models.index, node))
         for name, given_here in own.items():
             found |= put(attribute(name), models.kinds(given_here) if given_here is not None else ())
         inner = stands_for_attribute(node)
         found |= stood_for(inner, taken(attribute(inner), found) if inner is not None else ())
     return found
+
+
+def of_own_dict(models: ModelKinds, node: cst.Attribute) -> set[str]:
+    """Return what ``self.__dict__`` holds: of what is gone through, some are no models."""
+    owner = models.index.class_of(node) if dotted(node.value) == "self" else None
+    kinds: set[str] = set()
+    for text in models.attributes.get(owner, ()) if owner is not None else ():
+        kinds |= models.facts[owner, text] if owner is not None and text.count(".") == 1 else set()
+    return put(VALUE, {*whole(kinds), "other"}) if "fsdp" in kinds else set()
 
 
 def _owed(models: ModelKinds, call: cst.Call, node: cst.ClassDef) -> dict[str, cst.BaseExpression | None]:

@@ -6,7 +6,8 @@ such an attribute is ``.model>fsdp``, and a dict with such an item ``['model']>f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ HANDS_ON = "._hands_on"
 _SHARDING = frozenset({"", "prepare", "prepare_model", "setup", "setup_module"})
 LONGEST = 64
 """Longer lists and dicts hold data, and no models."""
-_MOST_STEPS = 5
+_MOST_STEPS = 6
+_ITEM: Final = re.compile(r"\['(\w+)'\]>")
 
 
 def item(name: str) -> str:
@@ -166,6 +168,18 @@ def parameters_in(kinds: Collection[str]) -> set[str]:
     """
     last = (kind for kind in kinds if kind.rpartition(">")[2] in {"params", TENSOR})
     return {kind for kind in last if not kind.startswith(attribute("param_groups"))}
+
+
+def items_in(kinds: Collection[str]) -> dict[str, set[str]]:
+    """Return what a dict holds by the names of its items, as ``**parts`` gives it.
+
+    Example:
+        >>> items_in({"['model']>fsdp", "each>fsdp"})
+        {'model': {'fsdp'}}
+    """
+    named = ((_ITEM.match(kind), kind) for kind in sorted(kinds))
+    names = {match[1] for match, _ in named if match is not None}
+    return {name: taken(item(name), kinds) for name in sorted(names)}
 
 
 def without_fsdp(kinds: Collection[str]) -> set[str]:

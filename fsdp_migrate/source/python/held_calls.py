@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.source.python.held import EACH, ITEM, VALUE, attribute, held, item, of_dict, put, taken
+from fsdp_migrate.source.python.held import (
+    EACH,
+    ITEM,
+    VALUE,
+    attribute,
+    entered,
+    held,
+    item,
+    of_dict,
+    put,
+    taken,
+)
 
 
 if TYPE_CHECKING:
@@ -17,12 +28,16 @@ _LISTS = frozenset({"ModuleList", "cycle", "deque", "frozenset", "iter", "list",
 _NAMESPACES = frozenset(
     {"AttrDict", "Box", "Bunch", "DotDict", "EasyDict", "Munch", "Namespace", "SimpleNamespace"}
 )
-_METHODS = frozenset({"_replace", "copy", "get", "items", "pop", "popleft", "setdefault", "values"})
+_ENTERS = frozenset({"enter_async_context", "enter_context"})
+_METHODS = _ENTERS | {"_replace", "copy", "get", "items", "pop", "popleft", "setdefault", "values"}
 
 
 @dataclass
 class Given:
-    """What a call is given: kinds by place and by name, and the text that an argument is, by its place."""
+    """What a call is given: kinds by place and by name, and the text that an argument is, by its place.
+
+    What ``**parts`` holds is given by name, too.
+    """
 
     placed: list[set[str]] = field(default_factory=list)
     named: list[tuple[str, set[str]]] = field(default_factory=list)
@@ -95,6 +110,8 @@ def of_method(name: str, receiver: set[str], given: Given) -> set[str]:
         return taken(item(given.texts[0]) if 0 in given.texts else ITEM, receiver)
     if name in {"pop", "popleft"}:
         return taken(EACH, receiver)
+    if name in _ENTERS:
+        return entered(given.placed[0]) if given.placed else set()
     return replaced(receiver, given) if name == "_replace" else set()
 
 

@@ -21,9 +21,9 @@ from fsdp_migrate.source.python.bound_anew import (
     was_just_wrapped_by_ddp,
     was_put_there,
 )
-from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name
+from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name, read_by_names, set_in_dict
 from fsdp_migrate.source.python.call_signatures import is_told_off
-from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, step_of
+from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, of_own_dict, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.fsdp2_branches import ShardedByFSDP2
@@ -54,7 +54,7 @@ from fsdp_migrate.source.python.makers import (
     of_around,
     of_wrapping,
 )
-from fsdp_migrate.source.python.nodes import dotted, model_argument, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
 from fsdp_migrate.source.python.own_parts import is_held_otherwise, of_its_wrapper
 from fsdp_migrate.source.python.parameters import is_list_of
@@ -306,6 +306,7 @@ class ModelKinds:
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
+            found = found or self._kinds_by_names(node)
             found = found if found - tensors(found) else kinds_of_parameters(self, node) or found
             return found or given_apart(self, node) or made_by(self, node)
         if isinstance(node, cst.IfExp):
@@ -328,6 +329,8 @@ class ModelKinds:
                 return inner  # of FSDP1's wrapper
         key = self.key_of(node)
         found = set() if key is None else set(self.facts.get(key, ()))
+        if type(node) is cst.Attribute and node.attr.value == "__dict__":
+            found |= of_own_dict(self, node)
         if type(node) is cst.Attribute:
             found |= taken(attribute(node.attr.value), self.kinds(node.value))
         if not whole(found) and (theirs := self.frameworks.of_name(node)):
@@ -365,6 +368,15 @@ class ModelKinds:
         found |= whole(inner) if named.name in {*catalog.WRAPPED, "_orig_mod"} and "fsdp" in inner else set()
         found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
+
+    def _kinds_by_names(self, call: cst.Call) -> set[str]:
+        """Return what ``getattr(self, name)`` is in a loop over names: where they differ, perhaps another."""
+        names, owner = read_by_names(self.index, call), self.index.class_of(call)
+        is_own = bool(names) and owner is not None and dotted(call.args[0].value) == "self"
+        every = [self.facts.get((owner, f"self.{each}"), set()) for each in names] if is_own and owner else []
+        found = {kind for kinds in every for kind in kinds}
+        is_alike = all(whole(kinds) == whole(found) for kinds in every)
+        return found if is_alike or not has_model(found) else found | {"other"}
 
     def _is_not_here(self, found: set[str], node: cst.BaseExpression) -> bool:
         if self.is_before_wrapping(node) or self.is_other_branch(node):
@@ -417,6 +429,8 @@ class ModelKinds:
 
     def _kinds_of_item(self, node: cst.Subscript) -> set[str]:
         """Return what an item is: a plain module above the statement, of its function, that wraps it."""
+        if last_name(node.value) == "__dict__" or set_in_dict(node) is not None:
+            return set(self.facts.get(own, ())) if (own := self.key_of(node)) is not None else set()
         kinds = self.kinds(node.value)
         if not kinds:
             return set()
@@ -459,7 +473,9 @@ class ModelKinds:
         if "functools.partial" in names:
             return {MAKES} & self.kinds(call.args[0].value) if call.args else set()
         if dotted(call.func) == "map" and len(call.args) > 1:
-            made, given = self.kinds(call.args[0].value), given_here(self, call.args[0].value)
+            func = call.args[0].value
+            made, given = self.kinds(func), given_here(self, func)
+            given = self.kinds(func.body) if isinstance(func, cst.Lambda) else given
             return put(EACH, {"fsdp"}) if MAKES in made or "fsdp" in given else set()
         made = self.kinds(call.func)
         if MAKES in made:

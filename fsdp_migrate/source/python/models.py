@@ -261,6 +261,8 @@ class Models(ModelKinds):
     def _follow_return(self, node: cst.CSTNode) -> None:
         function = self.index.function(node)
         value = node.value if isinstance(node, (cst.Return, cst.Yield)) else None
+        is_from = isinstance(value, cst.From)
+        value = value.item if isinstance(value, cst.From) else value
         if function is not None and isinstance(value, cst.BaseExpression):
             given = (self.facts.get((function, each.name.value), ()) for each in parameters_of(function))
             kinds = self.kinds(value) - inside_of({kind for kinds in given for kind in kinds})
@@ -271,7 +273,7 @@ class Models(ModelKinds):
                 kinds |= self.kinds(value) & {"fsdp", COMPILED}  # made here, whatever else it is given with
             if isinstance(value, cst.Call) and self._anew.always(value.func):
                 kinds |= self.kinds(value) & {"fsdp"}  # `net[0] = FSDP(net[0]); return FSDP(net)`
-            kinds = put(EACH, kinds) if isinstance(node, cst.Yield) else kinds
+            kinds = put(EACH, kinds) if isinstance(node, cst.Yield) and not is_from else kinds
             if kinds:
                 self.returns.setdefault(function, set()).update(kinds)
                 owner = self.index.parents.get(self.index.parents[function])

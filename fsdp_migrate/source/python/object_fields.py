@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.held import attribute, item, put
-from fsdp_migrate.source.python.nodes import dotted, kept, last_name
+from fsdp_migrate.source.python.nodes import dotted, kept, last_name, walk_for
 
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ def init_of(node: cst.ClassDef) -> cst.FunctionDef | None:
     """Return the constructor that a class has itself."""
     own = (item for item in node.body.body if isinstance(item, cst.FunctionDef))
     return next((item for item in own if item.name.value == "__init__"), None)
+
+
+def set_after_init(index: Index, node: cst.ClassDef) -> set[str]:
+    """Return the fields that ``__post_init__`` sets anew: ``self.model = FSDP(self.model)``."""
+    own = (each for each in node.body.body if isinstance(each, cst.FunctionDef))
+    made = next((each for each in own if each.name.value == "__post_init__"), None)
+    texts = (dotted(each.target) or "" for each in (walk_for(made, cst.AssignTarget) if made else ()))
+    return {text.removeprefix("self.") for text in texts if text.startswith("self.")}
 
 
 def rest_of(function: cst.FunctionDef, arg: cst.Arg, place: int) -> tuple[str, str] | None:

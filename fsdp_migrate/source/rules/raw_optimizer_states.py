@@ -14,7 +14,7 @@ from fsdp_migrate.source.python.given_plain import is_given_plain
 from fsdp_migrate.source.python.held import EACH, attribute, has_model, held, item, taken
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import argument_of, last_name, parameters_of, text_of, walk_for
-from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
+from fsdp_migrate.source.python.optimizers import PARAMETERS, has_groups, is_optimizer
 from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
@@ -127,12 +127,12 @@ def _found(source: Source) -> Iterator[Found]:
     yield from (Found("FM425", call, _AMONG, "commented") for call in _of_checkpointables(source))
     # Without any of these nothing here says that a model is sharded.
     is_about = source.uses_fsdp1 or saved or _has_a_model(source)
+    is_about = is_about or any(map(has_groups, source.models.facts.values()))
     loaded: dict[Name, str] = {}
     for call in _of_optimizers(source, "load_state_dict") if is_about else ():
         func = cst.ensure_type(call.func, cst.Attribute)
         file = file_of(source, call)
-        is_strategys = source.models.strategies.is_run_sharded(call)
-        is_asked = is_strategys or _is_of_a_checkpoint(source, call)
+        is_asked = source.models.strategies.is_run_sharded(call) or _is_of_a_checkpoint(source, call)
         if file is None and (not is_asked or is_made_to_load(source, call)):
             continue
         # A path that names a rank or a shard is one of several files, each with one rank's part.
