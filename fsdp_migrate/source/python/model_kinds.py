@@ -391,10 +391,16 @@ class ModelKinds:
             return item_of(self.index, node)
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
-        made_at = self.made.get(key, []) if key is not None else []
+        made_at = self._made_at(node.value)
         is_plain = parts.isdisjoint({"*", node.attr.value}) and not self._is_made(key)
         is_plain = is_plain or node.attr.value in self.links.ignored
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
+
+    def _made_at(self, node: cst.BaseExpression) -> list[cst.CSTNode]:
+        """Return where a model, or what it is a part of, is given a sharded one: ``model.module.lm``."""
+        while (key := self.key_of(node)) not in self.made and isinstance(node, cst.Attribute):
+            node = node.value
+        return self.made.get(key, []) if key is not None else []
 
     def _is_made(self, key: Key | None) -> bool:
         """Tell whether a name is given a sharded model, and not ``pair = Pair()``, which holds one."""

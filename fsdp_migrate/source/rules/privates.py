@@ -213,9 +213,8 @@ def _without_imports(source: Source) -> Iterator[Found]:
     for node in source.attributes:
         is_handles = node.attr.value == "flat_param" and (dotted(node.value) or "").endswith("._handle")
         is_private = node.attr.value in _NAMES | _FSDP1S
-        if is_private | (node.attr.value in catalog.WRAPPER_ATTRIBUTES) and _is_asked_of_a_model(
-            source, node
-        ):
+        is_shown = node.attr.value in catalog.WRAPPER_ATTRIBUTES and not _are_settings(source, node)
+        if (is_private or is_shown) and _is_asked_of_a_model(source, node):
             yield _of_attribute(source, node) if is_private else Found("FM317", node, _OWN, "commented")
         elif (is_handles or node.attr.value in _NO_OTHERS) and dotted(node.value) not in {"self", "cls"}:
             yield _of_attribute(source, node)
@@ -300,7 +299,17 @@ def asked_attribute(source: Source, node: cst.CSTNode) -> cst.Call | None:
 
 
 def _is_asked_of_a_model(source: Source, node: cst.Attribute) -> bool:
+    if node.attr.value in catalog.WRAPPER_ATTRIBUTES and _is_within(source, node.value):
+        return False  # the model within had none of the wrapper's: this is its own
     return not _is_own(source, node) and _is_model(source, node.value)
+
+
+def _is_within(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is the model within FSDP1's wrapper: ``model.module``, or a name that holds that."""
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        value = last_value(source.index, node)
+        return value is not None and not isinstance(value, cst.Name) and _is_within(source, value)
+    return isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED
 
 
 def _is_model(source: Source, node: cst.BaseExpression) -> bool:

@@ -83,6 +83,37 @@ def test_params_that_a_model_was_made_of(body: str, *, is_said: bool) -> None:
     assert (("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said
 
 
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("x = model.rank\n", True),
+        ("x = model.module.rank\n", False),
+        ("raw = model.module\nx = raw.world_size\n", False),
+        ("raw = model.module\nx = raw._handle\n", True),
+        ("raw = model\nx = raw.world_size\n", True),
+    ],
+)
+def test_what_the_model_within_is_asked_for_is_its_own(body: str, *, is_said: bool) -> None:
+    assert (("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("    p = model.params\n    print(p.dim)\n", False),
+        ("    for p in model.params:\n        print(p.grad)\n", True),
+    ],
+)
+def test_params_of_a_model_that_another_file_gives(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    (tmp_path / "export.py").write_text(f"def export(model):\n{body}")
+    (tmp_path / "train.py").write_text(
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom export import export\n\n"
+        "model = FSDP(net)\nexport(model)\n"
+    )
+    found = {use.code for file in scan_paths([tmp_path]).files for use in file.uses}
+    assert ("FM317" in found) is is_said
+
+
 _STREAMS = "{'_unshard_stream', '_default_stream'}"
 
 
