@@ -443,7 +443,8 @@ def last_name(node: ast.expr) -> str:
 def is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:
     """Tell whether a call is followed where its file is looked at by itself."""
     text = dotted(call.func) or ""
-    is_function = not isinstance(definition.node, ast.ClassDef) and not definition.name.endswith(".__call__")
+    is_called = definition.name.endswith((".__call__", ".forward")) and not text.endswith("forward")
+    is_function = not isinstance(definition.node, ast.ClassDef) and not is_called
     return definition.module is place.module and is_function and "." not in text.removeprefix("self.")
 
 

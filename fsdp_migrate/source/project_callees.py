@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DERIVED = "derived:"
 """Before the name of a method: the scopes that ask for it of classes below another."""
+_CALLED = "__call__"
 _DEEPEST = 3
 
 
@@ -61,21 +62,27 @@ class Callees:
     def _by_objects(self, text: str, place: Place) -> Iterator[Definition]:
         """Yield the method that a name stands for by the object that it is one of, or is."""
         start, _, last = text.rpartition(".")
-        for holder, name in ((start, last), (text, "__call__")):
+        for holder, name in ((start, last), (text, _CALLED)):
             for owner, _ in (
                 tuple(self.known.objects_in(self.known.of_names(holder, place))) if holder else ()
             ):
-                method = self.known.project.method(owner, name)
-                yield from (each for each in (method,) if each is not None)
+                yield from self._method(owner, name)
+
+    def _method(self, owner: Definition, name: str) -> Iterator[Definition]:
+        """Yield a method of an object: where it is called, and a module has no other, its ``forward``."""
+        method = self.known.project.method(owner, name)
+        is_module = isinstance(owner.node, ast.ClassDef) and bool(owner.node.bases)
+        if method is None and name == _CALLED and is_module:
+            method = self.known.project.method(owner, "forward")
+        yield from () if method is None else (method,)
 
     def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
         """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``."""
         is_made = isinstance(func, ast.Call) and read_by_name(func) is None
         if isinstance(func, ast.Attribute) or is_made:
-            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
+            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, _CALLED)
             for owner, _ in tuple(self.known.objects_in(self.known.kinds(node, place))):
-                method = self.known.project.method(owner, name)
-                yield from () if method is None else (method,)
+                yield from self._method(owner, name)
 
     def _above(self, name: str, place: Place) -> Iterator[Definition]:
         """Yield the methods that ``super()`` stands for."""
