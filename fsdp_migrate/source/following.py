@@ -386,10 +386,10 @@ class _Following(GivenOtherwise):
         is_about = any(map(self._is_about, every)) or any(map(tensors, every))
         is_known = is_about or any({"ddp", UNSHARDED} & kinds for kinds in every)
         self._note_asked(call, place)
-        if is_about and isinstance(call.func, ast.Attribute):
-            objects = self.objects_in(self.kinds(call.func.value, place))
-            self.look_at([owner.module.path for owner, _ in objects])
-            self.look_at(self._made_at(call.func.value, place))
+        if is_about:  # `saver.save(model)`, `loss_fn(model)`
+            asked = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+            self.look_at(owner.module.path for owner, _ in self.objects_in(self.kinds(asked, place)))
+            self.look_at(self._made_at(asked, place))
         for definition in self.called(call.func, place):
             is_other = definition.module is not place.module
             if is_other or self._is_of_an_object(call.func, place) or self.gives_back(definition):
@@ -467,7 +467,7 @@ class _Following(GivenOtherwise):
 
     def _made_at(self, node: ast.expr, place: Place) -> Iterator[Path]:
         """Yield the files of what makes the object whose method is given a model: ``saver = get_saver()``."""
-        root = (dotted(node) or "").partition(".")[0]
+        root = (dotted(node.func if isinstance(node, ast.Call) else node) or "").partition(".")[0]
         written = place.module.imports.get(root, "") if root else ""  # `from savers import saver`
         yield from self.project.paths(place.module, written.rpartition(".")[0]) if written else ()
         for value in self.renamed.at(root, place) if root not in {"", "self", "cls"} else ():

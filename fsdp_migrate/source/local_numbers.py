@@ -14,6 +14,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.parameters import PARAMETERS
 from fsdp_migrate.source.python.strategies import keeps_originals
 from fsdp_migrate.source.sharded_parts import whole_of
@@ -30,6 +31,13 @@ _OVER_A_COUNT: Final = (
     "divided by that is too small. Take .full_tensor() of it, on every rank, before .item()."
 )
 _KEPT: Final = "stays: the number is taken at once, and is of this rank's part, as before"
+_MEAN: Final = (
+    "{}; of a parameter whose rows the ranks do not share evenly, mean() is of the whole, and waits for all"
+)
+_MEAN_OF_ONE: Final = (
+    "one rank alone comes here, and of a parameter whose rows the ranks do not share evenly mean() waits for "
+    "the others: take .to_local().mean(), which is of that rank's part, as before."
+)
 _OF_EACH: Final = (
     "{}. Without use_orig_params=True FSDP1 gave one for each flat parameter, and now each parameter has its "
     "own: what is summed or averaged over them is another number"
@@ -81,8 +89,9 @@ def is_local_number(source: Source, call: cst.Call) -> bool:
 def said_of_kept_number(source: Source, call: cst.Call) -> str:
     """Return why such a number stays, and of means and norms that FSDP1's were of flat parameters."""
     name = call.func.attr.value if isinstance(call.func, cst.Attribute) else (dotted(call.func) or "")
+    kept = _MEAN.format(_KEPT) if name == "mean" else _KEPT
     is_same = name in _JOINED | _BY_VALUE or _had_its_own(source, call)
-    return _KEPT if is_same else _OF_EACH.format(_KEPT)
+    return kept if is_same else _OF_EACH.format(kept)
 
 
 def _had_its_own(source: Source, node: cst.CSTNode) -> bool:
@@ -112,6 +121,9 @@ def said_of_local_number(
     """
     if not is_local_number(source, call):
         return None
+    is_mean = isinstance(call.func, cst.Attribute) and call.func.attr.value == "mean"
+    if is_mean and runs_on_one_rank(source.index, source.models.guards, call):
+        return _MEAN_OF_ONE
     home = source.index.function(call) or source.module
     if not any(walk_for(home, cst.Divide)) and not any(walk_for(home, cst.DivideAssign)):
         return ""

@@ -450,7 +450,8 @@ def is_seen_alone(definition: Definition, call: ast.Call, place: Place) -> bool:
     text = dotted(call.func) or ""
     if isinstance(call.func, ast.Call):
         return False  # `getattr(callback, event)(model)`
-    is_function = not isinstance(definition.node, ast.ClassDef) and not definition.name.endswith(".__call__")
+    is_called = definition.name.endswith((".__call__", ".forward")) and not text.endswith("forward")
+    is_function = not isinstance(definition.node, ast.ClassDef) and not is_called
     return definition.module is place.module and is_function and "." not in text.removeprefix("self.")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DERIVED = "derived:"
 """Before the name of a method: the scopes that ask for it of classes below another."""
+_CALLED = "__call__"
 _DEEPEST = 3
 
 
@@ -67,12 +68,19 @@ class Callees:
     def _by_objects(self, text: str, place: Place) -> Iterator[Definition]:
         """Yield the method that a name stands for by the object that it is one of, or is."""
         start, _, last = text.rpartition(".")
-        for holder, name in ((start, last), (text, "__call__")):
+        for holder, name in ((start, last), (text, _CALLED)):
             for owner, _ in (
                 tuple(self.known.objects_in(self.known.of_names(holder, place))) if holder else ()
             ):
-                method = self.known.project.method(owner, name)
-                yield from (each for each in (method,) if each is not None)
+                yield from self._method(owner, name)
+
+    def _method(self, owner: Definition, name: str) -> Iterator[Definition]:
+        """Yield a method of an object: where it is called, and a module has no other, its ``forward``."""
+        method = self.known.project.method(owner, name)
+        is_module = isinstance(owner.node, ast.ClassDef) and bool(owner.node.bases)
+        if method is None and name == _CALLED and is_module:
+            method = self.known.project.method(owner, "forward")
+        yield from () if method is None else (method,)
 
     def _methods_of(self, func: ast.expr, place: Place) -> Iterator[Definition]:
         """Yield the methods of an object that is made where it is called: ``Saver(cfg).save``.
@@ -81,7 +89,7 @@ class Callees:
         """
         is_made = isinstance(func, ast.Call) and dotted(func.func) != "getattr"
         if isinstance(func, ast.Attribute) or is_made:
-            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, "__call__")
+            node, name = (func.value, func.attr) if isinstance(func, ast.Attribute) else (func, _CALLED)
             yield from self._of_objects(node, [name], place)
         elif isinstance(func, ast.Call) and dotted(func.func) == "getattr" and len(func.args) > 1:
             yield from self._of_objects(func.args[0], self.texts.of(func.args[1], place), place)
@@ -89,8 +97,7 @@ class Callees:
     def _of_objects(self, node: ast.expr, names: Iterable[str], place: Place) -> Iterator[Definition]:
         """Yield the methods of some names that an object's class has."""
         for owner, _ in tuple(self.known.objects_in(self.known.kinds(node, place))):
-            methods = (self.known.project.method(owner, name) for name in names)
-            yield from (each for each in methods if each is not None)
+            yield from (method for name in names for method in self._method(owner, name))
 
     def _above(self, name: str, place: Place) -> Iterator[Definition]:
         """Yield the methods that ``super()`` stands for."""

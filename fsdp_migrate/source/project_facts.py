@@ -14,11 +14,7 @@ from fsdp_migrate.source.project import Definition, Module, Place, dotted
 from fsdp_migrate.source.project_arguments import is_made_there
 from fsdp_migrate.source.project_containers import bound_by_match, kinds_of_targets, rooted, text_of
 from fsdp_migrate.source.project_fields import makes_attribute
-from fsdp_migrate.source.project_kinds import (
-    MAKES_ONE,
-    Fact,
-    is_about,
-)
+from fsdp_migrate.source.project_kinds import MAKES_ONE, Fact, is_about
 from fsdp_migrate.source.project_names import node_of, set_by_names
 from fsdp_migrate.source.project_switches import Mark
 from fsdp_migrate.source.python.argument_places import argument_at
@@ -430,6 +426,8 @@ class ProjectFacts(PickedKinds):
             owner = self.project.class_of(place)
             if owner is not None:
                 return owner.key, f"self.{text.partition('.')[2]}"
+        if "." not in text and isinstance(self.project.node(place.module, place.scope), ast.ClassDef):
+            return f"{place.module.path}:{place.scope}", f"self.{text}"  # `KINDS = {...}` of a class
         root = text.partition(".")[0]
         if place.scope and (
             self.globals.is_said(root, place) or (is_part and self.globals.is_top_level(root, place))

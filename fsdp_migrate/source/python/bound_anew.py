@@ -10,7 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import always_runs, last_value, was_run
 from fsdp_migrate.source.python.loops import of_one_object
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.run_order import runs_after, runs_at
 from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # What functions are called that may wrap a model themselves, and what they may be told.
 _MAY_WRAP = re.compile(r"accelerat|ddp|distribut|fsdp|parallel|prepare|setup|shard|wrap", re.IGNORECASE)
+_PUTS = ("add_module", "register_module", "set_submodule")
+_OF_SETATTR, _OF_PUT = 3, 2
+"""How many arguments they take."""
 # What gives back an object that was pickled.
 _READS_PICKLES = frozenset(
     {"cloudpickle.load", "dill.load", "joblib.load", "pickle.load", "pickle.loads", "torch.load"}
@@ -329,14 +332,44 @@ def was_put_there(index: Index, node: cst.Attribute, made: Sequence[cst.CSTNode]
     """
     function, order = index.function(node), index.order
     above = [order[each] for each in made if index.function(each) is function and order[each] < order[node]]
-    if not above:
-        return False
-    for target in index.places_set(text_of(node)):
-        assign = index.parents[target]
-        value = assign.value if isinstance(assign, cst.Assign) else None
-        is_here = index.function(target) is function and not index.excludes(target, node)
-        if is_here and isinstance(value, cst.Call) and max(above) < order[target] < order[node]:
-            # What is made of the part itself may be that part: `model.head = compile(model.head)`.
-            is_given = any(text_of(arg.value) == text_of(node) for arg in value.args)
-            return not is_given and not _MAY_WRAP.search(dotted(value.func) or "")
+    for place, put in _puts(index, node):
+        if index.function(place) is not function or index.excludes(place, node):
+            continue
+        is_above = max(above, default=-1) < order[place] < order[node]
+        if not is_above or index.statement(place) is index.statement(node):
+            continue
+        value = last_value(index, put) if isinstance(put, cst.Name) else put
+        if not isinstance(value, cst.Call) or (not above and not _is_at_once(index, place, node)):
+            continue
+        # What is made of the part itself may be that part: `model.head = compile(model.head)`.
+        is_given = any(text_of(arg.value) == text_of(node) for arg in value.args)
+        return not is_given and not _MAY_WRAP.search(dotted(value.func) or "")
     return False
+
+
+def _puts(index: Index, node: cst.Attribute) -> Iterator[tuple[cst.CSTNode, cst.BaseExpression]]:
+    """Yield where a part is set, by its own text or with FSDP1's ``.module`` in it, and what is put there."""
+    words = [each for each in text_of(node).split(".") if each != "module"]
+    texts = {".".join(words), text_of(node)}
+    texts |= {".".join((*words[:at], "module", *words[at:])) for at in range(1, len(words))}
+    for target in (each for text in sorted(texts) for each in index.places_set(text)):
+        assign = index.parents[target]
+        if isinstance(assign, cst.Assign):
+            yield target, assign.value
+    named = (each for each in index.calls_of_names.get("setattr", ()) if len(each.args) == _OF_SETATTR)
+    by_method = (call for name in _PUTS for call in index.calls_of_method(name) if len(call.args) == _OF_PUT)
+    for call in (*named, *by_method):
+        owner = call.func.value if isinstance(call.func, cst.Attribute) else call.args[0].value
+        if f"{text_of(owner)}.{word_of(call.args[-2].value)}" in texts:
+            yield call, call.args[-1].value
+
+
+def _is_at_once(index: Index, place: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Tell whether the block that puts a part there goes on with it at once, before anything may shard it."""
+    line = index.statement(place)
+    block = index.parents[line]
+    if not isinstance(block, (cst.IndentedBlock, cst.Module)):
+        return False
+    next_one = block.body.index(line) + 1 if line in block.body else len(block.body)
+    later = block.body[next_one : next_one + 1]
+    return any(each in {node, *index.ancestors(node)} for each in later)

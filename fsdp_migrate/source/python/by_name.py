@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
+from fsdp_migrate.source.python.held import has_model, whole
 from fsdp_migrate.source.python.nodes import dotted, kept, last_name
 from fsdp_migrate.source.python.texts_of_loops import texts_gone_through
 
@@ -14,6 +15,7 @@ from fsdp_migrate.source.python.texts_of_loops import texts_gone_through
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fsdp_migrate.source.python.model_kinds import ModelKinds
     from fsdp_migrate.source.python.scopes import Index
 
 
@@ -42,6 +44,17 @@ def read_by_names(index: Index, call: cst.Call) -> list[str]:
     """Return the names of the attributes that ``getattr(self, name)`` reads in a loop over texts."""
     name = call.args[1].value if dotted(call.func) == "getattr" and 2 <= len(call.args) <= 3 else None
     return texts_gone_through(index, name) if isinstance(name, cst.Name) else []
+
+
+def of_own_names(models: ModelKinds, call: cst.Call) -> set[str]:
+    """Return what ``getattr(self, name)`` is in a loop over names: where they differ, perhaps another."""
+    names, owner = read_by_names(models.index, call), models.index.class_of(call)
+    if not names or owner is None or dotted(call.args[0].value) != "self":
+        return set()
+    every = [models.facts.get((owner, f"self.{each}"), set()) for each in names]
+    found = {kind for kinds in every for kind in kinds}
+    is_alike = all(whole(kinds) == whole(found) for kinds in every)
+    return found if is_alike or not has_model(found) else found | {"other"}
 
 
 def set_by_name(call: cst.Call) -> Named | None:

@@ -21,7 +21,7 @@ from fsdp_migrate.source.python.bound_anew import (
     was_just_wrapped_by_ddp,
     was_put_there,
 )
-from fsdp_migrate.source.python.by_name import Named, bound_name, read_by_name, read_by_names, set_in_dict
+from fsdp_migrate.source.python.by_name import Named, bound_name, of_own_names, read_by_name, set_in_dict
 from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, of_own_dict, step_of
 from fsdp_migrate.source.python.evidence import is_off
@@ -306,7 +306,7 @@ class ModelKinds:
         if isinstance(node, cst.Call):
             named = read_by_name(node)
             found = self._kinds_of_call(node) if named is None else self._kinds_by_name(node, named)
-            found = found or self._kinds_by_names(node)
+            found = found or of_own_names(self, node)
             found = found if found - tensors(found) else kinds_of_parameters(self, node) or found
             return found or given_apart(self, node) or made_by(self, node)
         if isinstance(node, cst.IfExp):
@@ -369,15 +369,6 @@ class ModelKinds:
         found = without_models(found) if has_model(found) and self._is_not_here(found, call) else found
         return found | (self.kinds(named.value) if named.value is not None else set())
 
-    def _kinds_by_names(self, call: cst.Call) -> set[str]:
-        """Return what ``getattr(self, name)`` is in a loop over names: where they differ, perhaps another."""
-        names, owner = read_by_names(self.index, call), self.index.class_of(call)
-        is_own = bool(names) and owner is not None and dotted(call.args[0].value) == "self"
-        every = [self.facts.get((owner, f"self.{each}"), set()) for each in names] if is_own and owner else []
-        found = {kind for kinds in every for kind in kinds}
-        is_alike = all(whole(kinds) == whole(found) for kinds in every)
-        return found if is_alike or not has_model(found) else found | {"other"}
-
     def _is_not_here(self, found: set[str], node: cst.BaseExpression) -> bool:
         if self.is_before_wrapping(node) or self.is_other_branch(node):
             return True
@@ -403,10 +394,16 @@ class ModelKinds:
             return item_of(self.index, node)
         key = self.key_of(node.value)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
-        made_at = self.made.get(key, []) if key is not None else []
+        made_at = self._made_at(node.value)
         is_plain = parts.isdisjoint({"*", node.attr.value}) and not self._is_made(key)
         is_plain = is_plain or node.attr.value in self.links.ignored
         return None if is_plain or was_put_there(self.index, node, made_at) else node.value
+
+    def _made_at(self, node: cst.BaseExpression) -> list[cst.CSTNode]:
+        """Return where a model, or what it is a part of, is given a sharded one: ``model.module.lm``."""
+        while (key := self.key_of(node)) not in self.made and isinstance(node, cst.Attribute):
+            node = node.value
+        return self.made.get(key, []) if key is not None else []
 
     def _is_made(self, key: Key | None) -> bool:
         """Tell whether a name is given a sharded model, and not ``pair = Pair()``, which holds one."""
@@ -494,5 +491,6 @@ class ModelKinds:
 
     def _kinds_of_targets(self, loop: cst.For | cst.CompFor) -> list[tuple[cst.BaseExpression, set[str]]]:
         kinds = self.kinds(loop.iter)
-        is_none = not kinds or names_items_of(loop)
-        return [] if is_none else list(kinds_of_targets(loop.target, taken(EACH, kinds)))
+        if not kinds or names_items_of(loop):
+            return []
+        return list(kinds_of_targets(loop.target, taken(EACH, kinds)))

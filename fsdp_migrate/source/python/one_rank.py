@@ -38,7 +38,7 @@ def is_of_one_rank(guards: Guards, node: cst.CSTNode) -> bool:
 
 
 def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int = 0) -> bool:
-    """Tell whether one rank alone reaches a place, also by the only calls of the method that it stands in."""
+    """Tell whether one rank alone reaches a place, also by the only calls of its function."""
     if is_of_one_rank(guards, node):
         return True
     function = index.function(node)
@@ -47,7 +47,11 @@ def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int
     decorators = (each.decorator for each in function.decorators)
     if any(_ONLY.search(dotted(e.func if isinstance(e, cst.Call) else e) or "") for e in decorators):
         return True
-    calls = index.calls_of_method(function.name.value) if index.class_of(function) is not None else []
+    if index.class_of(function) is not None:
+        calls = index.calls_of_method(function.name.value)
+    else:
+        named = index.calls_of_names.get(function.name.value, ())
+        calls = [each for each in named if function in guards.functions(each.func)]
     return (
         depth < _DEEPEST
         and bool(calls)

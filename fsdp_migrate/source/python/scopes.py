@@ -421,6 +421,16 @@ class Index:
         return self._methods.get(name, [])
 
     @functools.cached_property
+    def calls_of_names(self) -> dict[str, list[cst.Call]]:
+        """The calls of what a name alone stands for, by that name: of functions, and of classes."""
+        found: dict[str, list[cst.Call]] = {}
+        for node in self.by_kind.get(cst.Call, ()):
+            call = cst.ensure_type(node, cst.Call)
+            if isinstance(call.func, cst.Name):
+                found.setdefault(call.func.value, []).append(call)
+        return found
+
+    @functools.cached_property
     def names_given(self) -> dict[str, list[cst.Name]]:
         """The names that calls are given as arguments, by their texts: many ask for those of a function."""
         found: dict[str, list[cst.Name]] = {}

@@ -33,7 +33,7 @@ from fsdp_migrate.source.python.nodes import (
     text_of,
     walk_for,
 )
-from fsdp_migrate.source.python.one_rank import is_of_one_rank
+from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.optimizers import has_groups
 from fsdp_migrate.source.python.own_names import values_bound
 from fsdp_migrate.source.python.parameter_lists import named_as_parameters, shares
@@ -79,6 +79,7 @@ _ONE_RANK = (
     "one rank alone comes here, and every rank must take part in the norm of the whole gradient: FSDP1's was "
     "that of one rank's shards. Call fsdp_migrate.runtime.clip_grad_norm_ above this branch."
 )
+_ALONE = " One rank alone comes here, and would wait for the others: call it above, on every rank."
 _BY_ACCELERATE = (
     "where {} shards this model, the norm is now that of the whole gradients of these parameters, as a "
     "DTensor; under FSDP1 Accelerate took that of one rank's shards of them, unless they were all of one "
@@ -110,17 +111,19 @@ def find(source: Source) -> Iterator[Found]:
         is_held = _is_held(source, call.func) or given_to_clipper(source, call) is not None
         if not (is_held or source.index.qualified(call.func) & _TORCHS) or _is_of_others(source, call):
             continue
-        if _is_given_a_model(source, call) and is_of_one_rank(source.models.guards, call):
+        is_alone = runs_on_one_rank(source.index, source.models.guards, call)
+        if _is_given_a_model(source, call) and is_alone:
             yield Found("FM326", call, _ONE_RANK, "commented")
         elif _is_given_a_model(source, call) and not is_held:
             # Where every rank held all of it, the norm was that of the whole before.
             said = "" if are_whole(source.models) else _WHOLE + _of_raising(call)
             yield _renamed(source, call, "FM326", said)
         elif _is_given_a_list(source, call):
-            yield Found("FM326", call, _LIST + _of_raising(call), "commented")
+            yield Found("FM326", call, _LIST + _of_raising(call) + (_ALONE if is_alone else ""), "commented")
         elif _may_be_given_one(source, call):
             said = _MAYBE_WHOLE.format(clips(source, call, _model_of(call)))
-            yield Found("FM326", call, said + _of_raising(call), "commented")
+            said += _of_raising(call) + (_ALONE if is_alone else "")
+            yield Found("FM326", call, said, "commented")
 
 
 def _of_raising(call: cst.Call) -> str:

@@ -234,16 +234,37 @@ def _said(
 ) -> Iterator[tuple[cst.BaseExpression, str]]:
     """Yield what is asked of names in a loop, and what is said of it."""
     for test, is_start in tests_of_names(source, loop, names):
-        if is_start and not is_inner:
-            yield test, _START
-        elif not is_inner and is_of_wholes(source, test, names[0]):
-            yield test, _NONE
-        elif of_flat:
-            yield test, of_flat
-        elif not is_inner and is_from_the_start(source, test):
-            yield test, _PART
+        asked = ((test, is_start, names[0]), *_asked_within(source, test, names[0]))
+        said = "" if is_inner else next(filter(None, (_said_of_root(source, *each) for each in asked)), "")
+        if of_flat and said in {"", _PART}:
+            said = of_flat
+        if said:
+            yield test, said
     parts = () if is_inner or of_flat else _counted_parts(loop, names[0])
     yield from ((part, _PART) for part in parts)
+
+
+def _said_of_root(source: Source, test: cst.BaseExpression, is_start: bool, name: str) -> str:
+    """Return what is said of a question that is about the beginning of a name, where FSDP1's wrapper was."""
+    if is_start:
+        return _START
+    if is_of_wholes(source, test, name):
+        return _NONE
+    return _PART if is_from_the_start(source, test) else ""
+
+
+def _asked_within(
+    source: Source, test: cst.BaseExpression, name: str
+) -> Iterator[tuple[cst.BaseExpression, bool, str]]:
+    """Yield what a function of the source asks of a name that it is given: ``if not no_decay(n)``."""
+    if not isinstance(test, cst.Call):
+        return
+    if not all(_is_whole(arg.value, name) for arg in test.args if _is_name(arg.value, {name})):
+        return  # `no_decay(n.split(".")[-1])`
+    for function, given in _given_there(source, test, {name}):
+        for each in given:
+            asked = asked_of_name(function.body, {each}, each)
+            yield from ((part, is_start, each) for part, is_start in asked)
 
 
 def _of_names_before(
@@ -399,16 +420,21 @@ def asked_of_name(
 
 def _is_asked_there(source: Source, call: cst.Call, known: set[str]) -> bool:
     """Tell whether a function of the source is given a name, and asks for what is in it."""
+    return any(any(asked_of_name(each.body, given)) for each, given in _given_there(source, call, known))
+
+
+def _given_there(
+    source: Source, call: cst.Call, known: set[str]
+) -> Iterator[tuple[cst.FunctionDef | cst.Lambda, set[str]]]:
+    """Yield the functions of the source that a call gives a name as it is, and what they call it."""
     places = [place for place, arg in enumerate(call.args) if _is_name(arg.value, known)]
     for function in _run_by(source, call.func) if places else ():
         params = [
             each.name.value for each in parameters_of(function) if each.name.value not in {"cls", "self"}
         ]
         given = {params[place] for place in places if place < len(params)}
-        is_cleaned = CLEANED.search(text_of(function)) is not None
-        if given and not is_cleaned and any(asked_of_name(function.body, given)):
-            return True
-    return False
+        if given and CLEANED.search(text_of(function)) is None:
+            yield function, given
 
 
 def _run_by(source: Source, func: cst.BaseExpression) -> Iterator[cst.FunctionDef | cst.Lambda]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
@@ -53,12 +53,29 @@ _OF_PARAMETERS = (
     "FSDP1 marked the parameters that it had flattened by this: FSDP2 marks none, so that it is never true. "
     "A parameter of a unit is a DTensor: ask isinstance(param, torch.distributed.tensor.DTensor)."
 )
+_COMPOSERS_STATES: Final = frozenset({"composer.core", "composer.core.state"})
 _COMPOSERS = re.compile(r"^composer\.utils\.(?:misc\.)?is_model_fsdp$")
 _ASKS_FSDP1 = (
     "Composer's is_model_fsdp asks for FSDP1's class, and is false of FSDP2's models: what is done where it "
     "is true is passed over. Ask any(isinstance(m, torch.distributed.fsdp.FSDPModule) for m in "
     "model.modules())."
 )
+_OF_COMPOSERS_STATES: Final = {
+    "fsdp_state_dict_type_context": (
+        "Composer's context is FSDP1's state_dict_type: in it an FSDP2 model's state is of DTensors, one "
+        "rank's part of each, and at its end it raises KeyError(None). Take it away, and on every rank the "
+        "state by torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
+        "cpu_offload=True)), which is rank 0's alone as before; of 'sharded' leave the options out."
+    ),
+    "get_fsdp_full_optim_state_dict": (
+        "Composer asks FSDP1's own function here, which knows no FSDP2 model: take "
+        "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, on every rank."
+    ),
+    "get_fsdp_sharded_optim_state_dict": (
+        "Composer asks FSDP1's own function here, which knows no FSDP2 model: take "
+        "optim_state_dict_to_load(model, optimizer, state) of fsdp_migrate.runtime, on every rank."
+    ),
+}
 _MARK = "_fsdp_flattened"
 _NOT_THERE = "stays: it is asked for first, and not there"
 _NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"})
@@ -130,6 +147,7 @@ def _find(source: Source) -> Iterator[Found]:
     for call in source.calls:
         if any(map(_COMPOSERS.search, source.index.qualified(call.func))):
             yield Found("FM317", call, _ASKS_FSDP1, "commented")
+    yield from _of_composers_states(source)
     for node, name in source.references.items():
         if catalog.is_private(name) or name.split(".")[0] == "FlatParameter":
             yield Found("FM317", node, _MEANT, "commented", covers=(node,))
@@ -153,6 +171,22 @@ def _find(source: Source) -> Iterator[Found]:
             continue
         yield _of_attribute(source, node)
     yield from _by_their_names(source, telling)
+
+
+def _of_composers_states(source: Source) -> Iterator[Found]:
+    """Find what Composer has for the states of FSDP1's models: calls, and names that are given away."""
+    if not any(each in source.code for each in _OF_COMPOSERS_STATES):
+        return
+    for kind in (cst.Name, cst.Attribute):
+        for node in source.index.by_kind.get(kind, ()):
+            above = source.index.parents[node]
+            if isinstance(above, (cst.Attribute, cst.ImportAlias)):
+                continue
+            for name in source.index.qualified(node):
+                start, _, last = name.rpartition(".")
+                if start in _COMPOSERS_STATES and last in _OF_COMPOSERS_STATES:
+                    at = above if isinstance(above, cst.Call) and above.func is node else node
+                    yield Found("FM317", at, _OF_COMPOSERS_STATES[last], "commented")
 
 
 def _are_settings(source: Source, node: cst.Attribute) -> bool:
@@ -213,9 +247,8 @@ def _without_imports(source: Source) -> Iterator[Found]:
     for node in source.attributes:
         is_handles = node.attr.value == "flat_param" and (dotted(node.value) or "").endswith("._handle")
         is_private = node.attr.value in _NAMES | _FSDP1S
-        if is_private | (node.attr.value in catalog.WRAPPER_ATTRIBUTES) and _is_asked_of_a_model(
-            source, node
-        ):
+        is_shown = node.attr.value in catalog.WRAPPER_ATTRIBUTES and not _are_settings(source, node)
+        if (is_private or is_shown) and _is_asked_of_a_model(source, node):
             yield _of_attribute(source, node) if is_private else Found("FM317", node, _OWN, "commented")
         elif (is_handles or node.attr.value in _NO_OTHERS) and dotted(node.value) not in {"self", "cls"}:
             yield _of_attribute(source, node)
@@ -300,7 +333,17 @@ def asked_attribute(source: Source, node: cst.CSTNode) -> cst.Call | None:
 
 
 def _is_asked_of_a_model(source: Source, node: cst.Attribute) -> bool:
+    if node.attr.value in catalog.WRAPPER_ATTRIBUTES and _is_within(source, node.value):
+        return False  # the model within had none of the wrapper's: this is its own
     return not _is_own(source, node) and _is_model(source, node.value)
+
+
+def _is_within(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it is the model within FSDP1's wrapper: ``model.module``, or a name that holds that."""
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        value = last_value(source.index, node)
+        return value is not None and not isinstance(value, cst.Name) and _is_within(source, value)
+    return isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED
 
 
 def _is_model(source: Source, node: cst.BaseExpression) -> bool:

@@ -33,6 +33,7 @@ from fsdp_migrate.source.python.nodes import (
     walk_for,
     word_of,
 )
+from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.optimizers import is_optimizer
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameter_lists import is_read_for_names
@@ -93,6 +94,18 @@ _COUNT = (
     "of a sharded model numel() counts whole parameters, on each rank, where FSDP1's were one rank's part: "
     "leave the number of ranks, or the sum over them, out of what is made of this count."
 )
+_ALONE: Final = {
+    _GRADIENTS: (
+        "One rank alone comes here, and would wait for the others, in clip_grad_norm_ too: take the norm "
+        "above this branch, on every rank, or take .to_local() of each gradient, which is that rank's part, "
+        "as FSDP1's was."
+    ),
+    **dict.fromkeys(
+        (_LIST, _OPTIMIZER, _PRETRAINED, _STATE),
+        "One rank alone comes here, and would wait for the others: do that above this branch, on every rank.",
+    ),
+}
+"""What is added where one rank alone comes, and what is asked, or what takes its place, waits for all."""
 _FOREACH = (
     "torch._foreach_* takes no list of both a sharded model's parameters, which are DTensors, and its "
     "buffers, which are plain: give each a list of its own."
@@ -194,7 +207,14 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
             continue
         if source.position(statement)[0] not in commented:
             said.add(statement)
-            yield Found("FM450", node, meant, "unclear")
+            yield Found("FM450", node, _where_alone(source, node, meant), "unclear")
+
+
+def _where_alone(source: Source, node: cst.CSTNode, meant: str) -> str:
+    """Return what is said of a place, with what holds where one rank alone comes to it."""
+    added = next((said for start, said in _ALONE.items() if meant.startswith(start)), "")
+    is_alone = added and runs_on_one_rank(source.index, source.models.guards, node)
+    return f"{meant} {added}" if is_alone else meant
 
 
 def _of_far(

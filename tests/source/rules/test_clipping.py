@@ -9,7 +9,15 @@ import pytest
 
 from fsdp_migrate.source import rewrite_source, scan_paths, scan_source
 from tests.source.projects import FSDP
-from tests.source.samples import ONE_TURNED, assert_commented, assert_left_alone, assert_turned, codes, uses
+from tests.source.samples import (
+    ONE_TURNED,
+    assert_commented,
+    assert_left_alone,
+    assert_turned,
+    codes,
+    turned,
+    uses,
+)
 
 
 if TYPE_CHECKING:
@@ -186,6 +194,27 @@ def test_one_rank_alone_takes_no_norm_of_all() -> None:
     body = f"model = FSDP(net)\nif debug and rank == 0:\n    norm = {clip}"
     assert ("FM326", "commented") in codes(body)
     assert ("FM326", "rewritten") in codes(body.replace(" and rank == 0", ""))
+
+
+@pytest.mark.parametrize("given", ["optimizer.param_groups[0]['params']", "[p for p in net.parameters()]"])
+def test_one_rank_alone_is_said_to_wait_where_a_list_is_given(given: str) -> None:
+    body = (
+        "net = FSDP(net)\noptimizer = torch.optim.AdamW(net.parameters())\nif debug and rank == 0:\n"
+        f"    torch.nn.utils.clip_grad_norm_({given}, 1.0)\n"
+    )
+    assert "One rank alone comes here" in turned(body)
+    assert "One rank alone comes here" not in turned(body.replace(" and rank == 0", ""))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_alone"), [("", True), ("clip(model)\n", False), ("if rank < 1:\n    clip(model)\n", True)]
+)
+def test_a_function_that_one_rank_alone_calls_takes_no_norm_of_all(other: str, *, is_alone: bool) -> None:
+    body = (
+        "def clip(model: FSDP):\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n\n\n"
+        f"model = FSDP(net)\nif rank == 0:\n    clip(model)\n{other}"
+    )
+    assert (("FM326", "commented") in codes(body)) is is_alone
 
 
 def test_a_module_that_wraps_one_in_itself_has_its_parameters() -> None:

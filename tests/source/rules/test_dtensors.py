@@ -367,6 +367,14 @@ def test_a_number_that_is_taken_at_once_is_of_this_ranks_part_as_before(use: str
     assert found == ({"kept"} if is_as_before else {"commented"})
 
 
+@pytest.mark.parametrize(("asked", "action"), [("mean", "commented"), ("norm", "kept")])
+def test_one_rank_alone_waits_for_a_mean_of_rows_that_are_not_shared_evenly(asked: str, action: str) -> None:
+    """Measured with torch 2.13 on two ranks: of 3 rows it is an all-gather, of 4 each rank's own."""
+    body = f"{MODEL}{NORM}if rank == 0:\n        print(p.grad.{asked}().item())\n"
+    assert ("FM423", action) in codes(body, HEADER)
+    assert ("FM423", "kept") in codes(body.replace("rank == 0", "debug"), HEADER)
+
+
 @pytest.mark.parametrize(
     ("use", "said"),
     [

@@ -412,3 +412,21 @@ def test_another_file_keeps_names_of_a_model_of_its_own(tmp_path: Path, keeps: s
     (tmp_path / "a.py").write_text(f"{FSDP}\n{_OWN.format(keeps)}")
     (tmp_path / "b.py").write_text(f"{FSDP}\nmodel = FSDP(net, use_orig_params=True)\n")
     assert ("FM318" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "is_said"),
+    [
+        ("name == 'norm.weight'", "n", True),
+        ("name.endswith('.bias') or name == 'norm.weight'", "n", True),
+        ("name.startswith('norm')", "n", True),
+        ("re.match('norm', name) is not None", "n", True),
+        ("'norm' in name", "n", False),
+        ("name.endswith('.bias')", "n", False),
+        ("name == 'weight'", "n.split('.')[-1]", False),
+        ("name.replace('_fsdp_wrapped_module.', '') == 'norm.weight'", "n", False),
+    ],
+)
+def test_a_function_is_asked_about_the_beginning_of_a_name(asked: str, given: str, *, is_said: bool) -> None:
+    body = f"def plain(name):\n    return {asked}\nmodel = FSDP(net, use_orig_params=True)\n"
+    assert (("FM318", "commented") in codes(body + _LIST.format(f"not plain({given})"))) is is_said

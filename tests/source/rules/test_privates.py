@@ -45,6 +45,27 @@ def test_a_question_of_composers_is_false_of_fsdp2s_models(code: str, *, is_said
     assert ("FM317" in {use.code for use in scan_source(code)}) is is_said
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("with fsdp_state_dict_type_context(model, 'full'):\n    x = model.state_dict()\n", "KeyError(None)"),
+        ("with fsdp_state_dict_type_context(model) if a else b():\n    pass\n", "KeyError(None)"),
+        ("enter = fsdp_state_dict_type_context if a else b\nenter(model)\n", "KeyError(None)"),
+        ("x = get_fsdp_full_optim_state_dict(model, optimizer)\n", "full_optimizer_state_dict"),
+        ("x = get_fsdp_sharded_optim_state_dict(x, model)\n", "optim_state_dict_to_load"),
+        ("from own import fsdp_state_dict_type_context as own\nwith own(model):\n    pass\n", None),
+    ],
+)
+def test_what_composer_has_for_states_is_fsdp1s(body: str, said: str | None) -> None:
+    header = (
+        "from composer.core.state import fsdp_state_dict_type_context, get_fsdp_full_optim_state_dict\n"
+        "from composer.core.state import get_fsdp_sharded_optim_state_dict\n"
+    )
+    found = [use.becomes for use in scan_source(header + body) if use.code == "FM317"]
+    assert len(found) == (said is not None)
+    assert all(said is not None and said in each for each in found)
+
+
 def test_what_the_wrapper_alone_shows_is_said() -> None:
     found = found_comments(
         "def f(model: FSDP):\n"
@@ -81,6 +102,37 @@ def test_privates_by_another_name_or_that_are_set(body: str) -> None:
 )
 def test_params_that_a_model_was_made_of(body: str, *, is_said: bool) -> None:
     assert (("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("x = model.rank\n", True),
+        ("x = model.module.rank\n", False),
+        ("raw = model.module\nx = raw.world_size\n", False),
+        ("raw = model.module\nx = raw._handle\n", True),
+        ("raw = model\nx = raw.world_size\n", True),
+    ],
+)
+def test_what_the_model_within_is_asked_for_is_its_own(body: str, *, is_said: bool) -> None:
+    assert (("FM317", "commented") in codes(f"model = FSDP(net)\n{body}")) is is_said
+
+
+@pytest.mark.parametrize(
+    ("body", "is_said"),
+    [
+        ("    p = model.params\n    print(p.dim)\n", False),
+        ("    for p in model.params:\n        print(p.grad)\n", True),
+    ],
+)
+def test_params_of_a_model_that_another_file_gives(tmp_path: Path, body: str, *, is_said: bool) -> None:
+    (tmp_path / "export.py").write_text(f"def export(model):\n{body}")
+    (tmp_path / "train.py").write_text(
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom export import export\n\n"
+        "model = FSDP(net)\nexport(model)\n"
+    )
+    found = {use.code for file in scan_paths([tmp_path]).files for use in file.uses}
+    assert ("FM317" in found) is is_said
 
 
 _STREAMS = "{'_unshard_stream', '_default_stream'}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
-from tests.source.samples import uses
+from tests.source.samples import codes, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -48,3 +48,36 @@ def test_what_torch_does_at_the_first_of_them() -> None:
     assert ".broadcast(rng_state, 0)" in made
     is_old = torch.__version__.startswith("2.7.")
     assert ("_set_device_state(rng_state)" in made) is not is_old
+
+
+@pytest.mark.parametrize(
+    ("put", "part", "is_said"),
+    [
+        ("m.module.head = torch.nn.Linear(8, 1)", "m.module.head", False),
+        ("m.module.head = torch.nn.Linear(8, 1)", "m.head", False),
+        ("m.module.head = torch.nn.Linear(8, 1)", "m.module.body", True),
+        ("m.module.lm.head = torch.nn.Linear(8, 1)", "m.module.lm.head", False),
+        ("m.module.lm.head = torch.nn.Linear(8, 1)", "m.module.lm.body", True),
+        ("head = torch.nn.Linear(8, 1)\nm.module.head = head", "m.module.head", False),
+        ("head = FSDP(torch.nn.Linear(8, 1))\nm.module.head = head", "m.module.head", True),
+        ("m.module.add_module('head', torch.nn.Linear(8, 1))", "m.module.head", False),
+        ("setattr(m.module, 'head', torch.nn.Linear(8, 1))", "m.module.head", False),
+        ("setattr(m.module, 'body', torch.nn.Linear(8, 1))", "m.module.head", True),
+        ("m.module.head = shard(m.module.head)", "m.module.head", True),
+    ],
+)
+def test_a_layer_that_was_put_into_a_sharded_model_is_plain(put: str, part: str, *, is_said: bool) -> None:
+    body = f"m = FSDP(net)\n{put}\ntorch.nn.init.normal_({part}.weight)\n"
+    assert (("FM336", "commented") in codes(body)) is is_said
+
+
+@pytest.mark.parametrize(("between", "is_said"), [("", False), ("        self.shard()\n", True)])
+def test_a_layer_of_a_model_that_is_sharded_elsewhere_is_plain_at_once(
+    between: str, *, is_said: bool
+) -> None:
+    body = (
+        "class Policy:\n    def shard(self):\n        self.net = FSDP(self.net)\n    def put(self):\n"
+        f"        self.net.module.head = torch.nn.Linear(8, 1)\n{between}"
+        "        torch.nn.init.normal_(self.net.module.head.weight)\n"
+    )
+    assert (("FM336", "commented") in codes(body)) is is_said

@@ -222,6 +222,26 @@ def test_lists_of_plain_models_that_are_clipped(tmp_path: Path, does: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("for p in model.parameters():\n            s = s + p.grad.pow(2).sum()", "take .to_local() of each"),
+        ("clip_grad_norm_(model.parameters(), 1.0)", "do that above this branch"),
+        ("torch.save(model.state_dict(), x)", "do that above this branch"),
+        ("model.save_pretrained(x)", "do that above this branch"),
+        ("copy.deepcopy(model)", ""),
+    ],
+)
+def test_one_rank_alone_would_wait_for_the_others(tmp_path: Path, does: str, said: str) -> None:
+    body = "import copy\nimport torch\nfrom torch.nn.utils import clip_grad_norm_\n\n\n"
+    body += f"def run(model, x, s):\n    if x and dist.get_rank() == 0:\n        {does}\n"
+    (alone,) = found(tmp_path, body).values()
+    (every,) = found(tmp_path, body.replace(" and dist.get_rank() == 0", "")).values()
+    added = alone.removeprefix(every)
+    assert alone.startswith(every)
+    assert ("One rank alone comes here" in added, said in added) == (bool(said), True)
+
+
+@pytest.mark.parametrize(
     ("does", "text"),
     [
         ("def run({0}):\n    return sum(p.grad.data.norm() ** 2 for p in {0})\n", "p.grad.data.norm()"),
