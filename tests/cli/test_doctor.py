@@ -21,7 +21,7 @@ pytestmark = pytest.mark.any_torch
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text("import copy\nmodel = make()\naverage = copy.deepcopy(model)\n")
+    (tmp_path / "train.py").write_text("import copy\nmodel = make('meta')\naverage = copy.deepcopy(model)\n")
     (tmp_path / "plain.yaml").write_text("auto_wrap_policy: [Embedding, Linear]\nuse_orig_params: true\n")
     return tmp_path
 

@@ -41,7 +41,7 @@ COMMANDS = {
     "doctor": (
         ("doctor", "source", "--model", "tests.models:tied_net"),
         0,
-        "of the",
+        "known faults hit you; ",
         ("deepcopy-of-shards", "pytorch/pytorch#149138", "What was looked at"),
     ),
 }
