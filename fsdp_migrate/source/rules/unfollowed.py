@@ -84,6 +84,15 @@ _GRADIENTS = (
     "rank's, and collectives take none. clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime gives "
     "the norm as a plain tensor."
 )
+_FORWARD = (
+    "FSDP2 gathers a sharded model's parameters where it is called, as FSDP1's wrapper did here too: write "
+    "model(...), not model.forward(...)."
+)
+_VECTOR = (
+    "of a sharded model's parameters, which are DTensors, torch makes a vector of the whole, or refuses "
+    "where they are not sharded evenly; FSDP1's were one rank's parts. On every rank take p.full_tensor() of "
+    "each."
+)
 _MODULE = "the sharded model has none: FSDP2 wraps nothing, take the model itself."
 _LIST = (
     "of a sharded model's parameters the norm is that of the whole gradient, and a DTensor, which a text "
@@ -122,6 +131,7 @@ _MAKES_STATES: Final = frozenset(
 )
 _SAID: Final = {
     "clip_grad_norm_": "the sharded model has none: fsdp_migrate.runtime.clip_grad_norm_(model, max_norm).",
+    "forward": _FORWARD,
     "load_state_dict": _LOAD,
     "no_sync": "the sharded model has none: fsdp_migrate.runtime.no_sync(model).",
     "save_pretrained": _PRETRAINED,
@@ -132,11 +142,13 @@ _OF_FUNCTIONS: Final = {
     "clip_grad_norm_": _LIST,
     "deepcopy": _COPY,
     "get_peft_model_state_dict": _PRETRAINED,
+    "parameters_to_vector": _VECTOR,
 }
+_OF_PARAMETERS: Final = frozenset({"clip_grad_norm_", "parameters_to_vector"})
 
 _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:load_state_dict|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
-    r"|\.(?:clip_grad_norm_|no_sync)\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
+    r"|\.(?:clip_grad_norm_|forward|no_sync)\(|\bparameters_to_vector\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
     r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]{0,200}['\"](?:clip_grad_norm_|no_sync)['\"]"
     r"|(?i:grad_?clip|clip_?(?:fn|grad|norm)|clipper)\w*\("
@@ -290,7 +302,7 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     if name in _WHOLE_IN_CONTEXT and source.contexts.is_summoned(call):
         return None  # parameters are plain there, and whole
     if isinstance(func, cst.Attribute) and name in _SAID and not source.index.qualified(func):
-        if _is_of_another_kind(call, name):
+        if _is_of_another_kind(call, name) or (name == "forward" and _is_of_a_part(source, func.value)):
             return None
         model = _wrapped(source, func.value)
         last = last_word(model)
@@ -314,11 +326,18 @@ def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | N
     given = _wrapped(source, call.args[0].value) if name in _OF_FUNCTIONS and call.args else None
     if given is not None and (_is_of_a_saved_state(source, given) or _has_its_state(call, name)):
         return None
-    if name == "clip_grad_norm_":
+    if name in _OF_PARAMETERS:
         given = _whose_parameters(given)
     if name == "deepcopy" and given is not None and _is_of_settings(given):
         return None
     return (given, _OF_FUNCTIONS[name]) if given is not None and is_model(last_word(given)) else None
+
+
+def _is_of_a_part(source: Source, owner: cst.BaseExpression) -> bool:
+    """Tell whether a module calls itself or its own part, of which it may be that the whole is sharded."""
+    around = source.index.class_of(owner)
+    is_module = around is not None and any(text_of(each.value).endswith("Module") for each in around.bases)
+    return is_module and (text_of(owner) + ".").startswith("self.")
 
 
 def _is_of_another_kind(call: cst.Call, name: str) -> bool:
