@@ -67,9 +67,10 @@ _OF_COMPOSERS_STATES: Final = {
         "state by torch's get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
         "cpu_offload=True)), which is rank 0's alone as before; of 'sharded' leave the options out."
     ),
-    "get_fsdp_full_optim_state_dict": (
+    **dict.fromkeys(
+        ("fsdp_get_optim_state_dict", "get_fsdp_full_optim_state_dict"),
         "Composer asks FSDP1's own function here, which knows no FSDP2 model: take "
-        "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, on every rank."
+        "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, on every rank.",
     ),
     "get_fsdp_sharded_optim_state_dict": (
         "Composer asks FSDP1's own function here, which knows no FSDP2 model: take "

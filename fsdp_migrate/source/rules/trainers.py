@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 NAME = "trainers"
-CODES = ("FM307", "FM309", "FM327", "FM328", "FM358")
+CODES = ("FM327", "FM328", "FM358")
 
 _COMPOSER = (
     "Composer: add fsdp_migrate.adapters.composer_callback's callback to the Trainer, or give it an "
@@ -38,24 +38,6 @@ _BY_VALUE = (
     "its FSDP2 cuts off each element: fsdp_migrate.adapters.composer_callback's callback clips as FSDP1 did."
 )
 _CLIPS = re.compile(r"^composer\.algorithms\b.*\.(GradientClipping|apply_gradient_clipping)$")
-_OF_COMPOSERS_STATE = "composer.core.state."
-_CONTEXT = (
-    "Composer enters FSDP1's context here: FSDP2's state in it is of DTensors, and its end raises KeyError. "
-    "Take it away, and in its place, on every rank, torch's get_model_state_dict(model, "
-    "options=StateDictOptions(full_state_dict=True, cpu_offload=True)), of which rank 0 has the values; for "
-    "'sharded' get_model_state_dict(model)."
-)
-_OF_OPTIMIZERS = (
-    "Composer calls FSDP1's function here, which knows no FSDP2 model. Take full_optimizer_state_dict(model, "
-    "optimizer) of fsdp_migrate.runtime, for parts sharded_state_dict(model, optimizer)['optimizer'], and "
-    "optim_state_dict_to_load for what is loaded."
-)
-_COMPOSERS_STATES = {
-    "fsdp_get_optim_state_dict": ("FM309", _OF_OPTIMIZERS),
-    "fsdp_state_dict_type_context": ("FM307", _CONTEXT),
-    "get_fsdp_full_optim_state_dict": ("FM309", _OF_OPTIMIZERS),
-    "get_fsdp_sharded_optim_state_dict": ("FM309", _OF_OPTIMIZERS),
-}
 _SHARDS_ITSELF = (
     "this Trainer shards its model itself, and its save_model writes self.model.state_dict(), which holds "
     "one rank's parts now: give the arguments fsdp_config with 'version': 2 in place of this, or the class a "
@@ -85,7 +67,6 @@ def find(source: Source) -> Iterator[Found]:
     yield from _sharding_themselves(source)
     yield from _asking_for_fsdp(source)
     yield from _reading_what_is_given(source)
-    yield from _by_composers_functions(source)
     asked = list(_asked_of_composer(source))
     yield from asked
     for call in source.calls if asked else ():
@@ -95,15 +76,6 @@ def find(source: Source) -> Iterator[Found]:
             ]
             if any(word_of(each) == "value" for each in by):
                 yield Found("FM328", call, _BY_VALUE, "commented")
-
-
-def _by_composers_functions(source: Source) -> Iterator[Found]:
-    """Find calls of Composer's functions that ask FSDP1's class for a state."""
-    for call in source.calls if any(map(source.code.__contains__, _COMPOSERS_STATES)) else ():
-        for known in source.index.qualified(call.func):
-            said = _COMPOSERS_STATES.get(known.removeprefix(_OF_COMPOSERS_STATE))
-            if said is not None and known.startswith(_OF_COMPOSERS_STATE):
-                yield Found(said[0], call, said[1], "commented")
 
 
 def _asked_of_composer(source: Source) -> Iterator[Found]:

@@ -52,6 +52,7 @@ def test_a_question_of_composers_is_false_of_fsdp2s_models(code: str, *, is_said
         ("with fsdp_state_dict_type_context(model) if a else b():\n    pass\n", "KeyError(None)"),
         ("enter = fsdp_state_dict_type_context if a else b\nenter(model)\n", "KeyError(None)"),
         ("x = get_fsdp_full_optim_state_dict(model, optimizer)\n", "full_optimizer_state_dict"),
+        ("x = fsdp_get_optim_state_dict(model, optimizer, 'full')\n", "full_optimizer_state_dict"),
         ("x = get_fsdp_sharded_optim_state_dict(x, model)\n", "optim_state_dict_to_load"),
         ("from own import fsdp_state_dict_type_context as own\nwith own(model):\n    pass\n", None),
     ],
@@ -59,7 +60,7 @@ def test_a_question_of_composers_is_false_of_fsdp2s_models(code: str, *, is_said
 def test_what_composer_has_for_states_is_fsdp1s(body: str, said: str | None) -> None:
     header = (
         "from composer.core.state import fsdp_state_dict_type_context, get_fsdp_full_optim_state_dict\n"
-        "from composer.core.state import get_fsdp_sharded_optim_state_dict\n"
+        "from composer.core.state import fsdp_get_optim_state_dict, get_fsdp_sharded_optim_state_dict\n"
     )
     found = [use.becomes for use in scan_source(header + body) if use.code == "FM317"]
     assert len(found) == (said is not None)

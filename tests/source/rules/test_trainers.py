@@ -279,31 +279,3 @@ def test_words_of_fsdp_that_nothing_asks_the_trainer_for(tmp_path: Path) -> None
     (tmp_path / "main.py").write_text(GIVES.format("fsdp=training_args.fsdp"))
     (tmp_path / "arch.py").write_text(TAKES.format("pass", "len(fsdp) > 0"))
     assert [use for use in scan_paths([tmp_path]).uses if use.rule == "trainers"] == []
-
-
-@pytest.mark.parametrize(
-    ("imported", "used", "code"),
-    [
-        (
-            "from composer.core.state import fsdp_state_dict_type_context",
-            "fsdp_state_dict_type_context(m, 'full')",
-            "FM307",
-        ),
-        ("from composer.core import state", "state.fsdp_state_dict_type_context(m)", "FM307"),
-        (
-            "import composer.core.state as s",
-            "s.fsdp_state_dict_type_context(m) if on else nullcontext()",
-            "FM307",
-        ),
-        (
-            "from composer.core.state import get_fsdp_full_optim_state_dict as get",
-            "get(m, optimizer)",
-            "FM309",
-        ),
-        ("from own import fsdp_state_dict_type_context", "fsdp_state_dict_type_context(m)", ""),
-    ],
-)
-def test_composers_own_functions_for_states(imported: str, used: str, code: str) -> None:
-    """Its context ends in a KeyError where no FSDP1 unit is in the model, as torch's own does."""
-    found = [use for use in uses(f"{imported}\nx = {used}\n", "") if use.rule == "trainers"]
-    assert [use.code for use in found] == ([code] if code else [])
