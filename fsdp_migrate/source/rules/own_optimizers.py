@@ -103,6 +103,8 @@ _ARITHMETIC = frozenset(
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
 _KERNELS = frozenset({"apex", "bitsandbytes", "deepspeed", "fused_adam", "transformer_engine"})
+# Accelerate's stand-in, which DeepSpeed's config asks for: no FSDP run comes to it.
+_DEEPSPEEDS = re.compile(r"^accelerate\.(?:\w+\.)*DummyOptim$")
 _GROUPS = re.compile(r"param\w*$|group|decay", re.IGNORECASE)
 _TAKE_APART = frozenset({"_local_tensor", "full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
@@ -356,7 +358,8 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
 
 def _known(source: Source, call: cst.Call) -> set[str]:
     """Return what is called, as imports write it, by what other files show of it, too."""
-    return (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+    found = (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+    return {each for each in found if _DEEPSPEEDS.match(each) is None}
 
 
 def _of_others(source: Source, func: cst.BaseExpression) -> set[str]:

@@ -588,3 +588,24 @@ def test_a_state_that_is_made_with_the_optimizer(
     found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM445"]
     assert [use.action for use in found] == ["commented" if is_said else "kept"]
     assert all(("made with it" in use.becomes) is is_said for use in found)
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "is_said"),
+    [
+        ("accelerate.utils", "DummyOptim", False),
+        ("own.utils", "DummyOptim", True),
+        ("apex", "FusedAdam", True),
+    ],
+)
+def test_accelerates_stand_in_is_deepspeeds(
+    tmp_path: Path, package: str, name: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(
+        f"{IMPORTS}from {package} import {name}\nmodel = FSDP(net)\n"
+        "plugin = accelerator.state.deepspeed_plugin\n"
+        f"optimizer_cls = torch.optim.AdamW if plugin is None or no(plugin) else {name}\n"
+        "optimizer = optimizer_cls(model.parameters(), lr=0.1)\n"
+    )
+    found = {use.action for use in scan_paths([tmp_path]).uses if use.code == "FM445"}
+    assert found == ({"commented"} if is_said else set())
