@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _GIVES_SELF = re.compile(r"^(?!\s*(?:async\s+)?def\b).*(?<!super)\(self[,)]", re.MULTILINE)
+_DRAWS = re.compile(r"\b(?:bernoulli_|(?:trunc_)?normal_|rand(?:int|n)?_like|uniform_)\(")
 _DEEPEST = 2
 _PASSES = re.compile(r"\.backward\(|\bloss|_loss\b")
 _NAMES_THE_CLASS = re.compile(rf"\b{catalog.FSDP}\b")
@@ -250,11 +251,16 @@ def makes_its_own(module: Module, method: str) -> bool:
 
 
 def methods_by_file(project: Project, names: Collection[str]) -> dict[Path, frozenset[str]]:
-    """Return which of some methods each file defines, of those that go through parameters."""
+    """Return which of some methods each file defines that go through parameters, or draw numbers.
+
+    Of those that draw numbers not what is called where parameters are summoned.
+    """
     found: dict[Path, frozenset[str]] = {}
+    summoned = called_summoned(project) if names else set()
     for path in project.holding(names):
         text = project.texts[path]
-        if "parameters()" in text:
-            defined = frozenset(name for name in names if f"def {name}(" in text)
+        those = {*names} if "parameters()" in text else {*names} - summoned
+        if "parameters()" in text or _DRAWS.search(text) is not None:
+            defined = frozenset(name for name in those if f"def {name}(" in text)
             found.update({path: defined} if defined else {})
     return found

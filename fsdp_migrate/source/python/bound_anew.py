@@ -11,7 +11,7 @@ import libcst as cst
 from fsdp_migrate.source.python.last_values import always_runs, last_value, was_run
 from fsdp_migrate.source.python.loops import of_one_object
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
-from fsdp_migrate.source.python.run_order import runs_after, runs_at
+from fsdp_migrate.source.python.run_order import runs_after, runs_at, runs_in_other_branches
 from fsdp_migrate.source.python.wrappers import DDP, SAME_MODEL, WRAPPERS
 
 
@@ -43,7 +43,11 @@ def is_in_value(index: Index, target: cst.CSTNode, node: cst.CSTNode) -> bool:
 
 def stands_above(index: Index, made: list[cst.CSTNode], node: cst.CSTNode) -> bool:
     """Tell whether a place runs before all statements that make a model, or without them."""
-    made = [each for each in made if not index.excludes(each, node)]
+    made = [
+        each
+        for each in made
+        if not index.excludes(each, node) and not runs_in_other_branches(index, each, node)
+    ]
     function, place = index.function(node), index.order[node]
     for statement in made:
         run = runs_at(index, statement, function)

@@ -50,6 +50,8 @@ def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int
     if index.class_of(function) is not None:
         calls = index.calls_of_method(function.name.value)
     else:
+        if function.name.value in index.names_given:
+            return False  # `spawn(main, nprocs=8)`
         named = index.calls_of_names.get(function.name.value, ())
         calls = [each for each in named if function in guards.functions(each.func)]
     return (

@@ -87,6 +87,30 @@ def runs_at(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | No
     return calls[0] if is_of_self and index.class_of(own) is index.class_of(function) else None
 
 
+def runs_in_other_branches(index: Index, statement: cst.CSTNode, node: cst.CSTNode) -> bool:
+    """Tell whether a constructor runs a statement of another method in branches alone that a place is not in.
+
+    It runs once: in ``if a: self.shard("q")`` and ``else: self.q.weight = w`` the second has a plain layer.
+    """
+    own, function = index.function(statement), index.function(node)
+    if own is None or function is None or own is function or function.name.value != "__init__":
+        return False
+    owner, name = index.class_of(function), f"self.{own.name.value}"
+    named = [
+        each
+        for each in index.by_kind.get(cst.Attribute, ())
+        if cst.ensure_type(each, cst.Attribute).attr.value == own.name.value
+    ]
+    if owner is None or index.class_of(own) is not owner or not named:
+        return False
+    if not all(_KNOWN_BASE.search(text_of(each.value)) for each in owner.bases):
+        return False
+    return all(
+        dotted(each) == name and index.function(each) is function and index.excludes(each, node)
+        for each in named
+    )
+
+
 def runs_later(index: Index, statement: cst.CSTNode, function: cst.FunctionDef | None) -> bool:
     """Tell whether an object runs the method that has a statement, by others even, below its call of one.
 

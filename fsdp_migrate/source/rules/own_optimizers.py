@@ -103,6 +103,8 @@ _ARITHMETIC = frozenset(
 )
 _NAMED = re.compile(r"ada(m|grad|factor)|lion|optim|sgd|shampoo|lamb|lars|muon|\bopt(?![a-z])|_opt(?![a-z])")
 _KERNELS = frozenset({"apex", "bitsandbytes", "deepspeed", "fused_adam", "transformer_engine"})
+# Accelerate's stand-in, which DeepSpeed's config asks for: no FSDP run comes to it.
+_DEEPSPEEDS = re.compile(r"^accelerate\.(?:\w+\.)*DummyOptim$")
 _GROUPS = re.compile(r"param\w*$|group|decay", re.IGNORECASE)
 _TAKE_APART = frozenset({"_local_tensor", "full_tensor", "to_local"})
 _NOT_STEPS = frozenset({"__init__", "__setstate__", "load_state_dict", "state_dict"})
@@ -338,8 +340,8 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether a call makes an optimizer of another package, as far as names tell."""
     name = last_name(call.func)
     known = _known(source, call)
-    # Composer's own go with its FSDP2, and Accelerate's dummy stands for what DeepSpeed makes.
-    others = {each for each in known if not each.startswith(("accelerate.", "composer.", "torch."))}
+    # Composer's own go with its FSDP2.
+    others = {each for each in known if not each.startswith(("composer.", "torch."))}
     is_chosen = bool(_chosen(source, call)) or _is_chosen(source, call.func)
     names = [each.rpartition(".")[2] for each in others] if is_chosen else [name]
     if not others or not any(each[:1].isupper() for each in names):
@@ -356,7 +358,8 @@ def _is_foreign_optimizer(source: Source, call: cst.Call) -> bool:
 
 def _known(source: Source, call: cst.Call) -> set[str]:
     """Return what is called, as imports write it, by what other files show of it, too."""
-    return (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+    found = (source.index.qualified(call.func) | _chosen(source, call)) - _of_others(source, call.func)
+    return {each for each in found if _DEEPSPEEDS.match(each) is None}
 
 
 def _of_others(source: Source, func: cst.BaseExpression) -> set[str]:

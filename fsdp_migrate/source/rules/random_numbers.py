@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.parameter_values import ParameterValues
-from fsdp_migrate.source.python.nodes import last_name
+from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues, is_itself
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -29,6 +29,10 @@ _MEANT = (
     "from here on, without an error; FSDP1 drew for this rank's part, and no more. Draw for that part alone: "
     "{}. Or delete this comment, if all ranks have one seed."
 )
+_MAY_BE_PLAIN = (
+    "Where this method is called before the model is sharded too, p is plain there, without to_local(): ask "
+    "isinstance(p, DTensor) first."
+)
 _LIKE = frozenset({"bernoulli", "rand_like", "randint_like", "randn_like"})
 _IN_PLACE = frozenset({"bernoulli_", "normal_", "uniform_"})
 _INIT = frozenset({"normal_", "trunc_normal_", "uniform_"})
@@ -44,9 +48,45 @@ def find(source: Source) -> Iterator[Found]:
         if last not in _LIKE | _IN_PLACE | _INIT:
             continue
         given = _drawn_for(source, call, last)
-        if given is None or source.contexts.is_summoned(call) or not values.is_one(given[0]):
+        if given is None or source.contexts.is_summoned(call):
             continue
-        yield Found("FM336", call, _MEANT.format(given[1]), "commented")
+        if values.is_one(given[0]):
+            yield Found("FM336", call, _MEANT.format(given[1]), "commented")
+        elif _is_of_itself(source, call, given[0]):
+            yield Found("FM336", call, f"{_MEANT.format(given[1])} {_MAY_BE_PLAIN}", "commented")
+
+
+def _is_of_itself(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:
+    """Tell whether it is a module's own weight, in a method that sharded models are asked for, in shards.
+
+    ``nn.init.normal_(self.head.weight)`` in ``init_weights``, which a Trainer calls behind the sharding.
+    """
+    while isinstance(node, cst.Attribute) and node.attr.value in {"data", "grad"}:
+        node = node.value
+    root: cst.BaseExpression = node
+    while isinstance(root, (cst.Attribute, cst.Subscript)):
+        root = root.value
+    function, owner = source.index.function(call), source.index.class_of(call)
+    if function is None or owner is None or not owner.bases:
+        return False
+    if dotted(root) != "self" or not is_itself(source, root):
+        return False
+    if function.name.value in source.links.called_summoned:
+        return False
+    if not isinstance(node, cst.Attribute) or (node.attr.value not in WEIGHTS and not _is_made(source, node)):
+        return False
+    calls = source.index.calls_of_method(function.name.value)
+    sharded = [
+        each for each in calls if source.models.certainty(cst.ensure_type(each.func, cst.Attribute).value)
+    ]
+    return not sharded or not all(map(source.contexts.is_summoned, sharded))
+
+
+def _is_made(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a class makes an attribute a parameter: ``self.scale = nn.Parameter(...)``."""
+    assigns = (source.index.parents[each] for each in source.index.places_set(text_of(node)))
+    made = (each.value for each in assigns if isinstance(each, cst.Assign))
+    return any(isinstance(each, cst.Call) and last_name(each.func) == "Parameter" for each in made)
 
 
 def _drawn_for(source: Source, call: cst.Call, last: str) -> tuple[cst.BaseExpression, str] | None:

@@ -19,6 +19,7 @@ from fsdp_migrate.adapters.engine.optimizer_names import (
     SMOOTHING,
     said_of_optimizer,
 )
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.accelerators import UNWRAPS
 from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.nodes import args_by_name, dotted, last_name, short, text_of, walk_for
@@ -38,6 +39,7 @@ NAME = "trainer-optimizers"
 CODES = ("FM343", "FM449")
 
 _OPTION = "optim"
+_DEEPEST = 4
 _HOLDS_MORE = (
     "the Trainer's FSDP2 stops at parameters in its optimizer that are none of its model's, as these of {} "
     "are: make it a part of the model above the Trainer, `model.extra = ...`, or give it an optimizer of its "
@@ -70,9 +72,10 @@ def _of_others(source: Source, function: cst.FunctionDef) -> Iterator[Found]:
     if source.models.frameworks.trainers.kind_around(function) != TRAINER:
         return
     for call in walk_for(function.body, cst.Call):
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in PARAMETERS:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in PARAMETERS:
             continue
-        owner = _held(source, call.func.value)
+        owner = _within(source, func.value)
         if not isinstance(owner, cst.Attribute):
             continue
         if not text_of(owner).startswith("self.") or _is_of_model(source, owner):
@@ -81,12 +84,16 @@ def _of_others(source: Source, function: cst.FunctionDef) -> Iterator[Found]:
             yield Found("FM449", call, _HOLDS_MORE.format(f"`{short(owner, 40)}`"), "commented")
 
 
-def _held(source: Source, owner: cst.BaseExpression) -> cst.BaseExpression:
-    """Return what a variable holds, and what ``accelerator.unwrap_model(self.extra)`` gives back."""
-    value = last_value(source.index, owner) if isinstance(owner, cst.Name) else None
-    owner = owner if value is None else value
-    is_unwrapped = isinstance(owner, cst.Call) and last_name(owner.func) == UNWRAPS and bool(owner.args)
-    return cst.ensure_type(owner, cst.Call).args[0].value if is_unwrapped else owner
+def _within(source: Source, node: cst.BaseExpression | None) -> cst.BaseExpression | None:
+    """Return the module that is asked: by a name, and within ``accelerator.unwrap_model(self.extra)``."""
+    for _ in range(_DEEPEST):
+        if isinstance(node, cst.Name):
+            node = last_value(source.index, node)
+        elif isinstance(node, cst.Call) and last_name(node.func) == UNWRAPS and node.args:
+            node = node.args[0].value
+        elif isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED:
+            node = node.value
+    return node
 
 
 def _is_of_model(source: Source, owner: cst.Attribute) -> bool:

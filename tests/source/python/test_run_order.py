@@ -121,5 +121,34 @@ def test_a_constructor_has_what_another_method_shards_later_plain(runs: str, *, 
     assert ("FM423" in _codes(_SPLITS.format(runs))) is is_sharded
 
 
+_BRANCHES = """\
+class Split(torch.nn.Module):
+    def {1}(self, module, kind):
+        super().__init__()
+        self.module = module
+        if kind == 'q':
+            self.shard('q', module.q)
+        elif kind == 'k':
+            self.shard('k', module.k)
+        {0}
+            self.module.v.weight = torch.nn.Parameter(self.module.v.weight[:2])
+    def shard(self, name, module):
+        setattr(self.module, name, FSDP(module))
+"""
+
+
+@pytest.mark.parametrize(
+    ("branch", "method", "is_sharded"),
+    [
+        ("else:", "__init__", False),
+        ("elif kind == 'v':", "__init__", False),
+        ("if kind == 'v':", "__init__", True),
+        ("else:", "setup", True),
+    ],
+)
+def test_a_constructor_shards_in_another_branch(branch: str, method: str, *, is_sharded: bool) -> None:
+    assert ("FM423" in _codes(_BRANCHES.format(branch, method))) is is_sharded
+
+
 def test_but_not_where_a_base_class_may_run_that_method_in_it() -> None:
     assert "FM423" in _codes(_SPLITS.replace("torch.nn.Module)", "Base)").format("pass"))

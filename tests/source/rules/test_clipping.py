@@ -207,7 +207,13 @@ def test_one_rank_alone_is_said_to_wait_where_a_list_is_given(given: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("other", "is_alone"), [("", True), ("clip(model)\n", False), ("if rank < 1:\n    clip(model)\n", True)]
+    ("other", "is_alone"),
+    [
+        ("", True),
+        ("clip(model)\n", False),
+        ("if rank < 1:\n    clip(model)\n", True),
+        ("spawn(clip)\n", False),
+    ],
 )
 def test_a_function_that_one_rank_alone_calls_takes_no_norm_of_all(other: str, *, is_alone: bool) -> None:
     body = (

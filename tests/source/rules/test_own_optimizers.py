@@ -37,23 +37,6 @@ def test_a_class_that_looks_at_a_parameter_as_a_whole_gets_a_comment(made: str) 
     assert {action for code, action in codes(PLAIN + made) if code == "FM445"} == {"kept"}
 
 
-@pytest.mark.parametrize(("package", "is_said"), [("accelerate.utils", False), ("other.optim", True)])
-def test_accelerates_dummy_stands_for_deepspeeds_optimizer(
-    tmp_path: Path, package: str, *, is_said: bool
-) -> None:
-    (tmp_path / "fsdp.yaml").write_text(
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nfsdp_config: {}\n"
-    )
-    (tmp_path / "train.py").write_text(
-        f"import torch\nfrom accelerate import Accelerator\nfrom {package} import DummyOptim\n"
-        "accelerator = Accelerator()\n"
-        "optimizer_cls = torch.optim.AdamW if plugin is None else DummyOptim\n"
-        "optimizer = optimizer_cls(model.parameters(), lr=0.1)\n"
-        "model, optimizer = accelerator.prepare(model, optimizer)\n"
-    )
-    assert ("FM445" in {use.code for use in scan_paths([tmp_path]).uses}) is is_said
-
-
 def test_a_class_that_takes_dtensors_apart_itself_stays() -> None:
     own = STEP.format(
         "g = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad\n                g.norm()"
@@ -605,3 +588,24 @@ def test_a_state_that_is_made_with_the_optimizer(
     found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM445"]
     assert [use.action for use in found] == ["commented" if is_said else "kept"]
     assert all(("made with it" in use.becomes) is is_said for use in found)
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "is_said"),
+    [
+        ("accelerate.utils", "DummyOptim", False),
+        ("own.utils", "DummyOptim", True),
+        ("apex", "FusedAdam", True),
+    ],
+)
+def test_accelerates_stand_in_is_deepspeeds(
+    tmp_path: Path, package: str, name: str, *, is_said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(
+        f"{IMPORTS}from {package} import {name}\nmodel = FSDP(net)\n"
+        "plugin = accelerator.state.deepspeed_plugin\n"
+        f"optimizer_cls = torch.optim.AdamW if plugin is None or no(plugin) else {name}\n"
+        "optimizer = optimizer_cls(model.parameters(), lr=0.1)\n"
+    )
+    found = {use.action for use in scan_paths([tmp_path]).uses if use.code == "FM445"}
+    assert found == ({"commented"} if is_said else set())

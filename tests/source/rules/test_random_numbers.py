@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
+from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.samples import codes, uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -81,3 +87,39 @@ def test_a_layer_of_a_model_that_is_sharded_elsewhere_is_plain_at_once(
         "        torch.nn.init.normal_(self.net.module.head.weight)\n"
     )
     assert (("FM336", "commented") in codes(body)) is is_said
+
+
+NET = (
+    "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+    "        self.head = nn.Linear(8, 8)\n        self.scale = nn.Parameter(torch.ones(8))\n"
+    "        self.noise = 1\n\n    def draw(self):\n        {}\n\n"
+)
+SHARDS = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nfrom net import Net\n\n\n"
+    "def main():\n    model = FSDP(Net())\n    {}\n"
+)
+SUMMONED = "with FSDP.summon_full_params(model):\n        model.draw()"
+
+
+@pytest.mark.parametrize(
+    ("draws", "asks", "is_said"),
+    [
+        ("nn.init.normal_(self.head.weight)", "model.draw()", True),
+        ("self.head.weight.data.normal_()", "model.draw()", True),
+        ("nn.init.trunc_normal_(self.scale)", "model.draw()", True),
+        ("nn.init.normal_(self.noise)", "model.draw()", False),
+        ("nn.init.normal_(self.head.weight)", "model.other()", False),
+        ("nn.init.normal_(self.head.weight)", "Net().draw()", False),
+        ("nn.init.normal_(self.head.weight)", SUMMONED, False),
+        ("nn.init.zeros_(self.head.weight)", "model.draw()", False),
+    ],
+)
+def test_a_method_of_a_sharded_model_draws_for_its_own(
+    tmp_path: Path, draws: str, asks: str, *, is_said: bool
+) -> None:
+    (tmp_path / "net.py").write_text(NET.format(draws))
+    (tmp_path / "train.py").write_text(SHARDS.format(asks))
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path == str(tmp_path / "net.py")}
+    assert ("FM336" in found) is is_said
+    one = SHARDS.format(asks).replace("from net import Net\n", "") + NET.format(draws)
+    assert ("FM336" in {use.code for use in scan_source(one)}) is is_said

@@ -104,6 +104,16 @@ ADDS = "self.optimizer.add_param_group({{'params': {}}})"
         (ADDS.format("self.body.parameters()"), ""),
         (ADDS.format("model.parameters()"), ""),
         (ADDS.format("self.accelerator.unwrap_model(self.model).parameters()"), ""),
+        (ADDS.format("self.accelerator.unwrap_model(self.head).parameters()"), "`self.head`"),
+        (
+            f"inner = self.accelerator.unwrap_model(self.head)\n        {ADDS.format('inner.parameters()')}",
+            "head",
+        ),
+        (
+            f"inner = self.accelerator.unwrap_model(self.model)\n        {ADDS.format('inner.parameters()')}",
+            "",
+        ),
+        (f"inner = self.head\n        {ADDS.format('list(inner.parameters())')}", "`self.head`"),
         ("self.second = AdamW(self.head.parameters())", ""),
         ("for p in self.head.parameters(): p.requires_grad = False", ""),
     ],
