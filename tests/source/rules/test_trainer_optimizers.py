@@ -96,7 +96,6 @@ ADDS = "self.optimizer.add_param_group({{'params': {}}})"
         (ADDS.format("self.head.parameters()"), "`self.head`"),
         ("self.optimizer = AdamW([*self.model.parameters(), *self.head.parameters()])", "`self.head`"),
         ("groups = [{'params': self.head.parameters()}]", "`self.head`"),
-        (ADDS.format("self.accelerator.unwrap_model(self.head).parameters()"), "`self.head`"),
         ("bare = unwrap_model(self.head)\n        " + ADDS.format("list(bare.parameters())"), "`self.head`"),
         ("head = self.head\n        " + ADDS.format("head.parameters()"), "`self.head`"),
         ("bare = unwrap_model(self.model)\n        " + ADDS.format("bare.parameters()"), ""),
