@@ -81,6 +81,8 @@ _TELLING = {
     "fabric": ("FSDPStrategy", "Fabric"),
 }
 _OF_TRAINERS = ("Trainer", "Callback")
+_SHARDS = re.compile(r"\bFullyShardedDataParallel|\bfully_shard\b|\bprepare_fully_shard\b")
+_SCALER = "ShardedGradScaler"
 _WRAPS = re.compile(r"\b(?:FSDP|FullyShardedDataParallel|fully_shard)\(")
 # A Fabric whose strategy is chosen elsewhere: `Fabric(strategy=args.strategy)`, `Fabric(**cfg.fabric)`.
 _HANDED = re.compile(r"\bFabric\([^()]*(?:\bstrategy\s*=\s*(?!None\b)[A-Za-z_]|\*\*)")
@@ -153,6 +155,9 @@ def with_frameworks(
     around: Iterable[str | os.PathLike[str]] = (),
 ) -> dict[Path, Links]:
     """Return what each file is told of by the others, with whose Accelerator, Fabric or Trainer it has."""
+    if not models.files and not any(map(_SHARDS.search, texts.values())):
+        scaled = (path for path, text in texts.items() if _SCALER in text)
+        links = links | {path: replace(links.get(path, NOTHING), shards_nothing=True) for path in scaled}
     told: dict[Path, set[str]] = {path: {"transformers"} for path in models.trainers}
     # What names the Trainer's optimizer may stand in another file than the Trainer.
     named = (

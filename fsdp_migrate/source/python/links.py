@@ -274,6 +274,8 @@ class Links:
     """What is told where ``prepare_fully_shard`` is taken for FSDP1's class; None if nothing calls it."""
     is_far: bool = False
     """Whether no import leads from what shards to this file, which clips by a method of something."""
+    shards_nothing: bool = False
+    """Whether nothing of the project shards a model by FSDP, though this file names a class for it."""
     has_own: frozenset[str] = frozenset()
     """The methods of FSDP1's class that classes of the project have of their own."""
 

@@ -61,6 +61,13 @@ _BESIDE_PLAIN = (
     "it raises where plain parameters, of a module that is not sharded, are stepped by the same optimizer: "
     "take grad_scaler(...) of fsdp_migrate.runtime, with the same arguments by their names."
 )
+_NOTHING_SHARDED = (
+    "no source here shards a model by FSDP1. Where plain tensors are stepped, each rank's part of a model "
+    "that the project shards itself, leave this as it is, and delete the comment: its ranks agree on an "
+    "overflow by its process group, and those of torch's own scaler, and of grad_scaler, do not. Where a "
+    "model of FSDP2 is stepped take grad_scaler(...) of fsdp_migrate.runtime, with the same arguments by "
+    "their names."
+)
 _MEANT = "call fsdp_migrate.runtime.grad_scaler with the same arguments, by their names."
 
 
@@ -70,7 +77,9 @@ def find(source: Source) -> Iterator[Found]:
         if name != "ShardedGradScaler":
             continue
         above = source.index.parents[node]
-        if isinstance(above, cst.Call) and above.func is node:
+        if source.links.shards_nothing:
+            yield Found("FM314", node, _NOTHING_SHARDED, "commented")
+        elif isinstance(above, cst.Call) and above.func is node:
             yield _of_call(source, above, node)
         else:
             new = source.local_name(_CLASS)

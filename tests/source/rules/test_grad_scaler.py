@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.samples import IMPORTS, codes, plain, uses
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -114,3 +120,27 @@ def test_a_name_of_torchs_that_is_set_is_not_renamed(module: str, name: str, cod
     [use] = [each for each in scan_source(body) if each.code == code]
     assert use.action == "commented"
     assert "puts another thing in the place of torch's" in use.becomes
+
+
+@pytest.mark.parametrize(
+    "line", ["scaler = ShardedGradScaler()\n", "class Own(ShardedGradScaler):\n    pass\n"]
+)
+@pytest.mark.parametrize(
+    ("other", "is_left"),
+    [
+        ("class SimpleFSDP(nn.Module):\n    pass\n", True),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nFSDP(net)\n", False),
+        ("from torch.distributed.fsdp import fully_shard\nfully_shard(net)\n", False),
+    ],
+)
+def test_the_class_stays_where_nothing_is_sharded_by_fsdp(
+    tmp_path: Path, line: str, other: str, *, is_left: bool
+) -> None:
+    """Its ranks agree on an overflow of plain parts; those of torch's own scaler drift apart."""
+    (tmp_path / "train.py").write_text(SCALER + line)
+    (tmp_path / "other.py").write_text(other)
+    (found,) = [
+        use for use in scan_paths([tmp_path / "train.py", tmp_path / "other.py"]).uses if use.code == "FM314"
+    ]
+    assert found.action == ("commented" if is_left else "rewritten")
+    assert ("no source here shards" in found.becomes) is is_left
