@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.doctor.known import Affected, KnownFault, seen_of
 from fsdp_migrate.doctor.late_settings import is_in_full_precision, late_settings
+from fsdp_migrate.doctor.read_empty import read_empty
 from fsdp_migrate.doctor.still_plain import asked_dimensions, copied_shards, goes_beside
 from fsdp_migrate.source.catalog import MODEL_ALONE
 
@@ -96,6 +97,21 @@ SOURCE_FAULTS = (
         "Ask for `get_state_dict(model, optimizer)`, or call `fsdp_migrate.load_checkpoint`.",
         reproduced=True,
         harm="silent",
+    ),
+    KnownFault(
+        "fsdp1-resumes-without-moments",
+        "`FSDP.optim_state_dict` of a new optimizer has no state, so `dcp.load` into it loads none, without "
+        "an error. The FSDP1 run that was resumed parts from the one that was not stopped at its second "
+        "step.",
+        "measured",
+        "sources",
+        read_empty,
+        "Compare the FSDP2 run with the FSDP1 run that was not stopped: `fsdp_migrate.load_checkpoint` loads "
+        "the state. A checkpoint that was saved after such a resume and before a step has no moments (FM219)"
+        ". Where the optimizer has stepped before it is asked, nothing is wrong.",
+        reproduced=True,
+        harm="silent",
+        looked_up="2026-11-28",
     ),
     KnownFault(
         "unfreezing-later",

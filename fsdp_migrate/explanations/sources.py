@@ -55,7 +55,8 @@ EXPLANATIONS = {
     "FM309": (
         "FSDP1's static methods turned the optimizer's state into names and back. The functions of `fsdp_migrate.runtime` do that for FSDP2.",
         "Nothing where it was rewritten. Where a comment names `fsdp_migrate.load_checkpoint(PATH, model, optimizer)`, put that call, below `import fsdp_migrate`, in place of the lines that load"
-        " the optimizer's state: by its whole name, since many a script has a function `load_checkpoint` of its own. Where it says that which state is asked for is not seen, the type of state dicts that was set decides: for FULL_STATE_DICT call"
+        " the optimizer's state: by its whole name, since many a script has a function `load_checkpoint` of its own. Where `dcp.load` read into `FSDP.optim_state_dict(model, optimizer)` of an optimizer that had not stepped,"
+        " FSDP1 loaded no moments, without an error, and FSDP2 loads them now: compare losses with the FSDP1 run that was not stopped. Where it says that which state is asked for is not seen, the type of state dicts that was set decides: for FULL_STATE_DICT call"
         " `full_optimizer_state_dict(model, optimizer)`, for SHARDED_STATE_DICT `sharded_state_dict(model, optimizer)['optimizer']`. Where a comment says that arguments have no equivalent, call `full_optimizer_state_dict(model, optimizer)`,"
         " `sharded_state_dict` or `optim_state_dict_to_load` of `fsdp_migrate.runtime` with the arguments that they take, and do the rest with their result.",
     ),

@@ -203,8 +203,9 @@ _CAUSES: dict[Unsharded, str] = {
 _STATELESS: dict[Stateless, str] = {
     "FSDP1": "FSDP1's optimizer. It steps here without a state, such as moments, where FSDP2's has one: "
     "FSDP1's run has loaded none, and was off. So Accelerate and HF Trainer resume with SHARDED_STATE_DICT "
-    "(accelerate-resumes-without-moments, which `fsdp-migrate doctor --checkpoint` names). Compare with "
-    "FSDP1's run that was not stopped",
+    "(accelerate-resumes-without-moments, which `fsdp-migrate doctor --checkpoint` names), and so does "
+    "`dcp.load` into `FSDP.optim_state_dict` of a new optimizer (fsdp1-resumes-without-moments, which "
+    "`doctor` names). Compare with FSDP1's run that was not stopped",
     "FSDP2": "FSDP2's optimizer. It steps here without a state, such as moments, where FSDP1's has one: the "
     "run under FSDP2 has loaded none. See where the script loads its optimizer, and that it does so after "
     "the model is sharded; `fsdp-migrate inspect` says how",

@@ -67,22 +67,30 @@ class Written:
 
 
 def places_of(
-    source: Source, model: cst.BaseExpression, node: cst.CSTNode, depth: int = 0
+    source: Source, model: cst.BaseExpression, node: cst.CSTNode
 ) -> Iterator[tuple[Key, cst.CSTNode]]:
     """Yield the names of a model, each with the place at which its function comes to a node.
 
     Of an argument these are also those that calls give: ``update(query, key)``. Of what an object holds these
     are also the calls of its method: ``self.update()``.
     """
+    yield from ((key, way[-1]) for key, way in _ways_to(source, model, node))
+
+
+def _ways_to(
+    source: Source, model: cst.BaseExpression, node: cst.CSTNode, depth: int = 0
+) -> Iterator[tuple[Key, tuple[cst.CSTNode, ...]]]:
+    """Yield the names of a model, each with the places from a node up to where its function comes to it."""
     key = source.models.key_of(model)
     if key is not None:
-        yield key, node
+        yield key, (node,)
     if isinstance(model, cst.Name) and depth < _DEEPEST:
         for each in stands_for(source.index, source.models.guards, model):
             if source.index.function(each) is not source.index.function(model):
-                yield from places_of(source, each, each, depth + 1)
+                above = _ways_to(source, each, each, depth + 1)
+                yield from ((its, (node, *way)) for its, way in above)
     elif key is not None and text_of(model).startswith("self."):
-        yield from ((key, call) for call in _calls_of_its_method(source, node))
+        yield from ((key, (node, call)) for call in _calls_of_its_method(source, node))
 
 
 def _calls_of_its_method(source: Source, node: cst.CSTNode, depth: int = 0) -> Iterator[cst.Call]:
@@ -104,10 +112,11 @@ def runs_of(source: Source) -> list[Run]:
         model = _run_by(source, call.func)
         if model is None:
             continue
-        is_free = is_without_gradients(source.index, call)
-        for key, place in places_of(source, model, call):
-            is_graded = not (is_free or key in frozen or is_without_gradients(source.index, place))
-            found.append(Run(key, place, is_graded, is_whole=_has_its_backward(source, call, place)))
+        for key, way in _ways_to(source, model, call):
+            # `loss_of(model)` has none where `evaluate(model)` calls it, which the loop calls.
+            is_free = any(is_without_gradients(source.index, each) for each in way)
+            is_whole = _has_its_backward(source, call, way[-1])
+            found.append(Run(key, way[-1], not (is_free or key in frozen), is_whole=is_whole))
     return [*found, *_trained(source)]
 
 

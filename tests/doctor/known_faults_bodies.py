@@ -210,6 +210,18 @@ def _loads_no_moments(folder: Path) -> bool:
     return not fresh.state
 
 
+def _reads_into_nothing(folder: Path) -> bool:
+    """Resume as FSDP1's own scripts do, by what a new optimizer is asked for."""
+    model = FSDP(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    trained, fresh = _trained(model), torch.optim.AdamW(model.parameters(), lr=0.5)
+    with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        dcp.save({"o": FSDP.optim_state_dict(model, trained)}, checkpoint_id=folder / "asked")
+        wanted = {"o": FSDP.optim_state_dict(model, fresh)}
+        dcp.load(wanted, checkpoint_id=folder / "asked")
+        fresh.load_state_dict(FSDP.optim_state_dict_to_load(model, fresh, wanted["o"]))
+    return not fresh.state and bool(trained.state)
+
+
 def _resumes_empty(folder: Path) -> bool:
     from accelerate import PartialState
     from accelerate.utils import FullyShardedDataParallelPlugin, load_fsdp_optimizer, save_fsdp_optimizer
@@ -483,6 +495,7 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "writes-after-evaluation": _loses_what_is_written,
     "initial-lr-is-lost": _loses_initial_lr,
     "raw-optimizer-state": _loads_no_moments,
+    "fsdp1-resumes-without-moments": _reads_into_nothing,
     "checkpoint-errors-slip-through": _slips_through,
     "metadata-is-a-pickle": _runs_pickles,
     "deepcopy-of-shards": _refuses_copies,

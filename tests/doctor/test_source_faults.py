@@ -36,6 +36,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_source('state = {"o": optimizer.state_dict()}\n' + LOAD),
         of_source('state = {"o": optimizer.state_dict()}\ntorch.save(state)'),
     ),
+    "fsdp1-resumes-without-moments": (
+        of_source(f'state = {{"o": FSDP.optim_state_dict(m, o)}}\n{LOAD}'),
+        of_source('state = {"o": FSDP.optim_state_dict(m, o)}\ndcp.save(state)'),
+    ),
     "unfreezing-later": (
         of_source("m = fully_shard(m)\nfor p in m.parameters():\n    p.requires_grad_(True)"),
         of_source("m = fully_shard(m)\nfor p in m.parameters():\n    p.requires_grad_(False)"),

@@ -100,3 +100,54 @@ def test_an_object_in_a_source_for_a_newer_python() -> None:
     code = f"{AVERAGE.format('p.copy_(a)')}\n\n{TRAINS.format('student')}{EVALUATE}kept.swap()\n"
     uses = scan_source(f"{IMPORTS}import torch\n\ntype Size = int\n\n\n{code}")
     assert [use.code for use in uses if use.rule == "written-weights"] == ["FM451"]
+
+
+LOOP = """\
+def loss_of(model, x):
+    return model(x).mean()
+
+
+{}def evaluate(model, loader):
+    model.eval()
+    return sum(loss_of(model, x) for x in loader)
+
+
+def main():
+    model, ema = FSDP(net), FSDP(other)
+    for x in loader:
+        loss_of(model, x).backward()
+        optimizer.step()
+        update_ema(ema, model, 0.9)
+        print(evaluate(model, loader), evaluate(ema, loader))
+        {}
+"""
+UPDATE = """\
+import torch
+
+
+@torch.no_grad()
+def update_ema(ema, model, decay):
+    for pe, p in zip(ema.parameters(), model.parameters()):
+        pe.mul_(decay).add_(p.data, alpha=1 - decay)
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "more", "is_said"),
+    [
+        ("@torch.no_grad()\n", "", True),
+        ("@torch.inference_mode()\n", "", True),
+        # FSDP1 gathers anew after a forward with gradients and its backward.
+        ("", "", False),
+        ("@torch.no_grad()\n", "loss_of(ema, x).backward()", False),
+    ],
+)
+def test_an_average_that_a_function_evaluates_by_another_one(
+    decorator: str, more: str, tmp_path: Path, *, is_said: bool
+) -> None:
+    """The forward stands in a function with gradients, which one without calls, which the loop calls."""
+    (tmp_path / "average.py").write_text(UPDATE)
+    body = LOOP.format(decorator, more)
+    (tmp_path / "train.py").write_text(f"{IMPORTS}import torch\nfrom average import update_ema\n\n\n{body}")
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
+    assert [(use.code, "`ema`" in use.becomes) for use in found] == ([("FM451", True)] if is_said else [])

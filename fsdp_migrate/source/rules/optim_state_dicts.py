@@ -61,8 +61,9 @@ _UNKNOWN = (
 )
 _READ_INTO = (
     "this reads into the state of an optimizer, and a new one has none, so that none would be read: call "
-    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) in place of the lines that load. If the state "
-    "was made before, this is right as it is."
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) in place of the lines that load. FSDP1's run "
+    "went on without moments here, without an error: compare with one that was not stopped. If the state was "
+    "made before, this is right as it is."
 )
 _WHICH = (
     "which argument is the model is not seen here: torch 2.0 took the state first, later ones the model. "
