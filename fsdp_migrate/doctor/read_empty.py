@@ -47,7 +47,8 @@ def _lines(text: str) -> list[int]:
     homes = [list(ast.walk(each)) for each in functions]
     found: set[int] = set()  # a function within another is in both
     for nodes in [*homes, [each for each in walked(tree) if each not in inner]]:
-        held = [(name, node.lineno) for node in nodes for name in _held(node)]
+        assigns = [each for each in nodes if isinstance(each, ast.Assign)]
+        held = [(name, each.lineno) for each in assigns for name in _held(each)]
         steps = [n.lineno for n in nodes if isinstance(n, ast.Call) and _STEPS.match(ast.unparse(n))]
         for call in (n for n in nodes if isinstance(n, ast.Call) and _LOADS.fullmatch(ast.unparse(n.func))):
             given = {ast.unparse(each) for each in (*call.args, *(k.value for k in call.keywords))}
@@ -57,11 +58,10 @@ def _lines(text: str) -> list[int]:
     return sorted(found)
 
 
-def _held(node: ast.AST) -> Iterator[str]:
+def _held(node: ast.Assign) -> Iterator[str]:
     """Yield the name in which a line keeps what FSDP1 gives: ``state``, also of ``state["optimizer"]``."""
-    if isinstance(node, ast.Assign) and any(
-        isinstance(each, ast.Call) and last_word(each.func) in _ASKS for each in ast.walk(node.value)
-    ):
+    calls = (each for each in ast.walk(node.value) if isinstance(each, ast.Call))
+    if any(last_word(call.func) in _ASKS for call in calls):
         for target in node.targets:
             root = target.value if isinstance(target, ast.Subscript) else target
             yield ast.unparse(root)
