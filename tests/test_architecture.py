@@ -124,6 +124,7 @@ HOUSE: House = (
                 "source.counted_units",
                 "source.copies_of_ranks",
                 "source.counts_of_gradients",
+                "source.norms_by_hand",
                 "source.counts_of_models",
                 "source.cut_by_sizes",
                 "source.framework_words",

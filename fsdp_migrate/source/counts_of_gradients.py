@@ -26,6 +26,7 @@ UNCOUNTED: Final = (
 )
 _COMPREHENSIONS: Final = (cst.GeneratorExp, cst.ListComp, cst.SetComp)
 _COUNTS: Final = frozenset({"len", "sum"})
+_SIZES: Final = frozenset({"dim", "nbytes", "ndim", "nelement", "numel", "shape", "size"})
 _HANDED_ON: Final = (cst.Arg, cst.BooleanOperation, cst.CompFor, cst.CompIf, cst.UnaryOperation)
 
 
@@ -60,7 +61,8 @@ def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.Au
         if isinstance(above, _COMPREHENSIONS):
             call = source.index.parents[above]
             call = source.index.parents[call] if isinstance(call, cst.Arg) else call
-            if isinstance(call, cst.Call) and dotted(call.func) in _COUNTS:
+            is_count = isinstance(call, cst.Call) and dotted(call.func) in _COUNTS
+            if isinstance(call, cst.Call) and is_count and not _adds_values(source, call, above, test):
                 yield call
             return
         if isinstance(above, cst.BooleanOperation) and _asks_for_its_values(above, gradient):
@@ -68,6 +70,15 @@ def _counted(source: Source, test: cst.Comparison) -> Iterator[cst.Call | cst.Au
         is_number = isinstance(above, cst.Call) and dotted(above.func) in {"bool", "int"}
         if not is_number and not isinstance(above, _HANDED_ON):
             return
+
+
+def _adds_values(source: Source, call: cst.Call, made: cst.BaseExpression, test: cst.Comparison) -> bool:
+    """Tell whether a sum is of what gradients hold, and leaves out those that are none: a norm by hand."""
+    if dotted(call.func) != "sum" or not isinstance(made, _COMPREHENSIONS):
+        return False
+    held = [each for each in walk_for(made.elt, cst.Attribute) if text_of(each) == text_of(test.left)]
+    above = [source.index.parents[each] for each in held if each is not test.left]
+    return any(not isinstance(each, cst.Attribute) or each.attr.value not in _SIZES for each in above)
 
 
 def _added_in(source: Source, choice: cst.If, gradient: str) -> Iterator[cst.AugAssign]:

@@ -29,6 +29,7 @@ from fsdp_migrate.source.local_numbers import (
     within_local_numbers,
 )
 from fsdp_migrate.source.no_dimensions import is_for_none
+from fsdp_migrate.source.norms_by_hand import SUMMED, said_once
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.plain_copies import COPIES, met_copies
 from fsdp_migrate.source.plain_models import MEANT, met_models
@@ -201,10 +202,6 @@ _GRAD_NORM = (
     "Lightning's grad_norm makes one tensor of norms that are DTensors now, and raises: log "
     "clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime, asked for on every rank."
 )
-_CLIPPED = (
-    "the norm is that of the whole gradient now, the same on each rank: do not sum it over the ranks that "
-    "share the gradient."
-)
 _REFUSES = {
     _COLLECTIVE,
     _COPIED,
@@ -224,7 +221,7 @@ def find(source: Source) -> Iterator[Found]:
     values = ParameterValues(source)
     waits = waiting(values)
     found = (each for each in _find(values) if not is_for_none(source, each.node, values.is_one))
-    for each in where_whole(source, found, is_after_evaluation):
+    for each in where_whole(source, said_once(source, found), is_after_evaluation):
         node, is_always = waits.pop(source.index.statement(each.node), (None, False))
         others = "" if each.action == "kept" else f" In others {each.becomes}"
         said = ALWAYS if is_always else f"{AT_TIMES}{others}"
@@ -358,7 +355,7 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
         is_one = is_summed or (not takes_one(call) and _is_of_gradients(source, call, first))
-        return (NORM_OVER_PARTS if is_over_parts(call) else _CLIPPED) if is_one else ""
+        return (NORM_OVER_PARTS if is_over_parts(call) else SUMMED) if is_one else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
     return _of_function(values, call, name)

@@ -289,15 +289,22 @@ def _loops(source: Source) -> Iterator[tuple[cst.BaseExpression, cst.BaseExpress
 def _clipped_lists(source: Source) -> Iterator[cst.Call]:
     """Yield what clips an optimizer's parameters, or a list that others give, of which nothing is known."""
     for call in source.calls:
+        if _is_ours(source, call):
+            continue
         given = clipped(call) or given_to_clipper(source, call)
         if given is not None and are_unknown(source, given) and not is_seen_plain(source, given):
             yield call
 
 
+def _is_ours(source: Source, call: cst.Call) -> bool:
+    """Tell whether it is a function of this package, which knows DTensors: what is advised elsewhere."""
+    return any(each.startswith("fsdp_migrate.") for each in source.index.qualified(call.func))
+
+
 def _asked(source: Source, call: cst.Call) -> tuple[cst.BaseExpression, str] | None:
     """Return the model or optimizer that a call does something with, and what to know of it."""
     func, name = call.func, _name(call)
-    if is_read_for_names(source.index, call):
+    if is_read_for_names(source.index, call) or _is_ours(source, call):
         return None
     if name in _WHOLE_IN_CONTEXT and source.contexts.is_summoned(call):
         return None  # parameters are plain there, and whole

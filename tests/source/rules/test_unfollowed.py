@@ -218,6 +218,11 @@ def test_lists_that_are_clipped(tmp_path: Path, does: str) -> None:
         "def run():\n    given = Net().parameters()\n    clip_grad_norm_(given, 1.0)\n",
         "def run(tensors):\n    tensors.clip_grad_norm_(1.0)\n",
         "def run(tensors, x):\n    tensors(x).clip_grad_norm_(1.0)\n    (x if x else tensors)(1.0)\n",
+        # What is advised for a sharded model is right for any.
+        (
+            "from fsdp_migrate import runtime\ndef run(model, given):\n"
+            "    runtime.clip_grad_norm_(model, 1.0)\n    runtime.clip_grad_norm_(given, 1.0)\n"
+        ),
         "def run():\n    opt = SGD(Net().parameters())\n    clip_grad_norm_(opt.param_groups[0]['p'], 1)\n",
     ],
 )
