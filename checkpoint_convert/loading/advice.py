@@ -34,6 +34,7 @@ _READ_BY: Final = {"file": "torch.load or fabric.load", "safetensors": "load_fil
 BEFORE_LOADING: Final = frozenset({"FM226", "FM227"})
 """What is to be done before a framework can go on from a checkpoint that it reads itself."""
 _MOST_EXTRA: Final = 6
+_OF_ADAPTERS: Final = re.compile(r"(?:\A|[._])(?:lora|adapter|ia3|dora)(?:[._]|\Z)", re.IGNORECASE)
 _OF_TORCH: Final = re.compile(r"\.(?:bin|ckpt|pt|pth|tar)\Z")
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
 
@@ -95,9 +96,15 @@ def _call(manifest: Manifest) -> str:
     elif optimizers:
         arguments.append(f"[{', '.join(f'optimizer{number}' for number in range(optimizers))}]")
     arguments += _extra(manifest)
-    if optimizers and "model" not in kinds:
+    if (optimizers and "model" not in kinds) or _is_an_adapter(manifest):
         arguments.append("strict=False")
     return f"load_checkpoint({', '.join(arguments)})"
+
+
+def _is_an_adapter(manifest: Manifest) -> bool:
+    """Tell whether the model in it is an adapter's weights alone, so that the model has more than these."""
+    keys = [key for part in manifest.parts if part.kind == "model" for key in part.keys]
+    return bool(keys) and all(map(_OF_ADAPTERS.search, keys))
 
 
 def _lines(manifest: Manifest) -> Iterator[str]:

@@ -60,6 +60,23 @@ def test_an_optimizer_in_a_folder_of_its_own_is_loaded_alone(
     assert advise_loading(inspect_checkpoint(tmp_path / "optim")).call.endswith("optimizer, strict=False)")
 
 
+@pytest.mark.parametrize(
+    ("names", "is_adapter"),
+    [
+        (("layers.0.q.lora_A", "layers.0.q.lora_B.default.weight"), True),
+        (("layers.0.adapter.up.weight",), True),
+        (("layers.0.q.lora_A", "layers.0.q.weight"), False),
+        (("explorations.weight",), False),
+    ],
+)
+def test_an_adapter_alone_is_loaded_into_a_model_that_has_more(
+    names: tuple[str, ...], tmp_path: Path, *, is_adapter: bool
+) -> None:
+    torch.save({"model": {name: torch.ones(2) for name in names}}, tmp_path / "state.pt")
+    call = advise_loading(inspect_checkpoint(tmp_path / "state.pt")).call
+    assert call.endswith("model, strict=False)" if is_adapter else "model)")
+
+
 def test_the_state_of_a_parameter_that_is_not_loaded_is_said(
     model: nn.Module, optimizer: torch.optim.Optimizer, tmp_path: Path
 ) -> None:
