@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
 # A module of the project's own may be called `checkpoint`.
-_IMPORTS_IT = r"\btorch\.distributed(?:\.checkpoint\b|[ \t]+import\b[^\n]*\bcheckpoint\b)"
+_IMPORTS_IT = r"\btorch\.distributed(?:\.checkpoint\b|[ \t]+import\b[ \t]*(?:\([^)]*|[^\n]*)\bcheckpoint\b)"
 _LOADS_BY_DCP = rf"\b(?:dcp|dist_cp|DCP)\.load\(|(?s:\A(?=.*{_IMPORTS_IT}).*\bcheckpoint\.load\()"
 _WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
 _BEGINS = r"\binit_process_group\("

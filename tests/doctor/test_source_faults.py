@@ -110,6 +110,7 @@ def test_a_fault_is_seen_where_it_is_and_nowhere_else(fault: KnownFault) -> None
     [
         ("import torch.distributed.checkpoint as checkpoint", True),
         ("from torch.distributed import checkpoint", True),
+        ("from torch.distributed import (\n    checkpoint,\n    fsdp,\n)", True),
         ("from . import checkpoint", False),
     ],
 )
