@@ -68,8 +68,8 @@ _Told = TypeVar("_Told")
 
 def _one_type(texts: Iterable[str]) -> str:
     """Return the type of state dicts that sources name, if each names it and no other one."""
-    named = [frozenset(_TYPES.findall(text)) for text in texts]
-    (one,) = set(named) if len(set(named)) == 1 else (frozenset[str](),)
+    named = {frozenset(_TYPES.findall(text)) for text in texts}
+    one = named.pop() if len(named) == 1 else ()
     return next(iter(one)) if len(one) == 1 else ""
 
 

@@ -209,6 +209,11 @@ def test_the_one_type_that_another_file_sets_is_named(tmp_path: Path, main: str,
     }
     assert said in after(tmp_path, files, "store.py")
     assert loads.get(said, said) in (tmp_path / "load.py").read_text()
+    # FSDP1's default: a model that the other file does not set it of.
+    is_told = (
+        "gave a full state: for that one take full_state_dict(model)" in (tmp_path / "store.py").read_text()
+    )
+    assert is_told is (said == "get_model_state_dict(model)")
 
 
 def test_a_function_of_another_file_that_returns_the_wrapper(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ _ELSEWHERE = (
     f"load_model_state_dict: {_HINT}"
 )
 _SET_ELSEWHERE = "the state dict's type is set in another file, which names {} alone: take {} here."
+_ELSE_FULL = " A model of which that file sets none gave a full state: for that one take {}."
 _MEANT = {
     ("FULL_STATE_DICT", False): "full_state_dict({}).get('model', {{}}) of fsdp_migrate.runtime",
     ("FULL_STATE_DICT", True): "load_model_state_dict({}, STATE) of fsdp_migrate.runtime",
@@ -295,7 +296,9 @@ def _as_set_elsewhere(source: Source, func: cst.Attribute) -> str:
     take = _MEANT.get((kind, func.attr.value == "load_state_dict"))
     if take is None or is_here:
         return _ELSEWHERE
-    return _SET_ELSEWHERE.format(kind, take.format(short(func.value, 30)))
+    model, is_load = short(func.value, 30), func.attr.value == "load_state_dict"
+    full = _ELSE_FULL.format(_MEANT["FULL_STATE_DICT", is_load].format(model))
+    return _SET_ELSEWHERE.format(kind, take.format(model)) + (full if kind == "SHARDED_STATE_DICT" else "")
 
 
 def _is_of_both(source: Source, func: cst.Attribute) -> bool:
