@@ -23,6 +23,7 @@ _FORMATTING = frozenset({"comma", "dot", "equal", "header", "footer", "leading_l
 _EMPTY = cst.Module([])
 # By identity, with the node itself, so that no other node has it meanwhile.
 _KEPT: dict[int, tuple[cst.CSTNode, list[cst.CSTNode]]] = {}
+_FOUND: dict[tuple[int, type], tuple[cst.CSTNode, list[cst.CSTNode]]] = {}
 
 
 def children(node: cst.CSTNode) -> list[cst.CSTNode]:
@@ -38,8 +39,9 @@ def children(node: cst.CSTNode) -> list[cst.CSTNode]:
 
 
 def forget() -> None:
-    """Forget the children that are kept, when another source is begun."""
+    """Forget what is kept of a source, when another is begun."""
     _KEPT.clear()
+    _FOUND.clear()
 
 
 def kept(find: Callable[[Index, NodeT], AnswerT]) -> Callable[[Index, NodeT], AnswerT]:
@@ -110,8 +112,16 @@ def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
-    """Yield every node of a kind at or below a node."""
+    """Return every node of a kind at or below a node; kept as :func:`children` are, for most ask again."""
+    known = _FOUND.get((id(node), kind))
+    if known is None or known[0] is not node:
+        known = _FOUND[id(node), kind] = (node, _find_all(node, kind))
+    return cast("Iterator[NodeT]", iter(known[1]))
+
+
+def _find_all(node: cst.CSTNode, kind: type[cst.CSTNode]) -> list[cst.CSTNode]:
     wanted = _WANTED.setdefault(kind, {})
+    all_found: list[cst.CSTNode] = []
     left = [node]
     while left:
         found = left.pop()
@@ -119,8 +129,9 @@ def walk_for(node: cst.CSTNode, kind: type[NodeT]) -> Iterator[NodeT]:
         if known is None:
             known = wanted[type(found)] = isinstance(found, kind)
         if known:
-            yield cast("NodeT", found)
+            all_found.append(found)
         left += children(found)[::-1]
+    return all_found
 
 
 @functools.lru_cache(maxsize=20_000)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Without the tree itself, which would keep its own entry alive.
 _BELOW: WeakKeyDictionary[ast.AST, list[ast.AST]] = WeakKeyDictionary()
+_ALONE: WeakKeyDictionary[ast.AST, dict[tuple[type[ast.AST], ...], list[ast.AST]]] = WeakKeyDictionary()
 
 
 # Of the kinds that most nodes are of, the fields that hold nodes: the others are texts, numbers and None.
@@ -63,23 +64,33 @@ def children_of(node: ast.AST) -> list[ast.AST]:
 
 
 def walked_alone(scope: ast.AST, apart: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
-    r"""Yield what is in a function or a file in its order, what is in others within it left out.
+    r"""Return what is in a function or a file in its order, what is in others within it left out.
 
     Args:
         scope: It.
-        apart: The kinds of nodes that are scopes of their own: they are yielded, and what is in them not.
+        apart: The kinds of nodes that are scopes of their own: they are returned, and what is in them not.
 
     Example:
         >>> tree = ast.parse("def f():\n    return 1")
         >>> [type(node).__name__ for node in walked_alone(tree, (ast.FunctionDef,))]
         ['FunctionDef']
     """
+    kept = _ALONE.setdefault(scope, {})
+    found = kept.get(apart)
+    if found is None:
+        found = kept[apart] = _nodes_alone(scope, apart)
+    return iter(found)
+
+
+def _nodes_alone(scope: ast.AST, apart: tuple[type[ast.AST], ...]) -> list[ast.AST]:
+    found: list[ast.AST] = []
     below = children_of(scope)[::-1]
     while below:
         node = below.pop()
-        yield node
+        found.append(node)
         if not isinstance(node, apart):
             below += children_of(node)[::-1]
+    return found
 
 
 def last_word(func: ast.expr) -> str:
