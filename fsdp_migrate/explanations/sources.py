@@ -165,7 +165,7 @@ EXPLANATIONS = {
     ),
     "FM325": ("It is text. Nothing runs it.", "Nothing; you may want to correct it."),
     "FM326": (
-        "The comment says which case it is. torch's and timm's functions, and Accelerate's method given a part of a model, or several: under FSDP1 each rank"
+        "The comment says which case it is. torch's and timm's functions, and Accelerate's method given a part of a model, several, or one that `free_memory` made it forget: under FSDP1 each rank"
         " took the norm of its own shards, and clipped by that. Now it is the norm of the whole gradient: larger, and the same on every rank, so that"
         " clipping starts earlier; from Accelerate it is a DTensor. Accelerate in steps that only accumulate: FSDP2 shows no gradients there, and what is clipped is"
         " the sum in the last of them. Fabric's `clip_gradients(..., max_norm=...)`: the norm is the same as before, that of the whole; but where it is not finite"

@@ -66,7 +66,7 @@ def _number(norm: torch.Tensor) -> float:
 
 
 def by_accelerate(version: int) -> Seen:
-    """Return what lists from before ``prepare`` are, and what clipping by them, and by a part, does."""
+    """Return what lists from before ``prepare`` are, and what clipping by them, by a part, or unknown does."""
     environment()
     several = mock.Mock(return_value=("gloo", DistributedType.MULTI_GPU))
 
@@ -95,6 +95,8 @@ def by_accelerate(version: int) -> Seen:
         }
         part = accelerator.clip_grad_norm_(model.head.parameters(), 1e9)
         seen |= {"part": _number(part), "is_dtensor": isinstance(part, DTensor)}
+        accelerator.free_memory()
+        seen["forgotten"] = _number(accelerator.clip_grad_norm_(model.parameters(), 1e9))
         accelerator.clip_grad_norm_(kept, 1e-3)
         return {**seen, "clipped": _local_norm(model)}
 

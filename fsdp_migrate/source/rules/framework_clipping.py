@@ -1,4 +1,4 @@
-"""Clipping by Accelerate in steps that only accumulate, and by Fabric where a norm is not finite.
+"""Clipping by Accelerate in steps that only accumulate or of models that it forgot, and by Fabric.
 
 FSDP1 kept the gradients of such steps where they are clipped; FSDP2 keeps them elsewhere until it reduces.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.framework_words import is_an_accelerator
+from fsdp_migrate.source.python.freed_models import may_be_forgotten
 from fsdp_migrate.source.python.nodes import args_by_name, last_name, named_arguments, text_of
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.sharded_parts import whole_of
@@ -30,6 +31,11 @@ _ACCUMULATED = (
     "where Accelerate shards this model, FSDP2 shows no gradients here in steps that only accumulate: the "
     "norm is 0, and what is clipped is the sum in the last of them; FSDP1 scaled down at each step what was "
     "added up so far. Put this below `if accelerator.sync_gradients:`, and see that max_norm is meant so."
+)
+_FORGOTTEN = (
+    "where Accelerate shards this model, the norm is now that of the whole gradient. FSDP1 clipped each rank "
+    "by the norm of its own shards here: free_memory() had emptied the list in which Accelerate looks for "
+    "the model. See that max_norm is meant so; a model that is prepared again is in that list."
 )
 _LARGEST = (
     "where Accelerate shards this model, gradients are clipped by the largest of all ranks as before, but "
@@ -60,7 +66,9 @@ def find(source: Source) -> Iterator[Found]:
         if func.attr.value == "clip_grad_norm_" and is_an_accelerator(source, func.value):
             model = model_of(source.index, first)
             is_theirs = model is not None and _is_sharded_by(source, model, ("accelerate", "transformers"))
-            if is_theirs and _is_accumulating(source, call) and may_accumulate(source):
+            if is_theirs and may_be_forgotten(source, call):
+                yield Found("FM326", call, _FORGOTTEN, "commented")
+            elif is_theirs and _is_accumulating(source, call) and may_accumulate(source):
                 yield Found("FM326", call, _ACCUMULATED, "commented")
             elif is_theirs and _is_read(source, call) and _is_largest(call):
                 yield Found("FM326", call, _LARGEST, "commented")

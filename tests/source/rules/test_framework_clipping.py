@@ -56,6 +56,45 @@ def test_clipping_in_steps_that_only_accumulate(
     assert is_said(ACCELERATE.format(steps=steps, opens=opens, clips=clips)) is expected
 
 
+CLASS = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n\nclass Run:\n"
+    "    def __init__(self, net):\n"
+    "        self.accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    "        self.model = self.accelerator.prepare(net)\n\n"
+    "    def free(self):\n        self.accelerator.{forgets}()\n\n"
+    "    def train(self):\n"
+    "        {before}\n"
+    "        for batch in self.batches:\n"
+    "            self.accelerator.backward(self.model(batch))\n"
+    "            self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)\n"
+    "            {within}\n"
+    "        {after}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ({"within": "self.free()"}, True),
+        ({"within": "self.accelerator.free_memory()"}, True),
+        ({"within": "self.accelerator.clear()"}, True),
+        ({"within": "if stale: self.free()"}, True),
+        ({"before": "self.free()"}, True),
+        ({"forgets": "clear", "before": "self.free()"}, True),
+        ({"after": "self.free()"}, False),
+        ({"after": "self.accelerator.free_memory()"}, False),
+        ({"within": "self.cache.clear()"}, False),
+        ({"forgets": "wait_for_everyone", "within": "self.free()"}, False),
+        ({"before": "self.free(); self.model = self.accelerator.prepare(self.model)"}, False),
+        ({"within": "self.free(); self.model = self.accelerator.prepare(self.model)"}, False),
+        ({}, False),
+    ],
+)
+def test_a_model_that_accelerate_has_forgotten(places: dict[str, str], *, expected: bool) -> None:
+    filled = {"forgets": "free_memory", "before": "pass", "within": "pass", "after": "pass", **places}
+    assert is_said(CLASS.format(**filled)) is expected
+
+
 LARGEST = CLIPS.replace("1.0", "1.0, norm_type=float('inf')")
 
 
