@@ -13,7 +13,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.handing_on import with_inner
 from fsdp_migrate.source.left_whole import is_left_whole, left_as_it_is
 from fsdp_migrate.source.python import mentions
-from fsdp_migrate.source.python.branches import fsdp1_branch, is_fsdp1s_function
+from fsdp_migrate.source.python.branches import fsdp1_branch, gathers_state, is_fsdp1s_function, is_fsdp2s
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.nodes import short, walk
 from fsdp_migrate.source.python.other_engines import is_in_other_engines_branch
@@ -112,7 +112,6 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     branches: set[cst.CSTNode] = set()
     gone: set[cst.CSTNode] = set()
     checks: set[cst.CSTNode] = set()
-    guards = source.models.guards
     has_torchrec = torchrecs_model(source.index)
     has_own = not source.uses_fsdp1 and _defines_the_class(source)
     never = source.models.never
@@ -132,8 +131,7 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
             if each.node in edited or (each.action == "kept" and each.node in gone):
                 continue
             is_of_model = each.action == "commented" and not each.covers and rule in OF_MODELS
-            is_off = source.links.without_group or guards.is_without_fsdp(each.node)
-            if is_of_model and (is_off or guards.is_of_others(each.node)):
+            if is_of_model and _is_of_others(source, each):
                 continue
             found = _left_alone(source, each, branches) or _below(source, each, checks) or each
             found = with_inner(source, _put_in_its_place(source, found))
@@ -146,6 +144,14 @@ def _find(source: Source) -> Iterator[tuple[str, Found]]:
     for found in leftovers.find(source, covered):
         is_left = found.action == "commented" and never.holds(found.node)
         yield leftovers.NAME, replace(found, action="kept", becomes=_NEVER_RUN) if is_left else found
+
+
+def _is_of_others(source: Source, found: Found) -> bool:
+    """Tell whether a use of a model comes to no model that is FSDP1's, or is written for FSDP2's."""
+    index, guards, node = source.index, source.models.guards, found.node
+    if source.links.without_group or guards.is_without_fsdp(node) or guards.is_of_others(node):
+        return True
+    return is_fsdp2s(index, node) or (found.code == "FM333" and gathers_state(index, node))
 
 
 def _put_in_its_place(source: Source, found: Found) -> Found:

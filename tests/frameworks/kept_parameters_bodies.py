@@ -66,7 +66,7 @@ def _number(norm: torch.Tensor) -> float:
 
 
 def by_accelerate(version: int) -> Seen:
-    """Return what lists from before ``prepare`` are, and what clipping by them, by a part, or unknown does."""
+    """Return what lists from before ``prepare`` are, and how those, a part, and a lost model clip."""
     environment()
     several = mock.Mock(return_value=("gloo", DistributedType.MULTI_GPU))
 

@@ -9,7 +9,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.chosen_functions import places_chosen
-from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, kept, last_name, parameters_of, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # `is_fully_sharded(model)` is what FSDP1's models are called as well.
 _FSDP2 = re.compile(r"fsdp_?v?2|fully_shard(?!ed)|fsdp\w*version\w*(\(.*\))?==2")
 _FSDP1 = re.compile(r"fsdp\w*version\w*(\(.*\))?==1")
+_VERSION = re.compile(r"fsdp\w*version")
 _MODEL = re.compile(r"(model|module|net|network)$")
 _NOT = re.compile(r"^not\b|!=|\bnotin\b")
 _LEAVES = (cst.Return, cst.Raise, cst.Continue, cst.Break)
@@ -33,7 +34,7 @@ def fsdp1_branch(index: Index, node: cst.CSTNode) -> cst.CSTNode | None:
         if isinstance(above, (cst.If, cst.IfExp)) and below is above.body:
             if asks_for_fsdp2(index, above.test):
                 return None
-            is_fsdp1s = _FSDP1.search(_plain(above.test)) is not None
+            is_fsdp1s = _asks_for_fsdp1(index, above.test)
             if is_fsdp1s or (any(_others(index, above)) and not calls_fsdp2(above.body)):
                 return above.body
         elif isinstance(above, (cst.If, cst.IfExp)) and below is above.orelse:
@@ -60,7 +61,7 @@ def _is_beside_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
     choice = _choice_around(index, node)
     if choice is None:
         return False
-    return _FSDP1.search(_plain(choice.test)) is not None and any(_others(index, choice))
+    return _asks_for_fsdp1(index, choice.test) and any(_others(index, choice))
 
 
 def _choice_around(index: Index, node: cst.CSTNode) -> cst.If | None:
@@ -76,12 +77,28 @@ def _choice_around(index: Index, node: cst.CSTNode) -> cst.If | None:
 
 
 def is_fsdp2s(index: Index, node: cst.CSTNode) -> bool:
-    """Tell whether a place is in a function of FSDP2's models: by its branches, or its parameters."""
-    own = index.function(node)
-    if own is not None and _takes_fsdp2s(index, own):
+    """Tell whether a place is FSDP2's alone: by its branches, its function's, or its parameters."""
+    if _is_asked_for_fsdp2(index, node):
         return True
-    places = places_chosen(index, own) if own is not None else []
+    own = index.function(node)
+    if own is None:
+        return False
+    if _takes_fsdp2s(index, own):
+        return True
+    places = places_chosen(index, own)
     return bool(places) and all(_is_asked_for_fsdp2(index, place) for place in places)
+
+
+def gathers_state(index: Index, node: cst.CSTNode) -> bool:
+    """Tell whether it is a state of which the same function gathers what FSDP2 gives: ``v.full_tensor()``."""
+    func, own = node.func if isinstance(node, cst.Call) else node, index.function(node)
+    is_state = isinstance(func, cst.Attribute) and func.attr.value == "state_dict"
+    return is_state and own is not None and _gathers(index, own)
+
+
+@kept
+def _gathers(index: Index, function: cst.FunctionDef) -> bool:
+    return any(each.attr.value == "full_tensor" for each in walk_for(function, cst.Attribute))
 
 
 def _takes_fsdp2s(index: Index, function: cst.FunctionDef) -> bool:
@@ -97,7 +114,7 @@ def _is_asked_for_fsdp2(index: Index, node: cst.CSTNode) -> bool:
 
 def asks_for_fsdp2(index: Index, test: cst.BaseExpression) -> bool:
     """Tell whether a test asks for FSDP2: by its class, by a version, or by what a switch is called."""
-    text = _plain(test)
+    text = _plain(index, test)
     if _NOT.search(text):
         return False
     if _FSDP2.search(text):
@@ -122,8 +139,19 @@ def _asks_for_mark(call: cst.Call) -> bool:
     return _MODEL.search(last) is not None and _FSDP2.search(text_of(call.args[1].value).lower()) is not None
 
 
-def _plain(test: cst.BaseExpression) -> str:
-    return text_of(test).lower()
+def _asks_for_fsdp1(index: Index, test: cst.BaseExpression) -> bool:
+    return _FSDP1.search(_plain(index, test)) is not None
+
+
+def _plain(index: Index, test: cst.BaseExpression) -> str:
+    """Return a test as a text: of ``v == 2`` with what ``v`` is, where that is FSDP's version."""
+    text = text_of(test).lower()
+    left = test.left if isinstance(test, cst.Comparison) else None
+    if not isinstance(left, cst.Name) or left not in index.scopes or _VERSION.search(text):
+        return text
+    values = [each.value for each in index.bindings_of(left)]
+    is_version = any(each is not None and _VERSION.search(text_of(each).lower()) for each in values)
+    return f"fsdp_version{text.removeprefix(left.value.lower())}" if is_version else text
 
 
 def _others(index: Index, choice: cst.If | cst.IfExp) -> Iterator[bool]:

@@ -14,7 +14,7 @@ from fsdp_migrate.source import catalog
 from fsdp_migrate.source.kept_in_classes import kept_in_doubt
 from fsdp_migrate.source.method_calls import is_fsdp1s_alone, is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
-from fsdp_migrate.source.python.branches import is_fsdp2s
+from fsdp_migrate.source.python.branches import gathers_state, is_fsdp2s
 from fsdp_migrate.source.python.checked_optimizers import is_made_for_fsdp1, is_of_a_plain_model
 from fsdp_migrate.source.python.clipped_lists import are_unknown, clipped, given_to_clipper
 from fsdp_migrate.source.python.counted import meets_ranks
@@ -211,7 +211,8 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         is_known = model is not None and (not _is_unknown(source, model) or is_seen_plain(source, model))
         is_known = is_known or (model is not None and is_annotated_plain(source.index, model))
         is_whole = meant in {_BESIDE, _PRETRAINED, _STATE} and source.contexts.is_summoned(node)
-        if statement in said or is_known or is_whole or is_fsdp2s(source.index, node):
+        is_known = is_known or is_fsdp2s(source.index, node) or gathers_state(source.index, node)
+        if statement in said or is_known or is_whole:
             continue
         if is_fsdp2_file and not _is_called_here(source, node):
             continue

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.samples import codes, turned
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -269,6 +275,76 @@ def test_a_state_that_the_models_of_both_versions_give() -> None:
     assert ("FM308", "commented") in codes(one)
     saved = "def save(self):\n        self.net.load_state_dict(torch.load('x.pt'))\n"
     assert turned(f"{BOTH}\n    {saved}").count("FM308 ") == 1
+
+
+SENDS = """\
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from transformers import Trainer
+
+
+class Distil(Trainer):
+    def send(self):
+        plugin = self.accelerator.state.fsdp_plugin
+        {choice}
+            self._send_one(self.model)
+        elif {other}:
+            self._send_two(self.model)
+
+    def _send_one(self, module):
+        with FSDP.summon_full_params(module):
+            self.client.update(module)
+
+    def _send_two(self, module):
+        for name, value in module.state_dict().items():
+            self.client.update(name, {value})
+"""
+VERSION = 'version = getattr(plugin, "fsdp_version", 1) if plugin else 1\n        if version == 1:'
+
+
+@pytest.mark.parametrize(
+    ("choice", "other", "value", "is_said"),
+    [
+        (VERSION, "version == 2", "value", False),
+        ("if plugin.fsdp_version == 1:", "plugin.fsdp_version == 2", "value", False),
+        ("if plugin.kind == 1:", "self.accelerator.is_fsdp2", "value", False),
+        ("if plugin.kind == 1:", "plugin.kind == 2", "value.full_tensor()", False),
+        ("if plugin.kind == 1:", "plugin.kind == 2", "value", True),
+        (VERSION.replace("fsdp_version", "version"), "version == 2", "value", True),
+    ],
+)
+def test_what_a_branch_of_fsdp2_gathers_is_left_alone(
+    choice: str, other: str, value: str, *, is_said: bool, tmp_path: Path
+) -> None:
+    found = _said(tmp_path, SENDS.format(choice=choice, other=other, value=value))
+    assert bool(found & {"FM333", "FM450"}) is is_said
+
+
+DIRECT = """\
+from transformers import Trainer
+
+
+class Distil(Trainer):
+    def send(self, module):
+        {opens}
+            for name, value in module.state_dict().items():
+                self.client.update(name, value)
+"""
+
+
+@pytest.mark.parametrize(
+    ("opens", "is_said"),
+    [("if self.accelerator.is_fsdp2:", False), ("if self.is_fsdp_enabled:", True)],
+)
+def test_what_stands_in_a_branch_of_fsdp2_is_left_alone(opens: str, *, is_said: bool, tmp_path: Path) -> None:
+    assert bool(_said(tmp_path, DIRECT.format(opens=opens))) is is_said
+
+
+def _said(folder: Path, text: str) -> set[str]:
+    """Return the codes of what is said of states in a project that Accelerate shards by a config."""
+    (folder / "fsdp.yaml").write_text("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n")
+    (folder / "train.py").write_text(text)
+    uses = [use for file in scan_paths([folder]).files for use in file.uses]
+    return {use.code for use in uses if "state_dict" in use.text}
 
 
 def test_a_member_that_is_ddps_by_its_name() -> None:
