@@ -12,8 +12,9 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import renamed
+from fsdp_migrate.source.python.last_values import functions_called
 from fsdp_migrate.source.python.makers import is_partial_of
-from fsdp_migrate.source.python.nodes import arguments, keyword, named_arguments, text_of
+from fsdp_migrate.source.python.nodes import arguments, keyword, named_arguments, parameters_of, text_of
 from fsdp_migrate.source.rules.mixed_optimizers import steps_both
 from fsdp_migrate.source.rules.own_optimizers import is_given_parameters
 from fsdp_migrate.source.uses import Found, Need, Replace
@@ -119,17 +120,39 @@ def _stepped(source: Source, call: cst.Call) -> list[cst.Call]:
     same = [each for each in source.assignments if names & {text_of(t.target) for t in each.targets}]
     if any(source.index.fsdp1(each.value.func) for each in same if isinstance(each.value, cst.Call)):
         return []  # FSDP1's scaler is in its place where the model is sharded
+    handed = _handed(source)
+    names = _also(names, handed)
     stepped = {
         text_of(other.args[0].value)
         for other in source.calls
         if isinstance(other.func, cst.Attribute) and other.func.attr.value in {"step", "unscale_"}
         if other.args and text_of(other.func.value) in names
     }
+    stepped = _also(stepped, [(parameter, given) for given, parameter in handed])
     return [
         each.value
         for each in source.assignments
         if isinstance(each.value, cst.Call) and any(text_of(t.target) in stepped for t in each.targets)
     ]
+
+
+def _handed(source: Source) -> list[tuple[str, str]]:
+    """Return what calls give functions of this source, and what they call it: ``("opt", "optimizer")``."""
+    found: list[tuple[str, str]] = []
+    for call in source.calls:
+        for function in functions_called(source.index, call.func):
+            names = [each.name.value for each in parameters_of(function)]
+            given = arguments(call, names[1:] if isinstance(call.func, cst.Attribute) else names) or {}
+            found += [(text_of(value), name) for name, value in given.items() if name in names]
+    return found
+
+
+def _also(names: set[str], handed: list[tuple[str, str]]) -> set[str]:
+    """Return names, and what the same values are called where they are handed to."""
+    found = set(names)
+    while more := {name for given, name in handed if given in found} - found:
+        found |= more
+    return found
 
 
 def _of_call(source: Source, call: cst.Call, node: cst.BaseExpression) -> Found:

@@ -86,6 +86,31 @@ def test_torchs_own_scaler(body: str, action: str | None) -> None:
     assert [each for code, each in codes(body, header) if code == "FM314"] == ([action] if action else [])
 
 
+EPOCH = "def epoch(model, optimizer, amp):\n    amp.unscale_(optimizer)\n    amp.step(optimizer)\n\n\n"
+METHOD = (
+    "class Run:\n    def epoch(self, optimizer, amp):\n        amp.step(optimizer)\n\n"
+    "    def main(self, opt, scaler):\n        self.epoch(opt, scaler)\n\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "is_said"),
+    [
+        (EPOCH, "epoch(model, opt, scaler)", True),
+        (EPOCH, "epoch(model, amp=scaler, optimizer=opt)", True),
+        (METHOD, "Run().main(opt, scaler)", True),
+        (EPOCH, "epoch(model, other, scaler)", False),
+        (EPOCH, "epoch(model, opt, None)", False),
+    ],
+)
+def test_torchs_own_scaler_that_a_function_is_given(before: str, call: str, *, is_said: bool) -> None:
+    makes = "opt = torch.optim.SGD(model.parameters())\n"
+    body = f"{before}model = FSDP(net)\n{makes}{_MADE}{call}\n"
+    assert [each for code, each in codes(body, f"{_TORCHS}{IMPORTS}") if code == "FM314"] == [
+        "kept"
+    ] * is_said
+
+
 @pytest.mark.parametrize(
     ("given", "action"),
     [
