@@ -36,6 +36,7 @@ VERSIONS = (
     "lion-pytorch",
     "pytorch-optimizer",
     "timm",
+    "fvcore",
 )
 """A name alone is the newest version."""
 UNTRIED = {
@@ -83,6 +84,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "lion-pytorch": ("test_optimizers.py",),
     "pytorch-optimizer": ("test_optimizers.py",),
     "timm": ("test_timm.py",),
+    "fvcore": ("test_fvcore.py",),
 }
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.source.rules import (
     accelerate_plugin,
     after_evaluation,
+    checkpointers,
     class_checks,
     class_names,
     clipping,
@@ -87,6 +88,7 @@ RULES: tuple[ModuleType, ...] = (
     optim_state_dicts,
     raw_optimizer_states,
     rank_files,
+    checkpointers,
     clipping,
     framework_clipping,
     no_sync,
@@ -133,6 +135,7 @@ RULES: tuple[ModuleType, ...] = (
 OF_MODELS: frozenset[ModuleType] = frozenset(
     {
         after_evaluation,
+        checkpointers,
         class_names,
         clipping,
         dtensors,
