@@ -179,7 +179,8 @@ HOUSE: House = (
         (
             "source.argument_files source.checkpoint_outlooks source.checkpoint_readers "
             "source.checkpoint_runs source.copied_trainers source.found_models source.precision_elsewhere "
-            "source.proof_steps source.saved_files source.sarif source.steps source.surroundings"
+            "source.proof_steps source.publishing source.saved_files source.sarif source.steps "
+            "source.surroundings"
         ),
     ],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],

@@ -10,6 +10,7 @@ from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
+from fsdp_migrate.source.publishing import TRAINERS, steps_to_publish
 from fsdp_migrate.source.saved_files import SAVED
 
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 # torch writes what names the tensors of a file before them.
 _OPTIMIZER, _HEAD = b"optim", 4 << 20
 _MOST_OTHERS = 3
-_TRAINERS = "trainer_state.json"  # as HF Trainer leaves it beside what it goes on from
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
     "that loads it; and what FSDP1 itself does wrong when it goes on from it."
@@ -48,7 +48,6 @@ _ANEW = (
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
     "under FSDP1 too."
 )
-_PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -146,11 +145,7 @@ def steps_for_checkpoints(
         go_on = _GO_ON.format(_SAME if len(loads) > 1 else "") + _or_another(one, waiting)
         start = _START_AS_IT_IS if loads == [one.path] and all(map(_is_ready, waiting)) else _START
         steps.append(Step(f"{start} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
-        inner = [each for each in waiting if not each.is_published]
-        if models and inner:
-            source, base = shlex.quote(inner[0].path), shlex.quote(models[0])
-            command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
-            steps.append(Step(_PUBLISH, (command,)))
+        steps += steps_to_publish(waiting, models)
     return steps
 
 
@@ -234,7 +229,7 @@ def _holds_optimizer(path: Path) -> bool:
         names = {inner.name for inner in path.iterdir()}
         return (
             any(name.startswith(_OPTIMIZER.decode()) for name in names)
-            or _TRAINERS in names
+            or TRAINERS in names
             or any((each / METADATA_FILE).is_file() and _OPTIMIZER in _metadata(each) for each in below)
         )
     except OSError:
