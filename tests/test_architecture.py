@@ -88,6 +88,7 @@ HOUSE: House = (
             [
                 "source.asking_functions",
                 "source.called_methods",
+                "source.runs_elsewhere",
                 "source.check_functions",
                 "source.compiled_names",
                 "source.early_optimizers",
