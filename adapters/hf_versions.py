@@ -32,6 +32,7 @@ from fsdp_migrate.adapters.engine.shared_keys import (
 )
 from fsdp_migrate.adapters.hf_environment import HF_STRATEGIES, state_type_in_environment
 from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.versions import is_within
 
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ FORMER = {
     "fsdp_min_num_params": "min_num_params",
 }
 """Arguments of their own before ``fsdp_config`` had them, and what they are there."""
+NOT_HERE = "`fsdp` is not in this file"
+"""How what is said of a file without the words of ``fsdp`` begins."""
+_TAKEN = frozenset({"auto_wrap", "full_shard", "offload", "shard_grad_op"})
 _FILES = (".json", ".yaml", ".yml")
 PRESUMED = {
     None: "",
@@ -228,6 +232,10 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
         since = TRANSFORMERS["json_on_command_line"].since
         text += f" Before {since} `--fsdp_config` takes the name of a file alone, and they stop."
     hint = f"With transformers {state.since} or newer there is nothing to do: it does all that this says."
+    installed = block.settings.transformers()
+    if is_within(installed, state.since, "") and not (HF_STRATEGIES - {"full_shard"}) & set(items):
+        text = f"It is for transformers {state.versions}; {installed} is installed here."
+        hint = "If the run has that too, there is nothing to do."
     if items:
         gone = TRANSFORMERS["words_deprecated"]
         hint += f" {gone.versions} warn that words in `fsdp` will go: `fsdp: true` says the same to them."
@@ -253,9 +261,11 @@ def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | 
     """Write the words of ``fsdp`` that FSDP2 knows in place of those that it does not."""
     entry = effective(block.owner).get("fsdp")
     subject = block.beside("fsdp")
+    if entry is None and _is_given_elsewhere(block, subject, draft, frees):
+        return
     if entry is None:
         text = (
-            "`fsdp` is not in this file, and was not looked at. FSDP2 takes full_shard, shard_grad_op, "
+            f"{NOT_HERE}, and was not looked at. FSDP2 takes full_shard, shard_grad_op, "
             "auto_wrap and offload there as they are; hybrid_shard and no_shard have to be changed."
         )
         hint = "Convert where it stands, or a command with `--command`."
@@ -285,6 +295,25 @@ def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | 
     written = after if isinstance(value, list) else " ".join(after)
     draft.edits.change(owner_of(block.owner, entry), Change(entry, value=written, has_value=True))
     draft.say("FM341", subject, text)
+
+
+def _is_given_elsewhere(block: Block, subject: str, draft: Draft, frees: bool | None) -> bool:
+    """Say what the launch line that names this file gives as ``fsdp``; tell whether one is seen."""
+    words_and_place = block.settings.words_given(block.settings.file_name)
+    if words_and_place is None:
+        return False
+    given, place = words_and_place
+    items = frozenset(given.replace(",", " ").split())
+    if not items <= _TAKEN:
+        return False
+    frees_there = "shard_grad_op" not in items
+    text = f"{NOT_HERE}: {place} gives `{given}`, which FSDP2 takes as it is."
+    if frees is None or frees == frees_there:
+        draft.say("FM340", subject, text)
+    else:
+        hint = f"Write `reshard_after_forward: {str(frees_there).lower()}` into this file."
+        draft.say("FM356", subject, f"{text} It is no word for what is written here.", hint)
+    return True
 
 
 def wanted_there(block: Block, items: tuple[str, ...], frees: bool) -> str:

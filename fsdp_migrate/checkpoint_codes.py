@@ -22,7 +22,7 @@ CHECKPOINT_CODES: Final = {
     "FM209": FindingCode("exact", "An entry of an unknown class was copied byte for byte, and not read."),
     "FM210": FindingCode("exact", "Neither model nor optimizer: copied as it is."),
     "FM211": FindingCode("exact", "Other files of the folder were copied too."),
-    "FM212": FindingCode("changed", "Other files of the folder were left behind."),
+    "FM212": FindingCode("changed", "Other files of the folder do not come along."),
     "FM213": FindingCode("equivalent", "Entries were renamed to where the target looks for them."),
     "FM214": FindingCode("changed", "The target has no place for an entry; it keeps its name."),
     "FM215": FindingCode(
@@ -144,8 +144,7 @@ CHECKPOINT_CODES: Final = {
     "FM290": FindingCode("refused", "Safetensors have no type for some tensors."),
     "FM291": FindingCode("changed", "An optimizer state that torch saved corrupt was copied, as asked."),
     "FM292": FindingCode(
-        "changed",
-        "`config.json`, without which `from_pretrained` fails, or the tokenizer is not in the output.",
+        "changed", "Files that `from_pretrained` or `AutoTokenizer` read beside the weights are absent."
     ),
     "FM293": FindingCode(
         "exact", "The output has Accelerate's full form, which it opens under FULL_STATE_DICT."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.frameworks import ADAPTERS
+from fsdp_migrate.adapters.hf_versions import NOT_HERE
 from fsdp_migrate.config_files import ConfigConversion, convert_config_file, where_fsdp1_is
 from fsdp_migrate.errors import ConfigError, FindingsError, FSDPMigrateError
 from fsdp_migrate.findings import Finding, listed, make_finding
@@ -87,7 +88,7 @@ def framework_notes(path: str | os.PathLike[str]) -> tuple[str, ...]:
         for each in findings
         if each.fidelity in {"changed", "refused"} and each.code not in _NOT_OF_FSDP2
     ]
-    lacks = any(each.code == "FM356" and each.subject == "fsdp" for each in findings)
+    lacks = any(each.message.startswith(NOT_HERE) for each in findings)
     without = (_WITHOUT_FSDP,) if lacks else ()
     whose = f"{titles}'s own FSDP2" if titles else "The framework's own FSDP2"
     note = f"This is what `prepare_fully_shard` does with these settings. {whose} "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fsdp_migrate.adapters.conversion.command import convert_script, settings_in_script
 from fsdp_migrate.adapters.conversion.key_readers import refuse_others, refuse_unread
+from fsdp_migrate.adapters.conversion.launched_with import installed_transformers, words_given
 from fsdp_migrate.adapters.conversion.notebooks import texts_of_notebook
 from fsdp_migrate.adapters.conversion.own_flags import defines_fsdp
 from fsdp_migrate.adapters.conversion.project_embeddings import find_shared, holds_embeddings
@@ -194,6 +195,8 @@ def settings_in(
         classifies=partial(only_classifies, folder),
         names_packed=partial(asks_for_packed, folder),
         reader=partial(reader_of_strategy, folder),
+        words_given=partial(words_given, folder),
+        transformers=partial(installed_transformers, folder),
     )
 
 

@@ -88,6 +88,7 @@ HOUSE: House = (
             [
                 "source.asking_functions",
                 "source.called_methods",
+                "source.runs_elsewhere",
                 "source.check_functions",
                 "source.compiled_names",
                 "source.early_optimizers",
@@ -177,8 +178,9 @@ HOUSE: House = (
     [
         "sharding",
         (
-            "source.argument_files source.checkpoint_readers source.checkpoint_runs source.copied_trainers "
-            "source.precision_elsewhere source.proof_steps source.saved_files source.sarif source.steps "
+            "source.argument_files source.checkpoint_outlooks source.checkpoint_readers "
+            "source.checkpoint_runs source.copied_trainers source.found_models source.precision_elsewhere "
+            "source.proof_steps source.publishing source.saved_files source.sarif source.steps "
             "source.surroundings"
         ),
     ],

@@ -390,7 +390,12 @@ def _early_returns(hook: ast.FunctionDef) -> list[int]:
 
 
 def sources_below(root: Path) -> Iterator[Path]:
-    """Yield the project's Python files, so many at most; links, hidden folders and venvs are left out.
+    """Yield the project's Python files, so many at most."""
+    return files_below(root, lambda path: path.suffix == ".py")
+
+
+def files_below(root: Path, is_wanted: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield files of a project, so many at most; links, hidden folders and venvs are left out.
 
     A config may lie anywhere, in a home folder too: so many folders at most are looked into.
     """
@@ -399,7 +404,7 @@ def sources_below(root: Path) -> Iterator[Path]:
         folders[:] = sorted(n for n in folders if n[0] not in "._" and not _is_closed(Path(folder) / n))
         for name in sorted(names):
             path = Path(folder) / name
-            if path.suffix == ".py" and path.is_file() and not path.is_symlink():
+            if is_wanted(path) and path.is_file() and not path.is_symlink():
                 yield path
                 count += 1
                 if count == _MOST_FILES:

@@ -53,7 +53,9 @@ class Settings:
     that it had no ``--fsdp_config`` before, and ``environment`` what is handed on to Accelerate beside it.
     ``is_hydra`` tells of a file of Lightning's that another one chooses it as of a group of Hydra's.
     ``reader`` names the source that reads ``strategy: fsdp`` itself, where nothing of the project reads
-    classes in YAML; None where there is none.
+    classes in YAML; None where there is none. ``words_given`` returns the words of ``--fsdp`` beside
+    which the project's launch lines name a file, and a place, and ``transformers`` its version that is
+    installed.
     """
 
     world_size: int | None = None
@@ -84,4 +86,6 @@ class Settings:
     environment: dict[str, str] = field(default_factory=dict)
     is_hydra: bool = False
     file_name: str = ""
+    words_given: Callable[[str], tuple[str, str] | None] = lambda name: None
+    transformers: Callable[[], str] = lambda: ""
     reader: Callable[[bool], StrategyReader | None] = lambda is_hydra: None

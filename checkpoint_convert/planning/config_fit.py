@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from fsdp_migrate.checkpoint_convert.manifest.planned import PlannedTensor
-from fsdp_migrate.checkpoint_convert.maps.config_model import UnknownModel, model_of_config
+from fsdp_migrate.checkpoint_convert.maps.config_model import ConfigModel, UnknownModel, model_of_config
 from fsdp_migrate.checkpoint_convert.targets.safetensors import HUGGINGFACE_ATTRIBUTE
 from fsdp_migrate.findings import Finding, counted, make_finding, named
 
@@ -16,7 +16,6 @@ from fsdp_migrate.findings import Finding, counted, make_finding, named
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from fsdp_migrate.checkpoint_convert.maps.config_model import ConfigModel
     from fsdp_migrate.checkpoint_convert.planning.plan import ConversionPlan
 
 
@@ -42,17 +41,44 @@ def config_findings(plan: ConversionPlan, config: bytes) -> list[Finding]:
     if isinstance(model, UnknownModel):
         text = f"`from_pretrained` may look for other names than those of the weights: {model.why}."
         return [*found, make_finding("FM268", "config.json", text, model.hint)]
-    # What is taken off by itself stays on once a --rename is given.
-    came_off = HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
-    found += _name_findings(model, [entry.key for entry in tensors], came_off)
+    found += _name_findings(model, [entry.key for entry in tensors], plan)
     return [*found, *_shape_findings(model, tensors, config)]
+
+
+def rename_for(plan: ConversionPlan, stored: Iterable[str]) -> str | None:
+    """Return the ``--rename`` by which all of a model's stored weights are in the output of a plan.
+
+    Args:
+        plan: A plan for Hugging Face.
+        stored: The names of the weights that lie beside the model's ``config.json``.
+
+    Returns:
+        It, empty where the names are these already; None where none is found that leaves nothing out.
+    """
+    needed = frozenset(stored)
+    model = ConfigModel("", is_guess=False, names=needed, needed=tuple(frozenset({each}) for each in needed))
+    names = [entry.key for entry in plan.planned if isinstance(entry, PlannedTensor)]
+    lacking = model.lacking(model.found(names))
+    if not lacking:
+        return ""
+    rename = _rename_that_fits(model, names, len(lacking))
+    return None if rename is None or rename[2] else _rule(plan, rename)
+
+
+def _rule(plan: ConversionPlan, rename: tuple[str, str, int]) -> str:
+    return f"^{re.escape(_came_off(plan)) + rename[0]}={rename[1]}"
+
+
+def _came_off(plan: ConversionPlan) -> str:
+    """Return what is taken off names by itself, and stays on once a ``--rename`` is given."""
+    return HUGGINGFACE_ATTRIBUTE if any(each.code == "FM276" for each in plan.findings) else ""
 
 
 def _is_adapters(tensor: PlannedTensor) -> bool:
     return ".lora_" in tensor.key or ".modules_to_save." in tensor.key
 
 
-def _name_findings(model: ConfigModel, names: list[str], came_off: str) -> Iterator[Finding]:
+def _name_findings(model: ConfigModel, names: list[str], plan: ConversionPlan) -> Iterator[Finding]:
     found = model.found(names)
     lacking = model.lacking(found)
     fits = [name for name in names if found[name]]
@@ -72,9 +98,11 @@ def _name_findings(model: ConfigModel, names: list[str], came_off: str) -> Itera
     if rename is None:
         hint = "Is it the same model? `--rename` changes names, `--hf-config` gives another `config.json`."
     else:
-        pattern, new, left = rename
-        hint = f"Convert again with `--rename '^{re.escape(came_off) + pattern}={new}'`, and `--overwrite` "
-        hint += "where the output is there already"
+        left = rename[2]
+        hint = (
+            f"Convert again with `--rename '{_rule(plan, rename)}'`, and `--overwrite` where the output is "
+        )
+        hint += "there already"
         hint += f"; it leaves {counted(left, 'parameter')} without values." if left else "."
     yield make_finding("FM266", lacking[0], text, hint)
 

@@ -28,6 +28,7 @@ from fsdp_migrate.checkpoint_convert.manifest.planned import (
     PlannedTensor,
     PlannedValue,
 )
+from fsdp_migrate.checkpoint_convert.outputs.kept_files import is_weights
 from fsdp_migrate.checkpoint_convert.planning.collisions import collision_findings
 from fsdp_migrate.checkpoint_convert.planning.mapped import map_wanted
 from fsdp_migrate.checkpoint_convert.planning.model_fit import fit_findings
@@ -436,7 +437,7 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     unwanted = [key for key in plan.left_out if key not in wanted and key not in set(empty)]
     numbers = [e.key for e in plan.planned if any(isinstance(name, NumberKey) for name in e.path or ())]
     tensors = counted(len(rechunked), "tensor")
-    left = [name for name in manifest.extra_files if name not in plan.extra_files]
+    left = [name for name in manifest.extra_files if not _is_in_output(plan, name)]
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -472,6 +473,12 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
             found.append(make_finding("FM213", manifest.source, f"{moved}."))
         found += _without_place(plan, target)
     return found
+
+
+def _is_in_output(plan: ConversionPlan, name: str) -> bool:
+    """Tell whether the output has a file of this name, be it another one that was given or is written."""
+    is_given = name in plan.extra_files or name in plan.model_files
+    return is_given or (plan.framework == "hf" and is_weights(name))
 
 
 def _without_place(plan: ConversionPlan, target: Target) -> Iterator[Finding]:

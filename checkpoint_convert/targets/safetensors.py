@@ -122,11 +122,12 @@ class HfTarget(Target):
 
 def missing_files(beside: Collection[str]) -> list[Finding]:
     """Say what ``from_pretrained`` needs and is not among the files beside the weights."""
-    missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`"]
+    missing = [] if MODEL_CONFIG in beside else [f"`{MODEL_CONFIG}`, without which `from_pretrained` fails,"]
     # Whoever has `config.json` there has brought it, and is not told to bring it.
     how = _HOW_TO_BRING if missing else _TOKENIZER_ALONE
     missing += [] if any(map(is_tokenizer, beside)) else ["the tokenizer"]
-    return [make_finding("FM292", "hf", f"the output lacks {' and '.join(missing)}.", how)] if missing else []
+    said = " and ".join(missing).rstrip(",")
+    return [make_finding("FM292", "hf", f"the output lacks {said}.", how)] if missing else []
 
 
 def is_huggingface_model(manifest: Manifest, models: Sequence[Part]) -> bool:

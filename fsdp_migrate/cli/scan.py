@@ -39,13 +39,14 @@ def scan(
     from fsdp_migrate.source import scan_paths
     from fsdp_migrate.source.asked_around import missing_configs
     from fsdp_migrate.source.composer_project import name_callback
+    from fsdp_migrate.source.found_models import find_models
     from fsdp_migrate.source.launchers import find_launches
     from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
     from fsdp_migrate.source.still_fsdp1 import still_fsdp1
-    from fsdp_migrate.source.surroundings import call_prepare, find_configs, find_models, look_for_comments
+    from fsdp_migrate.source.surroundings import call_prepare, find_configs, look_for_comments
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
@@ -53,7 +54,7 @@ def scan(
     done: Done = {"is_prepared": call_prepare(paths), "is_called_back": name_callback(paths)}
     configs = find_configs(paths, launches)
     checkpoints = _checkpoints(paths, are_turned=are_turned(report, configs, launches, **done))
-    frameworks = [*_asking(configs), *_asking(launches)]
+    frameworks = [*_asking([*configs, *launches])]
     pins = find_pins(paths, packages := packages_of(report, frameworks))
     is_checked = look_for_comments(paths)
     steps = next_steps(
@@ -77,11 +78,8 @@ def scan(
         show_scan(report, everything=everything)
         show_surroundings(configs, launches, checkpoints, everything=everything)
         show_still(said)
-    stops = [*blocked, *([said] if said else [])]
-    pages.write(
-        lambda: scan_report(paths, report, configs, launches, pins, checkpoints, steps, stops),
-        aside=json or sarif,
-    )
+    found_all = (configs, launches, pins, checkpoints, steps, [*blocked, *filter(None, [said])])
+    pages.write(lambda: scan_report(paths, report, *found_all), aside=json or sarif)
     return 3 if strict and log["runs"][0]["results"] else 0
 
 
@@ -115,12 +113,13 @@ def _check_outputs(paths: Paths, *, json: bool, sarif: bool) -> None:
 
 
 def _checkpoints(paths: Paths, *, are_turned: bool) -> list[CheckpointFound]:
-    """Return the checkpoints with who reads them, and which the migrated run has saved."""
+    """Return the checkpoints with who reads them, which the migrated run has saved, and what heads say."""
+    from fsdp_migrate.source.checkpoint_outlooks import with_outlooks
     from fsdp_migrate.source.checkpoint_readers import with_readers
     from fsdp_migrate.source.checkpoint_runs import saved_since
     from fsdp_migrate.source.surroundings import find_checkpoints, turned_at
 
     found = with_readers(find_checkpoints(paths), paths)
-    if not found or not are_turned:
-        return found
-    return saved_since(found, turned_at(paths, found))
+    if found and are_turned:
+        found = saved_since(found, turned_at(paths, found))
+    return with_outlooks(found)

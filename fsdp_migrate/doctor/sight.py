@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate import words
+from fsdp_migrate.adapters.conversion.project_imports import TRAINER, text_if_there
 from fsdp_migrate.adapters.conversion.text import find_blocks
 from fsdp_migrate.adapters.document.nodes import plain
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
 
 _RANKS = 8
 _ON_META = re.compile(rf"{ON_META.pattern}|\bto_empty\(|\bdeferred_init\b|\bskip_init\(")
-# They may load on the meta device by a setting that stands elsewhere.
-_FRAMEWORKS = re.compile(r"\b(?:accelerate|lightning|pytorch_lightning|transformers|trl)\b")
+# They may load on the meta device by a setting that stands elsewhere; a model of transformers alone does not.
+_FRAMEWORKS = re.compile(
+    rf"\b(?:accelerate|lightning|pytorch_lightning|trl)\b|{TRAINER.pattern}", re.MULTILINE
+)
+_LAUNCHES = re.compile(r"\baccelerate\b|\bcpu_ram_efficient_loading\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,10 @@ class Sight:
     def may_be_on_meta(self) -> bool:
         """Whether anything here makes models on the meta device, or what was given does not show it."""
         texts = self.sources.values()
-        is_unseen = not texts or (not self.framework and any(map(_FRAMEWORKS.search, texts)))
+        is_theirs = any(map(_FRAMEWORKS.search, texts))
+        # Under its launcher `from_pretrained` loads so, whoever shards the model then.
+        launched = is_theirs or any(_LAUNCHES.search(text_if_there(path)) for path in self.configs)
+        is_unseen = not texts or (not self.framework and launched)
         return self.loads_on_meta or is_unseen or any(map(_ON_META.search, texts))
 
     def find(self, pattern: str, *, without: str = "") -> str:

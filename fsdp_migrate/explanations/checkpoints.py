@@ -52,7 +52,7 @@ EXPLANATIONS = {
     ),
     "FM212": (
         "There are three reasons: the target writes a file of this name itself; the file could run code when it is loaded, as a pickle can; or it is a link"
-        " to something outside of the folder.",
+        " to something outside of the folder. A conversion copies the others.",
         "Copy what you need from the source yourself.",
     ),
     "FM213": (

@@ -14,6 +14,7 @@ from fsdp_migrate.parity.report import place
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fsdp_migrate.parity.left_records import Records
     from fsdp_migrate.parity.report import Difference
     from fsdp_migrate.parity.tensors import Gap
 
@@ -64,6 +65,7 @@ class ScriptReport:
     is rounding; ``follows_rounding`` that steps before it differ, by rounding alone. ``unsharded`` tells like
     which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first difference.
     ``stateless`` tells whose optimizer has no state, such as moments, in the step that differs first.
+    ``records`` are files of JSON that both wrote with other bytes.
     ``notes`` say what was not compared.
     """
 
@@ -84,6 +86,7 @@ class ScriptReport:
     only_before: tuple[str, ...] = ()
     only_after: tuple[str, ...] = ()
     checkpoints: tuple[Checkpoints, ...] = ()
+    records: tuple[Records, ...] = ()
     were_fsdp1: tuple[bool, bool] = (True, False)
     is_others: bool = False
     differs_from_itself: bool = False
@@ -185,6 +188,8 @@ def _besides(report: ScriptReport) -> str:
     """Say what the verdict is not for: lines that differ, and checkpoints that could not be read."""
     number = sum(each.is_same is None for each in report.checkpoints)
     printed = f" Printed otherwise: {counted(report.num_printed, 'line')}." if report.num_printed else ""
+    wrote = sum(not each.is_same for each in report.records)
+    printed += f" Written otherwise: {counted(wrote, 'file')} of records." if wrote else ""
     return printed + (f" Not compared: {counted(number, 'checkpoint')}." if number else "")
 
 

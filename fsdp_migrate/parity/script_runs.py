@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.findings import listed
 from fsdp_migrate.parity.left_files import compare_left
+from fsdp_migrate.parity.left_records import SUFFIXES, Records, compare_records
+from fsdp_migrate.parity.printed_lines import MOST_LINES, Run, most_pairs, printed_lines, shown_line
 from fsdp_migrate.parity.report import read_difference
 from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
 from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
@@ -41,18 +42,13 @@ _UNSHARDEDS: dict[tuple[bool | None, bool | None], Unsharded] = {
     (True, False): "FSDP1",
     (False, False): "neither",
 }
-_MOST_DIFFERENCES, _MOST_LINES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 20, 15, 6
+_MOST_DIFFERENCES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 15, 6
+_MOST_BYTES = 64 << 20
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
 _NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
 _AT_START = Path(__file__).parent / "at_start"
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_WHOLE_NUMBER = re.compile(r"[-+]?\d+")
-_ROUNDED = 1e-6
-_TIMES = re.compile(
-    r"\b(?:elapsed|eta|ms|secs?|seconds?|speed|throughput|time)\b|\d ?m?s\b|/s(?:ec)?\b", re.IGNORECASE
-)
 _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
 _FRAME = re.compile(r'  File "')
@@ -62,24 +58,10 @@ _MOST_FRAMES = 12
 # What follows a message: the next traceback, the launcher's log, or what another rank says.
 _LAUNCHERS = re.compile(rf"[WE]\d{{4}} |{_TRACEBACK.pattern}|{_RANK.pattern}|\[default\d+\]:")
 _ABORTS, _LOST, _TRIES = "terminate called", "ChildFailedError: ", 3
-_WARNS = re.compile(r"[Ww]arn(?:ing)?\b|\bW\d{4} |\*{9}")
-# What torchrun and logging write before a line, and what differs whenever something runs.
-_OF_THIS_RUN = re.compile(
-    r"\b(?:\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|\d{4}-\d\d-\d\d)\b|\bpid[ =:]*\d+|0x[0-9a-f]+"
-)
 
 
 class _AbortError(RankError):
     """gloo ended a process, as it does now and then where one rank leaves before another."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of the script: where it ran, what it printed, and where it left its files."""
-
-    folder: Path
-    printed: tuple[str, ...]
-    out: Path
 
 
 @dataclass(frozen=True)
@@ -128,7 +110,9 @@ class Comparison:
             else:
                 break
         out.rename(own / "out")
-        return Run(folder, tuple(line.replace(str(out), "OUT") for line in printed), own / "out")
+        # The two are given it in forms of their own, such as one below the folder of the one alone.
+        given_one = {} if checkpoint is None else {checkpoint: "CKPT"}
+        return Run(folder, printed, own / "out", {str(out): "OUT", **given_one})
 
     def documents(self, name: str, against: str = _FIRST) -> list[dict[str, Any]]:
         """Return what was found in the steps of a run, compared with another one."""
@@ -348,15 +332,17 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     first_step = differences[0].step if differences else 0
     under = [each["are_fsdp1"] for each in documents]
     were_fsdp1 = any(one for one, _ in under), any(other for _, other in under)
-    pairs, alone = _printed(first, second)
+    pairs, alone = printed_lines(first, second)
     files = [_files(each.out) for each in (first, second)]
     saved = list(compare_left(first.out, second.out))
     inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
-    unread = [
+    others = [
         each
         for each in sorted((files[0] & files[1]) - inside)
         if not filecmp.cmp(first.out / each, second.out / each, shallow=False)
     ]
+    records = {each: found for each in others if (found := _records(each, first, second)) is not None}
+    unread = [each for each in others if each not in records]
     return ScriptReport(
         before=str(first.folder),
         after=str(second.folder),
@@ -369,12 +355,13 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         num_rounded=sum(is_rounding(each.gap) for each in differences),
         num_printed=len(pairs) + len(alone[0]) + len(alone[1]),
         num_pairs=len(pairs),
-        printed=_most(pairs),
-        printed_before=tuple(alone[0])[:_MOST_LINES],
-        printed_after=own_first(alone[1])[:_MOST_LINES],
+        printed=most_pairs(pairs),
+        printed_before=tuple(alone[0])[:MOST_LINES],
+        printed_after=own_first(alone[1])[:MOST_LINES],
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),
+        records=tuple(records.values()),
         were_fsdp1=were_fsdp1,
         is_enlarged=any(each["is_enlarged"] for each in documents if each["number"] == first_step),
         follows_rounding=any(each.step < first_step for each in differences),
@@ -403,96 +390,21 @@ def _notes(command: Sequence[str], was_fsdp1: bool, is_seen: bool, unread: Seque
         yield f"{_UNREAD}: {listed(unread, _MOST_UNREAD)}."
 
 
+def _records(name: str, first: Run, second: Run) -> Records | None:
+    """Compare a file that both wrote record by record, or return None where it holds none."""
+    paths = [each.out / name for each in (first, second)]
+    if not name.endswith(SUFFIXES) or any(path.stat().st_size > _MOST_BYTES for path in paths):
+        return None
+    texts = (
+        "\n".join(shown_line(line, run) for line in path.read_text(errors="replace").split("\n"))
+        for path, run in zip(paths, (first, second), strict=True)
+    )
+    return compare_records(name, *texts)
+
+
 def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def _parts(checkpoint: str, files: Iterable[str]) -> Iterator[str]:
     return (each for each in files if each == checkpoint or each.startswith(f"{checkpoint}/"))
-
-
-def _printed(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tuple[list[str], list[str]]]:
-    """Return lines that say the same with other numbers, and those of each run without such a line.
-
-    Which of several belong together goes by their order.
-    """
-    mine, other = ([_shown(line, each) for line in _said(each.printed)] for each in (first, second))
-    left = _without(mine, other), _without(other, mine)
-    waiting: dict[str, list[str]] = {}
-    for line in left[1]:
-        waiting.setdefault(_NUMBER.sub("#", line), []).append(line)
-    pairs, alone = [], []
-    for line in left[0]:
-        same = waiting.get(_NUMBER.sub("#", line))
-        if same:
-            pairs.append((line, same.pop(0)))
-        else:
-            alone.append(line)
-    others = Counter(line for lines in waiting.values() for line in lines)
-    return tuple(pairs), (alone, [line for line in left[1] if others[line] > 0])
-
-
-def _most(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return those pairs of lines that differ most, in the order in which they were printed."""
-    ordered = sorted(range(len(pairs)), key=lambda place: printed_order(pairs[place]))
-    return tuple(pairs[place] for place in sorted(ordered[:_MOST_LINES]))
-
-
-def printed_order(pair: tuple[str, str]) -> tuple[bool, float]:
-    """Put first what differs most, of lines that name no time or speed.
-
-    Example:
-        >>> printed_order(("8 rows", "4 rows")) < printed_order(("took 8 s", "took 4 s"))
-        True
-    """
-    return any(map(_TIMES.search, pair)), -part_that_differs(*pair)
-
-
-def part_that_differs(one: str, other: str) -> float:
-    """Return by what part of itself a number differs most, of two lines that say the same with others.
-
-    One that differs by rounding of the largest fraction of the line differs by nothing: 1e-8 beside 0.5 is 0.
-
-    Example:
-        >>> part_that_differs("loss 0.5 of 8", "loss 0.4 of 8")
-        0.2
-        >>> part_that_differs("kl -1e-08 loss 0.5", "kl 3e-08 loss 0.5")
-        0.0
-    """
-    words = list(zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=False))
-    fractions = [each for pair in words for each in pair if not _WHOLE_NUMBER.fullmatch(each)]
-    rounding = _ROUNDED * max((abs(float(each)) for each in fractions), default=0.0)
-    pairs = ((float(a), float(b), bool(_WHOLE_NUMBER.fullmatch(a))) for a, b in words)
-    parts = (
-        round(abs(a - b) / max(abs(a), abs(b)), 12)
-        for a, b, is_whole in pairs
-        if a != b and (is_whole or abs(a - b) > rounding)
-    )
-    return max(parts, default=0.0)
-
-
-def _without(lines: list[str], others: list[str]) -> list[str]:
-    """Return the lines that the others have not, or not as often."""
-    common, found = Counter(others), []
-    for line in lines:
-        if common[line]:
-            common[line] -= 1
-        else:
-            found.append(line)
-    return found
-
-
-def _said(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that are no warnings, nor the line of code below one; no blank ones."""
-    is_below = False
-    for line in lines:
-        warns = _WARNS.search(line) is not None
-        if not warns and line.strip() and not (is_below and line[0].isspace()):
-            yield line
-        is_below = warns
-
-
-def _shown(line: str, run: Run) -> str:
-    """Return a line without what names the run: its folder, the hour, numbers of processes."""
-    line = line.replace(str(run.folder), ".")
-    return _OF_THIS_RUN.sub("...", line).rstrip()

@@ -19,6 +19,7 @@ from fsdp_migrate.source.python.links import Links
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.reach import imports_of
+from fsdp_migrate.source.runs_elsewhere import evaluations, may_evaluate
 from fsdp_migrate.source.units_of_parts import made_parts, unit_classes
 from fsdp_migrate.source.writes_elsewhere import may_write, writes
 
@@ -79,6 +80,9 @@ def _deeds(project: Project, around: Collection[Path]) -> Deeds:
     texts = {path: project.texts[path] for path in around if path in project.texts}
     writing = (path for path, text in texts.items() if may_write(text))
     written = writes(each.tree for each in project.parsed(writing))
+    if any(map(may_write, texts.values())):
+        running = (path for path, text in texts.items() if may_evaluate(text))
+        written |= evaluations(each.tree for each in project.parsed(running))
     if not any(map(may_change, texts.values())):
         return written
     telling = (path for path, text in texts.items() if _PASSES.search(text) or may_change(text))

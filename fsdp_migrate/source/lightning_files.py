@@ -56,6 +56,13 @@ def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Lin
     return _Hooks(project, dict(links), trainers).told() if trainers else links
 
 
+def _shown(owner: Definition) -> str:
+    """Return a class with its file, as it is said to be where the hook goes."""
+    home = owner.module.path
+    folder = f"{home.parent.name}/" if home.parent.name else ""
+    return f"`{owner.name}` ({folder}{home.name})"
+
+
 @dataclass(eq=False)
 class _Hooks:
     project: Project
@@ -70,6 +77,8 @@ class _Hooks:
             if found:
                 self._owners.update({(module.path, written): owner for written, owner in found.items()})
                 self._tell(module.path, {written: self._reason(owner) for written, owner in found.items()})
+                homes = {written: _shown(owner) for written, owner in found.items()}
+                self.links[module.path] = replace(self.links[module.path], lightning_homes=homes)
         for home in {owner.module.path for owner in self._owners.values()}:
             self.links[home] = replace(self.links.get(home, NOTHING), is_trained=True)
         hooks: dict[str, set[str]] = {}

@@ -63,6 +63,14 @@ class LightningModules:
         named = next(iter(fitted)) if len(fitted) == 1 else ""
         return named if named in self.source.links.lightning else None
 
+    def named(self) -> str:
+        """Return the one class that is given to ``fit``, with its file where that is another; or nothing."""
+        fitted = self._fitted()
+        name = next(iter(fitted)) if len(fitted) == 1 else "?"
+        known = self.source.links.lightning_homes.get(name)
+        is_here = any(node.name.value == name for node in self._classes())
+        return known or (f"`{name}` of this file" if is_here else "")
+
     def hooks(self) -> dict[str, cst.FunctionDef]:
         """Return the hooks that classes have themselves, the one of today where there are two."""
         return {

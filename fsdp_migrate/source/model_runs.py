@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import libcst as cst
 
-from fsdp_migrate.source.between_passes import done
+from fsdp_migrate.source.between_passes import done, elsewhere, given_to_deed
 from fsdp_migrate.source.fails_at_once import is_backward
 from fsdp_migrate.source.plain_models import model_of_one, root_of
 from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.last_values import stands_for
 from fsdp_migrate.source.python.nodes import last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.runs_elsewhere import COMPUTES, EVALUATES, RUNS
 
 
 if TYPE_CHECKING:
@@ -33,11 +34,6 @@ WRITES: Final = frozenset(
 TRAINS: Final = re.compile(r"train|fit|epoch|step")
 """What trains the model that it is given, as its name says."""
 OPTIMIZERS: Final = re.compile(r"optim|sgd|ada(?:m|grad|factor)|lamb(?!da)|lion|muon|shampoo|prop$")
-COMPUTES: Final = re.compile(
-    r"(^|_)(forward|encode|decode|embed|generate|infer|predict|sample)(_|$)"
-    r"|^(calculate|compute|get)_(\w+_)?(features|logits|log_?probs|loss)$"
-)
-"""Methods that compute, by their names: ``encode_image``, ``get_text_features``, ``compute_loss``."""
 _FREEZES: Final = "requires_grad"
 _DEEPEST: Final = 2
 
@@ -117,7 +113,21 @@ def runs_of(source: Source) -> list[Run]:
             is_free = any(is_without_gradients(source.index, each) for each in way)
             is_whole = _has_its_backward(source, call, way[-1])
             found.append(Run(key, way[-1], not (is_free or key in frozen), is_whole=is_whole))
-    return [*found, *_trained(source)]
+    return [*found, *_run_elsewhere(source), *_trained(source)]
+
+
+def _run_elsewhere(source: Source) -> Iterator[Run]:
+    """Yield the calls by which functions of other files run a model that they are given."""
+    for call in source.calls if source.links.deeds else ():
+        for deed in elsewhere(source, call, EVALUATES, RUNS):
+            model = given_to_deed(call, deed)
+            if not isinstance(model, (cst.Name, cst.Attribute)) or not is_fsdp1s(source, model):
+                continue
+            for key, way in _ways_to(source, model, call):
+                is_free = any(is_without_gradients(source.index, each) for each in way)
+                is_graded = deed.what == RUNS and not is_free
+                # Whether the backward has run there too is not seen.
+                yield Run(key, way[-1], is_graded, is_whole=True)
 
 
 def _has_its_backward(source: Source, run: cst.Call, place: cst.CSTNode) -> bool:

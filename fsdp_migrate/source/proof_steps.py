@@ -10,11 +10,12 @@ from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
+from fsdp_migrate.source.publishing import TRAINERS, steps_to_publish
 from fsdp_migrate.source.saved_files import SAVED
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source.surroundings import CheckpointFound
 
@@ -22,29 +23,31 @@ if TYPE_CHECKING:
 # torch writes what names the tensors of a file before them.
 _OPTIMIZER, _HEAD = b"optim", 4 << 20
 _MOST_OTHERS = 3
-_TRAINERS = "trainer_state.json"  # as HF Trainer leaves it beside what it goes on from
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
     "that loads it; and what FSDP1 itself does wrong when it goes on from it."
 )
 _OTHERS = "If another run has still to go on under FSDP2:"
 _CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
+_CONVERT_SURELY = "Convert it, as what reads it under FSDP2 needs it, and compare the two."
+_NOT_NEEDED = "No conversion is needed of {}: {} loads it as it is."
+_AS_INSPECT_WRITES = " or load_checkpoint of fsdp_migrate, as `inspect` writes it,"
 _CONVERT_LIGHTNINGS = "Convert it, as Lightning's Trainer needs it, and compare the two."
 _FULL = (
     "A script that reads a full state with torch.load or load_file needs no conversion: rewritten, it does "
     "so as before."
 )
-_START = (
-    "Then start the run as before, from that checkpoint or from what it was converted to. If it clips "
-    "gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed in another "
-    "order."
+_CLIPS = (
+    "If it clips gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed "
+    "in another order."
 )
+_START = f"Then start the run as before, from that checkpoint or from what it was converted to. {_CLIPS}"
+_START_AS_IT_IS = f"Then start the run as before, from that checkpoint. {_CLIPS}"
 _ANEW = (
     "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
     "under FSDP1 too."
 )
-_PUBLISH = "To publish the weights of a checkpoint, write what `from_pretrained` reads."
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -124,7 +127,7 @@ def steps_for_checkpoints(
     """
     latest = sorted((each for each in checkpoints if each.is_latest), key=lambda each: -each.saved)
     # What cannot be read is listed with the reason, and no command can be followed with it.
-    waiting = [e for e in latest if not (e.is_converted or e.is_fsdp2s or e.is_incomplete)]
+    waiting = [e for e in latest if not (e.is_converted or e.is_fsdp2s or e.is_incomplete or e.is_export)]
     goes_on = any(each.is_fsdp2s for each in latest)
     steps = []
     one = max(waiting, key=_may_be_whole, default=None)
@@ -132,41 +135,63 @@ def steps_for_checkpoints(
         inspect = tuple(f"fsdp-migrate inspect {shlex.quote(each.path)}" for each in waiting)
         inspect += (f"fsdp-migrate doctor --checkpoint {shlex.quote(one.path)}",)
         steps.append(Step(f"{_OTHERS} {_INSPECT[0].lower()}{_INSPECT[1:]}" if goes_on else _INSPECT, inspect))
-        said = [
-            *([_FULL] if any(each.is_full and not each.is_lightnings for each in waiting) else []),
-            *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in waiting) else []),
-            *([_FLAT] if any(each.is_of_ranks for each in waiting) else []),
-            *said_of_readers(waiting),
-        ]
-        # What a script reads as it is needs no conversion, and would not be found where that lies.
-        kept = [each for each in waiting if each.is_full and each.read_by and not each.is_lightnings]
-        turned = [each for each in waiting if each not in kept]
-        pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in turned]
-        convert = _CONVERT_LIGHTNINGS if all(map(_is_lightnings_folder, turned)) else _CONVERT
-        steps.append(
-            Step(
-                " ".join([*([convert] if pairs else []), *said]),
-                tuple(
-                    f"fsdp-migrate {command} {source} {out}"
-                    for source, out in pairs
-                    for command in ("convert", "verify")
-                ),
-            )
-        )
+        steps.append(_step_to_convert(waiting))
     if one is not None and folder is not None and not goes_on:
         anew = any(each.is_lightnings for each in waiting)
-        # Of a full state nothing is converted. Whether another is, `inspect` says.
-        loads = [one.path] if one.is_full else [one.path, one.target]
-        loads = [one.target] if _is_lightnings_folder(one) else loads
+        # Of a full state nothing is converted. Whether another is, `inspect` says where its head does not.
+        loads = [one.path] if one.is_full or _is_ready(one) else [one.path, one.target]
+        loads = [one.target] if _is_surely_converted(one) else loads
         both = tuple(_compare(folder, "--checkpoint", one.path, each) for each in loads)
         go_on = _GO_ON.format(_SAME if len(loads) > 1 else "") + _or_another(one, waiting)
-        steps.append(Step(f"{_START} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
-        inner = [each for each in waiting if not each.is_published]
-        if models and inner:
-            source, base = shlex.quote(inner[0].path), shlex.quote(models[0])
-            command = f"fsdp-migrate convert {source} OUT --to hf --hf-config {base}"
-            steps.append(Step(_PUBLISH, (command,)))
+        start = _START_AS_IT_IS if loads == [one.path] and all(map(_is_ready, waiting)) else _START
+        steps.append(Step(f"{start} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
+        steps += steps_to_publish(waiting, models)
     return steps
+
+
+def _step_to_convert(waiting: Sequence[CheckpointFound]) -> Step:
+    """Return what converts the checkpoints that need it, or may, and say who loads the others."""
+    unknown = [each for each in waiting if not _is_ready(each)]
+    said = [
+        *_said_of_ready(waiting),
+        *([_FULL] if any(each.is_full and not each.is_lightnings for each in unknown) else []),
+        *([_LIGHTNINGS] if any(each.is_full and each.is_lightnings for each in unknown) else []),
+        *([_FLAT] if any(each.is_of_ranks for each in unknown) else []),
+        *said_of_readers(unknown),
+    ]
+    # What a script reads as it is needs no conversion, and would not be found where that lies.
+    turned = [each for each in unknown if not (each.is_full and each.read_by and not each.is_lightnings)]
+    pairs = [(shlex.quote(each.path), shlex.quote(each.target)) for each in turned]
+    are_sure = all(map(_is_surely_converted, turned))
+    lightnings = all(map(_is_lightnings_folder, turned))
+    convert = _CONVERT_LIGHTNINGS if lightnings else _CONVERT_SURELY if are_sure else _CONVERT
+    commands = (
+        f"fsdp-migrate {word} {source} {out}" for source, out in pairs for word in ("convert", "verify")
+    )
+    return Step(" ".join([*([convert] if pairs else []), *said]), tuple(commands))
+
+
+def _said_of_ready(waiting: Sequence[CheckpointFound]) -> Iterator[str]:
+    """Say of checkpoints that need no conversion who loads them, those of one reader together."""
+    of_readers: dict[str, list[CheckpointFound]] = {}
+    for each in waiting:
+        if each.outlook is not None and _is_ready(each):
+            of_readers.setdefault(each.outlook.reader, []).append(each)
+    for reader, found in of_readers.items():
+        calls = [each.outlook.call for each in found if each.outlook is not None and each.outlook.call]
+        own = f" or fsdp_migrate's `{calls[0]}`" if calls else ""
+        own = _AS_INSPECT_WRITES if len(calls) > 1 else own
+        yield _NOT_NEEDED.format(listed([each.path for each in found], _MOST_OTHERS), f"{reader}{own}")
+
+
+def _is_ready(checkpoint: CheckpointFound) -> bool:
+    """Tell whether its head says that it needs no conversion."""
+    return checkpoint.outlook is not None and not checkpoint.outlook.is_needed
+
+
+def _is_surely_converted(checkpoint: CheckpointFound) -> bool:
+    is_needed = checkpoint.outlook is not None and checkpoint.outlook.is_needed
+    return is_needed or _is_lightnings_folder(checkpoint)
 
 
 def _is_lightnings_folder(checkpoint: CheckpointFound) -> bool:
@@ -204,7 +229,7 @@ def _holds_optimizer(path: Path) -> bool:
         names = {inner.name for inner in path.iterdir()}
         return (
             any(name.startswith(_OPTIMIZER.decode()) for name in names)
-            or _TRAINERS in names
+            or TRAINERS in names
             or any((each / METADATA_FILE).is_file() and _OPTIMIZER in _metadata(each) for each in below)
         )
     except OSError:

@@ -6,7 +6,6 @@ repository stays quick, and loads no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -44,10 +43,10 @@ from fsdp_migrate.text_files import newest_backup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from fsdp_migrate.source.checkpoint_outlooks import Outlook
     from fsdp_migrate.source.launchers import LaunchFound
 
 
-_MODEL_CONFIG = "config.json"
 _MAX_CONFIG = 1_000_000
 _SPEAKS_OF_FSDP = re.compile(
     rb"fsdp|FSDP|FullyShardedDataParallel|full_shard|transformer_layer_cls_to_wrap|use_orig_params"
@@ -140,6 +139,8 @@ class CheckpointFound:
         saved: When it was saved last, in seconds.
         is_fsdp2s: Whether it was saved after FSDP1 was gone from the sources and configs, or converted.
         beside: The files of the other ranks.
+        outlook: What its head says; None where that was not read, or is more than yes or no.
+        is_export: Whether it is weights alone that lie apart from what runs go on from.
     """
 
     path: str
@@ -153,6 +154,8 @@ class CheckpointFound:
     saved: float = 0.0
     is_fsdp2s: bool = False
     beside: tuple[str, ...] = ()
+    outlook: Outlook | None = None
+    is_export: bool = False
 
     @property
     def is_full(self) -> bool:
@@ -185,6 +188,8 @@ class CheckpointFound:
             "is_converted": self.is_converted,
             "is_latest": self.is_latest,
             "is_fsdp2s": self.is_fsdp2s,
+            "is_export": self.is_export,
+            "needs_conversion": None if self.outlook is None else self.outlook.is_needed,
         }
 
 
@@ -365,27 +370,6 @@ def _looks_for_comments(path: Path) -> bool:
         return is_small and looks_for_them(path.read_text(errors="replace"))
     except OSError:
         return False
-
-
-def find_models(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return the folders at and below paths that hold the config of a model of transformers.
-
-    Example:
-        >>> find_models(["fsdp_migrate/source"])
-        []
-    """
-    files = (path for path in find_sources(paths, CONFIGS) if path.name == _MODEL_CONFIG)
-    return [str(path.parent) for path in files if _is_model_config(path)]
-
-
-def _is_model_config(path: Path) -> bool:
-    try:
-        if path.stat().st_size > _MAX_CONFIG:
-            return False
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and "model_type" in found and bool(found.get("architectures"))
 
 
 def find_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> list[CheckpointFound]:

@@ -91,6 +91,21 @@ def test_inspect_says_what_else_is_there_and_who_reads_it(
     assert "files copied" not in said  # nothing is converted
 
 
+def test_where_nothing_is_converted_nothing_is_left_out(
+    clean: Path, compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An average's checkpoint within the folder was "left behind", below "Nothing needs to be converted"."""
+    for source, is_said in ((clean, False), (compiled, True)):
+        folder = tmp_path / source.name
+        shutil.copytree(source, folder)
+        (folder / "ema").mkdir()
+        (folder / "ema" / "__0_0.distcp").write_bytes(b"of another save")
+        assert main(["inspect", str(folder)]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("FM212 Other files of the folder do not come along." in said) is is_said
+        assert "ema/__0_0.distcp" in said
+
+
 def test_what_a_script_or_a_framework_loads_as_it_is_need_not_be_converted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

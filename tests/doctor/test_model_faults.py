@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +16,10 @@ from fsdp_migrate.findings import make_finding
 from fsdp_migrate.torch_compat import fsdp2
 from tests.doctor.sights import LOW, TIED, assert_seen, of_config, of_model, seeing
 from tests.models import ConvNet, Net
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -152,6 +156,9 @@ SCRIPT = "model = FSDP(Net())\n"
             False,
         ),
         (replace(of_config("accelerate"), model=Odd(), sources={"train.py": SCRIPT}), True),
+        # A model of transformers in a project that shards it itself; not so under the Trainer.
+        (seeing(model=Odd(), sources={"train.py": f"from transformers import AutoModel\n{SCRIPT}"}), False),
+        (seeing(model=Odd(), sources={"t.py": f"from transformers import Trainer\n{SCRIPT}"}), True),
     ],
 )
 def test_what_is_lost_on_meta_is_said_where_something_may_be_made_there(
@@ -159,6 +166,15 @@ def test_what_is_lost_on_meta_is_said_where_something_may_be_made_there(
 ) -> None:
     (fault,) = (each for each in MODEL_FAULTS if each.name == "unsaved-buffers-on-meta")
     assert bool(fault.sees(sight)) is is_seen
+
+
+@pytest.mark.parametrize(("line", "is_seen"), [("accelerate launch", True), ("torchrun", False)])
+def test_a_model_that_accelerate_launches_may_be_on_meta(line: str, tmp_path: Path, *, is_seen: bool) -> None:
+    """Under its launcher `from_pretrained` loads there, by a variable that it sets."""
+    (tmp_path / "run.sh").write_text(f"{line} train.py\n")
+    sources = {"train.py": f"from transformers import AutoModel\n{SCRIPT}"}
+    sight = seeing(model=Odd(), sources=sources, configs=(tmp_path / "run.sh",))
+    assert sight.may_be_on_meta is is_seen
 
 
 def test_every_case_is_one_of_a_fault() -> None:

@@ -12,9 +12,10 @@ import torch
 from fsdp_migrate.cli import main
 from fsdp_migrate.cli.render.compare import show_comparison
 from fsdp_migrate.errors import ConfigError, RankError
+from fsdp_migrate.parity.printed_lines import Run
 from fsdp_migrate.parity.report import Difference
 from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, verdict
-from fsdp_migrate.parity.script_runs import Comparison, Run, compare_scripts, report_of
+from fsdp_migrate.parity.script_runs import Comparison, compare_scripts, report_of
 from fsdp_migrate.parity.tensors import find_gap
 
 

@@ -223,3 +223,35 @@ def test_an_average_of_what_a_method_gives_keeps_parameters(
     (tmp_path / "task.py").write_text(EMA.format(given))
     found = [use.line for use in scan_paths([tmp_path]).uses if use.code == "FM446"]
     assert found == [10] * is_said
+
+
+@pytest.mark.parametrize(
+    ("line", "made", "said"),
+    [
+        ("from net.model import Lit", "Lit()", "into the LightningModule `Lit` (net/model.py). Either"),
+        (
+            "from net.model import Lit as Net",
+            "Net()",
+            "into the LightningModule `Lit` (net/model.py). Either",
+        ),
+        (
+            "class Lit(L.LightningModule):\n    pass",
+            "Lit()",
+            "the LightningModule `Lit` of this file. Either",
+        ),
+        # Which of two, or what a function gives, is not known.
+        ("from net.model import Base, Lit", "Lit() if new else Base()", "the LightningModule. Either"),
+        ("from net.model import Lit", "made()", "the LightningModule. Either"),
+    ],
+)
+def test_the_module_that_a_hook_is_to_be_put_into_is_named(
+    line: str, made: str, said: str, tmp_path: Path
+) -> None:
+    """The comment stood at the strategy, and left the class, which is in another file, to be found."""
+    train = TRAIN.replace("from model import Lit", line).replace("Lit()", made)
+    train = train.replace("devices=8", "devices=8, precision=cfg.precision, sync_batchnorm=cfg.sync")
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "model.py").write_text(MODEL)
+    (tmp_path / "train.py").write_text(train)
+    [found] = [use for use in scan_paths([tmp_path]).uses if use.code == "FM319"]
+    assert said in found.becomes

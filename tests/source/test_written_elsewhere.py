@@ -151,3 +151,66 @@ def test_an_average_that_a_function_evaluates_by_another_one(
     (tmp_path / "train.py").write_text(f"{IMPORTS}import torch\nfrom average import update_ema\n\n\n{body}")
     found = [use for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
     assert [(use.code, "`ema`" in use.becomes) for use in found] == ([("FM451", True)] if is_said else [])
+
+
+EVALUATION = """\
+import torch
+
+
+def loss_of(net, batch):
+    return net(batch).mean()
+
+
+{}def evaluate(net, loader):
+    net.eval()
+    return sum(loss_of(net, batch) for batch in loader)
+"""
+IMPORTED = """\
+model, ema = FSDP(a), FSDP(b)
+optimizer = torch.optim.SGD(model.parameters())
+for step, x in enumerate(loader):
+    model(x).mean().backward()
+    optimizer.step()
+    update_ema(ema, model, 0.9)
+    print(evaluate({}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "given", "is_said"),
+    [
+        ("@torch.no_grad()\n", "ema, loader", True),
+        ("@torch.inference_mode()\n", "loader=loader, net=ema", True),
+        # With gradients it is gathered anew by its backward; the other model is no average.
+        ("", "ema, loader", False),
+        ("@torch.no_grad()\n", "other, loader", False),
+    ],
+)
+@pytest.mark.parametrize("imported", ["evaluate", "evaluate as check"])
+def test_an_average_that_a_function_of_another_file_evaluates(
+    imported: str, decorator: str, given: str, tmp_path: Path, *, is_said: bool
+) -> None:
+    """Nothing was said where the loop alone shows neither the forward nor the write."""
+    (tmp_path / "average.py").write_text(UPDATE)
+    (tmp_path / "evaluation.py").write_text(EVALUATION.format(decorator))
+    body = IMPORTED.format(given)
+    body = body.replace("evaluate(", "check(") if "check" in imported else body
+    head = f"{IMPORTS}from average import update_ema\nfrom evaluation import {imported}\n\n"
+    (tmp_path / "train.py").write_text(head + body)
+    found = [use for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
+    assert [(use.code, "`ema`" in use.becomes) for use in found] == ([("FM451", True)] if is_said else [])
+
+
+def test_a_step_of_a_function_of_another_file_with_gradients_is_a_training(tmp_path: Path) -> None:
+    """It lies between the evaluation and the write: FSDP1 has gathered anew."""
+    (tmp_path / "average.py").write_text(UPDATE)
+    more = "\n\ndef learn(net, batch):\n    net(batch).mean().backward()\n"
+    (tmp_path / "evaluation.py").write_text(EVALUATION.format("@torch.no_grad()\n") + more)
+    head = (
+        f"{IMPORTS}import torch\nfrom average import update_ema\nfrom evaluation import evaluate, learn\n\n"
+    )
+    body = "model, ema = FSDP(a), FSDP(b)\nevaluate(ema, loader)\n{}update_ema(ema, model, 0.9)\n"
+    for between, codes in (("", ["FM451"]), ("learn(ema, x)\n", [])):
+        (tmp_path / "train.py").write_text(head + body.format(between))
+        found = [use.code for use in scan_paths([tmp_path]).uses if use.rule == "written-weights"]
+        assert found == codes

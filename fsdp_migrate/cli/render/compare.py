@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.render.screen import console
+from fsdp_migrate.parity.printed_lines import printed_order
 from fsdp_migrate.parity.report import lines_of, place, what_differs
 from fsdp_migrate.parity.script_report import cause, verdict
-from fsdp_migrate.parity.script_runs import printed_order
 
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
             yield f"{saved.path} was not compared: {saved.words}"
         else:
             yield f"{saved.path}: {'the same' if saved.is_same else f'differs: {saved.words}'}"
+    for records in report.records:
+        yield f"{records.path}: {records.words or 'the same but for times and memory'}"
     yield from report.notes
 
 

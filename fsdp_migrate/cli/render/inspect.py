@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 MOST_SHOWN = 20
 _WIDE = 100
 _FLAT = frozenset({"FM238", "FM239"})
+_NOT_COPIED = "FM212"
 _KNOWS_ITS_UNITS = (
     "A model of `prepare_fully_shard` knows how FSDP1 flattened it. It loads the files of all ranks as they "
     "are, without these options."
@@ -134,7 +135,9 @@ def show_outlook(
     if plan.action != "none" and (is_needed or everything) and changes_of(described):
         out.print("What a conversion would do and say:")
         show_changes(described)
-    show_named_findings(described["findings"], described["source"], everything=everything)
+    # Of what is not converted nothing is left out, and who reads the files beside it was said above.
+    findings = [each for each in described["findings"] if is_needed or each["code"] != _NOT_COPIED]
+    show_named_findings(findings, described["source"], everything=everything)
 
 
 def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:

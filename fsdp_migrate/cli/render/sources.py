@@ -50,6 +50,7 @@ _UNCLEAR = (
     "is the sharded one; if it is not, the line is right as it is."
 )
 _IN_NOTEBOOK = "`rewrite` leaves notebooks alone. In a source it would become:"
+_EXPORT = "weights alone, and apart from what runs go on from"
 _BY_DATE = (
     "A file that git or a copy has put there anew has a new date: where one of FSDP1's is taken for FSDP2's, "
     "`fsdp-migrate inspect CKPT` says how it is loaded."
@@ -216,6 +217,7 @@ def _show_checkpoints(checkpoints: Sequence[CheckpointFound], *, everything: boo
         done = f", converted already: {each.target}" if each.is_converted else ""
         if each.is_fsdp2s:
             done = ", taken for FSDP2's: saved since the sources and configs were turned, or converted"
+        done = f", {_EXPORT}{done}" if each.is_export else done
         read = f", named in {', '.join(each.read_by)}" if each.read_by else ""
         text = f"{each.path}: {each.layout}, {decimal(each.nbytes)}{read}{done}"
         print_text(out, text, indent="  ", first="")

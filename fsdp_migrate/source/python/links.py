@@ -164,6 +164,8 @@ class Links:
     """Whether this file has an option for a strategy, in a project whose other files use Lightning."""
     lightning: Mapping[str, str] = field(default_factory=dict)
     """LightningModules of other files, as imports write them, and why they can be given no hook, if so."""
+    lightning_homes: Mapping[str, str] = field(default_factory=dict)
+    """What each of them is called where it stands, and in which file."""
     hooks: Mapping[str, str] = field(default_factory=dict)
     """The hooks that LightningModules of this file get, because another file's Trainer trains them."""
     clips_itself: bool = False

@@ -64,6 +64,14 @@ _MEANT = (
     'sharding_strategy, and where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"; '
     "use_orig_params, sync_module_states and the prefetches go away."
 )
+_BESIDE = {
+    "limit_all_gathers": "limit_all_gathers goes away too.",
+    "state_dict_config": "state_dict_config stays: FSDP2 takes its offload_to_cpu and rank0_only, for the "
+    "optimizer as well.",
+    "optim_state_dict_config": "optim_state_dict_config stays: its rank0_only is read where a full state is "
+    "loaded.",
+}
+"""What is said of arguments only where they stand in the call."""
 _CLASS_ITSELF = "stays: the same class holds the settings of FSDP2"
 _ALREADY = "stays: it asks for FSDP2 already"
 _LAUNCHED = (
@@ -214,7 +222,8 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
         yield Found("FM320", call, f"{_LAUNCHED} {_MEANT}{more}", "commented")
     elif reasons:
         known = {name: value for name, value in after.items() if name in sure or name not in given}
-        text = f"{in_sentences(reasons)} {_MEANT} {_known(values, known)}"
+        beside = "".join(f" {said}" for name, said in _BESIDE.items() if name in given or name in named)
+        text = f"{in_sentences(reasons)} {_MEANT}{beside} {_known(values, known)}"
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
         casts = given.get("mixed_precision_policy")

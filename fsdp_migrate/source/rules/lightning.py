@@ -373,11 +373,16 @@ def _left(source: Source, asked: _Asked) -> Found:
         return Found("FM319", asked.node, text.strip(), "commented", paste=asked.converted.code)
     text = (
         f"{said} Take {asked.heir or _NEW}({shown}){home}, and put the hook that "
-        f"`rewrite` shows below this into the LightningModule. Either without the other does "
+        f"`rewrite` shows below this into {_the_module(source)}. Either without the other does "
         f"not shard.{_of_own_hook(source)}{_of_folders(asked)}"
         f"{of_classes(asked.converted.code)}"
     )
     return Found("FM319", asked.node, text, "commented", paste=asked.converted.code)
+
+
+def _the_module(source: Source) -> str:
+    """Name the module that gets the hook, where one alone is trained here, and its file."""
+    return f"the LightningModule {LightningModules(source).named()}".rstrip()
 
 
 def _of_each_model(source: Source, asked: _Asked) -> str:

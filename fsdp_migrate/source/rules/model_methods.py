@@ -13,10 +13,10 @@ from fsdp_migrate.source.copied_parameters import copies
 from fsdp_migrate.source.framework_words import is_in_a_module, is_without_parameters, name_of_framework
 from fsdp_migrate.source.initialising import initialises
 from fsdp_migrate.source.method_calls import sureness, was_fsdp1s
-from fsdp_migrate.source.model_runs import COMPUTES
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
+from fsdp_migrate.source.runs_elsewhere import COMPUTES
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.units_of_parts import own_part, part_of, units_of
 from fsdp_migrate.source.uses import Found, Replace

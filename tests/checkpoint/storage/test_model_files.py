@@ -62,7 +62,7 @@ def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path
     report = convert_checkpoint(source, tmp_path / "out", to="hf")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "model.safetensors"}
     (finding,) = (each for each in report.findings if each.code == "FM292")
-    assert "`config.json` and the tokenizer" in finding.message
+    assert "`config.json`, without which `from_pretrained` fails, and the tokenizer." in finding.message
     assert "--hf-config" in (finding.hint or "")
     (left,) = (each for each in report.findings if each.code == "FM212")
     assert "`training_args.bin`" in left.message
@@ -76,11 +76,28 @@ def test_what_a_published_model_lacks_is_said_and_no_pickle_comes_along(tmp_path
     (finding,) = (each for each in report.findings if each.code == "FM292")
     assert "--hf-config" not in str(finding.hint)
     assert "AutoTokenizer needs it, the model does not" in str(finding.hint)
-    title = FINDING_CODES["FM292"].summary
-    assert "needs them" not in title
-    assert "`config.json`, without which `from_pretrained` fails" in title
+    # The title is that of either: one named `config.json` where the tokenizer alone lacked.
+    assert "config.json" not in FINDING_CODES["FM292"].summary
     (source / "vocab.txt").write_text("a")
     assert "FM292" not in codes(convert_checkpoint(source, tmp_path / "whole", to="hf"))
+
+
+def test_what_the_output_has_is_not_said_to_be_left(tmp_path: Path) -> None:
+    """HF Trainer leaves `config.json` and weights beside its state; the output has both by these names."""
+    source = tmp_path / "source"
+    shutil.copytree(PLAIN, source)
+    for name in ("config.json", "model.safetensors", "training_args.bin"):
+        (source / name).write_bytes(b"{}")
+    given = OutputOptions(model_files={"config.json": b"{}"})
+    report = convert_checkpoint(source, tmp_path / "out", to="hf", output_options=given)
+    (left,) = (each for each in report.findings if each.code == "FM212")
+    assert left.message == "`training_args.bin`."
+    (source / "training_args.bin").unlink()
+    report = convert_checkpoint(source, tmp_path / "all", to="hf", output_options=given)
+    assert "FM212" not in codes(report)
+    # For another framework weights of that name come along, or are named.
+    report = convert_checkpoint(source, tmp_path / "torch", world_size=8)
+    assert (tmp_path / "torch" / "model.safetensors").exists() != ("FM212" in codes(report))
 
 
 def test_a_training_states_own_files_stay_behind_and_the_output_is_known_again(
@@ -143,7 +160,7 @@ def test_what_stood_in_the_folder_is_not_said_to_lack(tmp_path: Path, model_fold
     assert "config.json" not in f"{finding.message} {finding.hint}"
     assert "the tokenizer" in finding.message
     (finding,) = (f for f in _of_weights_alone(tmp_path, model_folder) if f.code == "FM292")
-    assert "`config.json` and the tokenizer" in finding.message
+    assert "`config.json`, without which `from_pretrained` fails, and the tokenizer" in finding.message
     shutil.copy(model_folder / "tokenizer.json", out)
     assert "FM292" not in codes(convert_checkpoint(PLAIN, out, to="hf", overwrite=True))
 

@@ -519,3 +519,13 @@ def test_one_that_is_seen_is_what_it_is() -> None:
     body = 'default = "HYBRID_SHARD"\np = Plugin(sharding_strategy="FULL_SHARD", auto_wrap_policy=mine())\n'
     assert "FM320" in comments(body, ACCELERATE)
     assert HYBRID not in comments(body, ACCELERATE)
+
+
+@pytest.mark.parametrize("name", ["limit_all_gathers", "state_dict_config", "optim_state_dict_config"])
+def test_what_stands_in_the_call_is_said_to_go_or_to_stay(name: str) -> None:
+    """The list of what goes away was silent of three arguments that stood in the call beside those named."""
+    call = f"plugin = Plugin(sharding_strategy=cfg['s'], {SHARDED}, {name}=given)\n"
+    said = " ".join(comments(call, ACCELERATE).replace("# fsdp-migrate:", "").split())
+    others = {"limit_all_gathers", "state_dict_config", "optim_state_dict_config"} - {name}
+    assert f" {name} {'goes away too' if name.startswith('limit') else 'stays'}" in said
+    assert not any(f" {other} " in said for other in others)

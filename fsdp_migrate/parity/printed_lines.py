@@ -1,0 +1,126 @@
+"""What two runs of a script printed: which lines differ, without what names the run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+MOST_LINES = 20
+"""How many lines of a kind are kept."""
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_WHOLE_NUMBER = re.compile(r"[-+]?\d+")
+_ROUNDED = 1e-6
+_TIMES = re.compile(
+    r"\b(?:elapsed|eta|ms|secs?|seconds?|speed|throughput|time)\b|\d ?m?s\b|/s(?:ec)?\b", re.IGNORECASE
+)
+_WARNS = re.compile(r"[Ww]arn(?:ing)?\b|\bW\d{4} |\*{9}")
+# What torchrun and logging write before a line, and what differs whenever something runs.
+_OF_THIS_RUN = re.compile(
+    r"\b(?:\d+:\d\d(?::\d\d)?(?:[.,]\d+)?|\d{4}-\d\d-\d\d)\b|\bpid[ =:]*\d+|0x[0-9a-f]+"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the script: where it ran, what it printed, and where it left its files."""
+
+    folder: Path
+    printed: tuple[str, ...]
+    out: Path
+    placed: Mapping[str, str] = field(default_factory=dict)  # what stands for paths that it was given
+
+
+def printed_lines(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tuple[list[str], list[str]]]:
+    """Return lines that say the same with other numbers, and those of each run without such a line.
+
+    Which of several belong together goes by their order.
+    """
+    mine, other = ([shown_line(line, each) for line in _said(each.printed)] for each in (first, second))
+    left = _without(mine, other), _without(other, mine)
+    waiting: dict[str, list[str]] = {}
+    for line in left[1]:
+        waiting.setdefault(_NUMBER.sub("#", line), []).append(line)
+    pairs, alone = [], []
+    for line in left[0]:
+        same = waiting.get(_NUMBER.sub("#", line))
+        if same:
+            pairs.append((line, same.pop(0)))
+        else:
+            alone.append(line)
+    others = Counter(line for lines in waiting.values() for line in lines)
+    return tuple(pairs), (alone, [line for line in left[1] if others[line] > 0])
+
+
+def most_pairs(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return those pairs of lines that differ most, in the order in which they were printed."""
+    ordered = sorted(range(len(pairs)), key=lambda place: printed_order(pairs[place]))
+    return tuple(pairs[place] for place in sorted(ordered[:MOST_LINES]))
+
+
+def printed_order(pair: tuple[str, str]) -> tuple[bool, float]:
+    """Put first what differs most, of lines that name no time or speed.
+
+    Example:
+        >>> printed_order(("8 rows", "4 rows")) < printed_order(("took 8 s", "took 4 s"))
+        True
+    """
+    return any(map(_TIMES.search, pair)), -part_that_differs(*pair)
+
+
+def part_that_differs(one: str, other: str) -> float:
+    """Return by what part of itself a number differs most, of two lines that say the same with others.
+
+    One that differs by rounding of the largest fraction of the line differs by nothing: 1e-8 beside 0.5 is 0.
+
+    Example:
+        >>> part_that_differs("loss 0.5 of 8", "loss 0.4 of 8")
+        0.2
+        >>> part_that_differs("kl -1e-08 loss 0.5", "kl 3e-08 loss 0.5")
+        0.0
+    """
+    words = list(zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=False))
+    fractions = [each for pair in words for each in pair if not _WHOLE_NUMBER.fullmatch(each)]
+    rounding = _ROUNDED * max((abs(float(each)) for each in fractions), default=0.0)
+    pairs = ((float(a), float(b), bool(_WHOLE_NUMBER.fullmatch(a))) for a, b in words)
+    parts = (
+        round(abs(a - b) / max(abs(a), abs(b)), 12)
+        for a, b, is_whole in pairs
+        if a != b and (is_whole or abs(a - b) > rounding)
+    )
+    return max(parts, default=0.0)
+
+
+def _without(lines: list[str], others: list[str]) -> list[str]:
+    """Return the lines that the others have not, or not as often."""
+    common, found = Counter(others), []
+    for line in lines:
+        if common[line]:
+            common[line] -= 1
+        else:
+            found.append(line)
+    return found
+
+
+def _said(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that are no warnings, nor the line of code below one; no blank ones."""
+    is_below = False
+    for line in lines:
+        warns = _WARNS.search(line) is not None
+        if not warns and line.strip() and not (is_below and line[0].isspace()):
+            yield line
+        is_below = warns
+
+
+def shown_line(line: str, run: Run) -> str:
+    """Return a line without what names the run: its folder, the hour, numbers of processes."""
+    for path, word in {**run.placed, str(run.folder): "."}.items():
+        line = re.sub(rf"{re.escape(path)}(?![\w-])", word, line)
+    return _OF_THIS_RUN.sub("...", line).rstrip()
