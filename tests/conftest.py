@@ -44,8 +44,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure() -> None:
-    """Take SIGINT, which `make test &` ignores: processes that tests interrupt would inherit that."""
+    """Take SIGINT, which `make test &` ignores: processes that tests interrupt would inherit that.
+
+    And give each process one thread for torch's kernels.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Before torch is loaded: processes of tests share the cores, and more threads would wait for one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # readline, which pytest imports, sets these for processes that are started from here.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)

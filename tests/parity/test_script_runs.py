@@ -92,6 +92,7 @@ def test_a_script_that_trains_alike_is_identical(tmp_path: Path, capsys: pytest.
     assert "trains no model with FSDP1" not in shown.out
 
 
+@pytest.mark.any_torch
 @pytest.mark.slow
 def test_what_trains_prints_and_leaves_otherwise_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -165,6 +166,7 @@ def test_a_fault_of_fsdp1_itself_is_told_from_one_of_the_migration(tmp_path: Pat
     assert verdict(report).endswith("FSDP1's own run was off.")
 
 
+@pytest.mark.any_torch
 @pytest.mark.slow
 def test_each_run_goes_on_from_its_own_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "project"
@@ -179,6 +181,7 @@ def test_each_run_goes_on_from_its_own_checkpoint(tmp_path: Path, capsys: pytest
     assert "Printed under FSDP2 only (1 of 1):\n  from the new one\n" in said
 
 
+@pytest.mark.any_torch
 @pytest.mark.slow
 def test_a_script_that_differs_from_itself_is_not_comparable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
