@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.callers import Callers
@@ -28,10 +29,18 @@ def has_state_hooks(project: Project, around: Iterable[str | os.PathLike[str]]) 
     for module in map(project.module, adding):
         if module is None:
             return True
-        owners = [_class_around(module, call) for call in hooks_that_add(module.tree)]
+        elsewhere = functools.partial(_file_of, project, module)
+        owners = [_class_around(module, call) for call in hooks_that_add(module.tree, elsewhere)]
         if any(each is None or callers.may_be_made(each) or named.may_be(each) for each in owners):
             return True
     return False
+
+
+def _file_of(project: Project, module: Module, name: str) -> ast.Module | None:
+    """Return the file that a function is imported from, by the name that it has there."""
+    written = module.imports.get(name, "")
+    found = project.find(module, written) if written.rpartition(".")[2] == name else None
+    return found.module.tree if found is not None and found.name == name else None
 
 
 def _class_around(module: Module, call: ast.Call) -> Definition | None:

@@ -27,6 +27,7 @@ def test_states_with_keys_of_hooks_are_not_asked_of_torchs_function(hook: str) -
 
 IN_A_LINE = "def hook(m, state, prefix, meta): print(len(state))\n"
 PRINTS = "def hook(m, state, prefix, meta):\n    print(len(state))\n"
+IN_PLACE = "def hook(m, state, *more, dtype=None):\n    for k, v in state.items():\n"
 # By each of these another function may be meant.
 OTHER_HOOKS = (
     "def attach(layer, hook):\n    layer._register_state_dict_hook(hook)\n",
@@ -50,6 +51,12 @@ OTHER_HOOKS = (
         ("def hook(m, state, prefix, meta):\n    return state\n", False),
         ("def hook(m, state, prefix, meta):\n    print(len(state), 'x' in state)\n", False),
         ("def hook(m, state, *more):\n    for k in list(state):\n        state.pop(k)\n", False),
+        (f"{IN_PLACE}        state[k] = v.to(dtype)\n        state[k] = state[k].cpu()\n", False),
+        (f"{IN_PLACE.replace('k, v', 'k').replace('.items()', '.keys()')}        state[k] = 1\n", False),
+        (f"{IN_PLACE}        state[k.strip()] = v\n", True),
+        (f"{IN_PLACE}        k = k.strip()\n        state[k] = v\n", True),
+        (f"{IN_PLACE.replace('state.items', 'others.items')}        state[k] = v\n", True),
+        (f"{IN_PLACE}        pass\n    state[k] = 1\n    state['x'] = 1\n", True),
         ("def hook(m, state, *more):\n    state[prefix] = m.x\n", True),
         ("def hook(m, state, *more):\n    state.update(x=1)\n", True),
         ("def hook(m, state, *more):\n    state.setdefault('x', 1)\n", True),
@@ -181,6 +188,26 @@ def test_a_hook_of_a_class_that_a_config_names_may_add_keys(tmp_path: Path) -> N
 def test_a_hook_of_a_class_that_its_own_file_makes_adds_keys(tmp_path: Path, more: str) -> None:
     files = {"own.py": f"{_OWN}\n{more}", "main.py": _MAIN.format("")}
     assert "FM308 hooks of this project" in after(tmp_path, files, "main.py")
+
+
+CASTS = f"{IN_PLACE}        state[k] = v.to(dtype)\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "adds"),
+    [
+        ({"hooks.py": CASTS}, False),
+        ({"hooks.py": CASTS.replace("state[k]", "state[k + 'x']")}, True),
+        ({"hooks.py": f"{CASTS}hook = wrap(hook)\n"}, True),
+        ({"hooks/__init__.py": "from .casts import hook\n", "hooks/casts.py": CASTS}, False),
+        ({}, True),
+    ],
+)
+@pytest.mark.parametrize("given", ["hook", "partial(hook, dtype=torch.bfloat16)"])
+def test_a_hook_of_another_file(tmp_path: Path, files: dict[str, str], given: str, *, adds: bool) -> None:
+    uses = f"from functools import partial\nfrom hooks import hook\nnet._register_state_dict_hook({given})\n"
+    found = after(tmp_path, {**files, "main.py": _MAIN.format(uses)}, "main.py")
+    assert ("FM308 hooks of this project" in found) is adds
 
 
 @pytest.mark.parametrize(("name", "adds"), [("FullyShardedDataParallel", False), ("Wrapped", True)])
