@@ -11,13 +11,13 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.framework_words import given
-from fsdp_migrate.source.method_calls import is_seen_plain
+from fsdp_migrate.source.method_calls import is_seen_plain, sureness
 from fsdp_migrate.source.python.edited_in_place import is_edited_in_place
 from fsdp_migrate.source.python.heirs import led_to
 from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.lightning_models import MODULE
 from fsdp_migrate.source.python.no_models import is_no_model
-from fsdp_migrate.source.python.nodes import dotted, last_name, short
+from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -146,9 +146,29 @@ def _is_part(source: Source, node: cst.BaseExpression) -> bool:
         return False
     if isinstance(node, cst.Attribute) and node.attr.value in _ITSELF:
         return False
+    if isinstance(node, cst.Attribute) and _is_put_in(source, node):
+        return False
     model = whole_of(source, node)
     # What a LightningModule keeps beside its model is seldom one: an average, a metric.
     return model is not None and dotted(model) != "self" and not is_no_model(source.index, node)
+
+
+def _is_put_in(source: Source, node: cst.Attribute) -> bool:
+    """Tell whether a part was put into a model that was sharded before: that one is plain."""
+    for assign in source.assignments:
+        for to in (each.target for each in assign.targets):
+            if not isinstance(to, cst.Attribute) or to.attr.value != node.attr.value:
+                continue
+            model = _outer(to.value)
+            is_its = text_of(model) == text_of(_outer(node.value)) and sureness(source, model) == "sure"
+            if is_its and "fsdp" not in source.models.kinds(assign.value):
+                return True
+    return False
+
+
+def _outer(node: cst.BaseExpression) -> cst.BaseExpression:
+    is_inner = isinstance(node, cst.Attribute) and node.attr.value in catalog.WRAPPED
+    return node.value if is_inner and isinstance(node, cst.Attribute) else node
 
 
 def _is_beside(source: Source, node: cst.BaseExpression) -> bool:

@@ -36,6 +36,21 @@ def test_parts_of_a_sharded_model(line: str, takes: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("puts", "is_said"),
+    [
+        ("model.module.head = make()\n", False),
+        ("model.head = torch.nn.Linear(2, 2)\n", False),
+        ("model.body = make()\n", True),
+        ("other.head = make()\n", True),
+    ],
+)
+def test_a_part_that_is_put_in_after_sharding_is_plain(puts: str, *, is_said: bool) -> None:
+    assert bool(said(f"{MODEL}{puts}x = model.head.state_dict()\n")) is is_said
+    # Before it, the part is sharded with the model.
+    assert said(f"net.head = make()\n{MODEL}x = model.head.state_dict()\n")
+
+
+@pytest.mark.parametrize(
     ("joined", "is_said"),
     [
         ("part = None\nif found:\n    part = model.head\n", True),
