@@ -140,7 +140,7 @@ CHECKPOINT_CODES: Final = {
     "FM288": FindingCode(
         "changed", "A config tells Accelerate to load another form than this output has: full or sharded."
     ),
-    "FM289": FindingCode("exact", "Every rank had its own buffers: the checkpoint has those of one rank."),
+    "FM289": FindingCode("changed", "Every rank had its own buffers: the checkpoint has those of one rank."),
     "FM290": FindingCode("refused", "Safetensors have no type for some tensors."),
     "FM291": FindingCode("changed", "An optimizer state that torch saved corrupt was copied, as asked."),
     "FM292": FindingCode(

@@ -92,8 +92,8 @@ def _buffer_findings(parts: Sequence[Part]) -> Iterator[Finding]:
                 keys[0],
                 f"{len(keys)} of them. FSDP1 does not average them over ranks, and "
                 "torch.distributed.checkpoint keeps one of several equal names.",
-                "A resumed FSDP1 run would have started from the same. Use SyncBatchNorm where ranks should "
-                "agree.",
+                "A resumed FSDP1 run would have started from the same: an evaluation differs from that of a "
+                "run that was not stopped, under FSDP1 too. Use SyncBatchNorm where ranks should agree.",
             )
 
 

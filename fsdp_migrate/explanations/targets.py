@@ -177,8 +177,10 @@ EXPLANATIONS = {
         "Set `fsdp_state_dict_type` in the config that the run is started with, or give `--state-dict-type full` or `sharded`.",
     ),
     "FM289": (
-        "Buffers such as the running statistics of BatchNorm differ by rank, and a distributed checkpoint keeps one of them.",
-        "Nothing, if the ranks should have had equal values.",
+        "Buffers such as the running statistics of BatchNorm differ by rank, and a distributed checkpoint keeps one of them. FSDP1 that goes on from it has"
+        " those on every rank as well. What is computed with them, an evaluation's loss, then differs from that of a run that was not stopped, under FSDP1 and"
+        " FSDP2 alike.",
+        "Nothing, if the ranks should have had equal values. Compare evaluations with an FSDP1 run that went on from this checkpoint, too.",
     ),
     "FM290": (
         "The safetensors format has a fixed list of types.",

@@ -214,7 +214,9 @@ def _starts(
         return None, None
     if not any(map(_CKPT.search, command)):
         raise ConfigError(
-            "The command has no `CKPT`. Write `CKPT` where the script is given the checkpoint to go on from.",
+            "The command has no `CKPT`. Write `CKPT` where the script is given the checkpoint to go on from. "
+            "Where it finds one by itself, copy it there first: "
+            "`-- bash -c 'mkdir -p OUT && cp -r CKPT OUT && COMMAND --save-to OUT'`.",
             field="command",
         )
     for each in checkpoints:

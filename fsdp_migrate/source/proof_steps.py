@@ -72,7 +72,8 @@ _NO_COPY = (
 )
 _GO_ON = (
     "To see before that it goes on alike, give `compare` both{}, and write `CKPT` into COMMAND where the "
-    "script is given its checkpoint."
+    "script is given its checkpoint. A script that finds the newest by itself gets a copy first: "
+    "`-- bash -c 'mkdir -p OUT && cp -r CKPT OUT && COMMAND --save-to OUT'`."
 )
 _OR_ANOTHER = " If no script goes on from {}, take one that a script goes on from ({})."
 _SAME = (

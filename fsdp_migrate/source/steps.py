@@ -41,8 +41,8 @@ _PARITY = (
     "and compare every tensor."
 )
 _OWN_MODEL = (
-    f"{_FACTORY} names the function that makes your model; for a model of transformers write "
-    "transformers:FOLDER, the folder with its config.json."
+    f"{_FACTORY} names the function that makes your model, and takes no arguments; for a model of "
+    "transformers write transformers:FOLDER, the folder with its config.json."
 )
 _FOUND_MODEL = (
     "The model is that of the config.json that was found, with random weights; PKG.MOD:FACTORY in its place "
