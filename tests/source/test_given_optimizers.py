@@ -222,6 +222,30 @@ def test_a_class_that_a_trainer_of_hugging_faces_is_told(
     assert said(tmp_path, own=OWN, train=CHOSEN.format(body, fsdp)) == found
 
 
+NORMS = "            p.add_(p.grad / p.grad.norm())\n"
+SHORT = {("FM445 train.py", "Own")}
+
+
+@pytest.mark.parametrize("base", ["optimi.optimizer import OptimiOptimizer", "lion_pytorch import Lion"])
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        (NORMS, CLASS),
+        ("            p.add_(p.grad)\n", set()),
+        (f"{NORMS}        super().step()\n", SHORT),
+    ],
+)
+def test_an_own_step_of_a_class_above_of_another_package(
+    tmp_path: Path, base: str, step: str, found: set[tuple[str, str]]
+) -> None:
+    # What its step does was not looked at: the call alone was named.
+    own = OWN.replace("import torch\n", f"from {base}\n").replace(
+        "torch.optim.Optimizer", base.rsplit(maxsplit=1)[-1]
+    )
+    train = f"from own import Own\n{IMPORTS}{TRAIN.format('optimizer = Own(model.parameters())', ASKS)}"
+    assert said(tmp_path, own=own.replace(NORMS, step), train=train) == found
+
+
 HANDED = (
     "import lion\nimport own\nimport torch\nfrom own import Own\n"
     "from transformers import Trainer, TrainingArguments\n\n\n"
