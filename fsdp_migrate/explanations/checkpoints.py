@@ -120,8 +120,8 @@ EXPLANATIONS = {
     "FM227": (
         "Groups that are chosen by a parameter's name or `ndim` (HF Trainer's weight decay) leave one empty under FSDP1 with `use_orig_params=False`, whose parameters were flat. The new"
         " run has parameters in both. torch fills one group with the settings of the old one, without a word: the other keeps what it has at the start, such as the lr 0 of a warmup.",
-        "Give the new run one group of all parameters, as the old had: `Trainer(optimizers=(torch.optim.AdamW(model.parameters(), ...), scheduler))`, or override `create_optimizer`. Weight"
-        " decay is FSDP1's then, too. Or load it with `load_checkpoint(..., strict=False)`, and set each group's settings again.",
+        "Give the new run one group of all parameters, as the old had: `trainer.optimizer = torch.optim.AdamW(model.parameters(), ...)` above `trainer.train()`, or override"
+        " `create_optimizer` (`Trainer(optimizers=...)` is refused under FSDP). Weight decay is FSDP1's then, too. Or load it with `load_checkpoint(..., strict=False)`, and set each group's settings again.",
     ),
     "FM230": (
         "Unpickling an object runs code of its class. Only classes on a list are read; this one is not on it.",

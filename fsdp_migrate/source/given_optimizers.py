@@ -19,7 +19,7 @@ from fsdp_migrate.source.python.argument_places import named_arguments
 from fsdp_migrate.source.python.asked_as_models import asked_in, is_model
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.links import NOTHING
-from fsdp_migrate.source.python.trainer_models import CHOOSES_OPTIMIZER, SETTINGS
+from fsdp_migrate.source.python.trainer_models import CHOOSES_OPTIMIZER, SETTINGS, TRAINER
 from fsdp_migrate.source.python.walked import walked
 from fsdp_migrate.source.values_bound import every_value, statements_in
 
@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsdp_migrate.source.framework_models import FrameworkModels
+    from fsdp_migrate.source.hf_trainers import HFProject
     from fsdp_migrate.source.project import Definition, Module, Place, Project
     from fsdp_migrate.source.python.links import Links
 
 
 _GIVEN = "optimizers"
+_CHOSEN = "optimizer_cls_and_kwargs"
+_OF_A_TRAINER = "optimizer"
+_TRAINER = re.compile(r"(?:^|[._])trainer$")
+_NAMED = (ast.Name, ast.Attribute)
 _WORDS = ("composer", _GIVEN)
 _DEEPEST = 4
 _OTHERS = re.compile(r"data|loader|model|sched|tokenizer")
@@ -55,9 +60,13 @@ def with_given_optimizers(
     for module in filter(None, map(project.module, frameworks.files)):
         for value, place in _prepared(module, frameworks):
             found.follow(value, place)
-    asks_trainer = frameworks.hf is not None and bool(frameworks.hf.files)
-    for value, module in _chosen_by_trainers(project) if asks_trainer else ():
+    trainers = frameworks.hf if frameworks.hf is not None and frameworks.hf.files else None
+    for value, module in _chosen_by_trainers(project) if trainers is not None else ():
         found.note(value, module)
+    for value, place in _given_to_trainers(project, trainers) if trainers is not None else ():
+        found.follow(value, place, part=0)
+        for each in _firsts(value, place):
+            found.note(each, place.module)
     return _told(found, links)
 
 
@@ -113,6 +122,61 @@ def _chosen_by_trainers(project: Project) -> Iterator[tuple[ast.expr, Module]]:
                 given = (each.value for each in walked(method) if isinstance(each, ast.Return))
                 pairs = (each for each in given if isinstance(each, ast.Tuple) and len(each.elts) == 2)
                 yield from ((each.elts[0], module) for each in pairs)
+
+
+def _given_to_trainers(project: Project, trainers: HFProject) -> Iterator[tuple[ast.expr, Place]]:
+    """Yield what Hugging Face's Trainers are given to step their model: an optimizer, or its class.
+
+    ``Trainer(optimizers=(optimizer, None))``, ``Trainer(optimizer_cls_and_kwargs=(Own, {}))``, and
+    ``trainer.optimizer = optimizer``. Of those in a tuple the first is meant.
+    """
+    asking = trainers.files.intersection(project.holding([_OF_A_TRAINER, _GIVEN, _CHOSEN]))
+    for module in filter(None, map(project.module, sorted(asking))):
+        for statement in (each for scope in scopes_of(module) for each in scope.statements):
+            for call in statement.calls:
+                given = named_arguments(call)
+                asked = [given[name] for name in (_GIVEN, _CHOSEN) if name in given]
+                if asked and _makes_a_trainer(call, statement.place, trainers):
+                    yield from ((value, statement.place) for value in asked)
+            assign = statement.node
+            if isinstance(assign, ast.Assign) and any(
+                isinstance(target, ast.Attribute)
+                and target.attr == _OF_A_TRAINER
+                and _is_a_trainer(target.value, statement.place, trainers)
+                for target in assign.targets
+            ):
+                yield assign.value, statement.place
+
+
+def _firsts(value: ast.expr, place: Place) -> Iterator[ast.expr]:
+    """Yield what comes first in a tuple, by its name too: a class in ``(Own, {"lr": 1e-3})``."""
+    named = [each for each, _, _ in _values(value, place)] if isinstance(value, _NAMED) else []
+    for each in (value, *named):
+        if isinstance(each, (ast.List, ast.Tuple)) and each.elts:
+            yield each.elts[0]
+
+
+def _makes_a_trainer(call: ast.Call, place: Place, trainers: HFProject) -> bool:
+    """Tell whether a call makes one of Hugging Face's Trainers, ``super().__init__(..)`` in its class too."""
+    if ast.unparse(call.func) == "super().__init__":
+        return _is_within_a_trainer(place, trainers)
+    return trainers.is_trainers(dotted(call.func) or "?", place)
+
+
+def _is_a_trainer(node: ast.expr, place: Place, trainers: HFProject) -> bool:
+    """Tell whether it is such a Trainer, by what it is made of, and what a function is given by its name."""
+    text = dotted(node) or "?"
+    if text == "self":
+        return _is_within_a_trainer(place, trainers)
+    values = [value for value, _, _ in _values(node, place)] if isinstance(node, _NAMED) else []
+    made = [each for each in values if isinstance(each, ast.Call)]
+    if made:
+        return any(_makes_a_trainer(each, place, trainers) for each in made)
+    return _TRAINER.search(text) is not None
+
+
+def _is_within_a_trainer(place: Place, trainers: HFProject) -> bool:
+    return trainers.classes(place.module).get(place.scope.rpartition(".")[0]) == TRAINER
 
 
 class _Given:

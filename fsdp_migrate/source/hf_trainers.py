@@ -132,7 +132,7 @@ class HFProject:
             if not isinstance(node, ast.Assign) or not owner or not is_run_sharded(method):
                 continue
             found = self.project.named(dotted(node.value) or "?", place)
-            if found is not None and isinstance(found.node, _FUNCTIONS) and self._is_trainers(owner, place):
+            if found is not None and isinstance(found.node, _FUNCTIONS) and self.is_trainers(owner, place):
                 yield found
 
     def given(self) -> Iterator[tuple[str, str, set[str]]]:
@@ -194,12 +194,13 @@ class HFProject:
         imported = ((name, self.project.named(name, place)) for name in module.imports)
         owned = {name for name, which in self.classes(module).items() if which == TRAINER}
         typed = ((name, bases) for name, bases in _typed(module) if name)
-        owned |= {name for name, bases in typed if any(self._is_trainers(text, place) for text in bases)}
+        owned |= {name for name, bases in typed if any(self.is_trainers(text, place) for text in bases)}
         return owned | {
             name for name, owner in imported if owner is not None and self._base_of(owner) == TRAINER
         }
 
-    def _is_trainers(self, text: str, place: Place) -> bool:
+    def is_trainers(self, text: str, place: Place) -> bool:
+        """Tell whether a name is one of Hugging Face's Trainers, or of a class that derives from them."""
         owner = self.project.named(text, place)
         return HUGGING_FACES.match(self.project.qualified(text, place)) is not None or (
             owner is not None and self._base_of(owner) == TRAINER

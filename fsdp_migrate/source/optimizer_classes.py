@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 
 _DEEPEST = 4
+# Another package's, as imports write it.
+_OPTIMIZERS = re.compile(
+    r"^(?!(?:torch|composer|lightning|pytorch_lightning)\.)[\w.]+\.\w*"
+    r"(?:Optim|Ada[fgm]|LAMB|LARS|Lamb|Lars|Lion|Muon|SGD|Shampoo)\w*$"
+)
 
 
 def methods_by_file(
@@ -230,7 +235,7 @@ def _written(module: Module, text: str) -> str:
 def note(definition: Definition, called: Called, found: dict[Path, set[str]]) -> bool:
     """Note a class, if it is an optimizer's."""
     line = list(line_of(definition, called))
-    is_one = any(_is_torchs(each) for each in line)
+    is_one = any(_is_torchs(each) or _steps_itself(each, called) for each in line)
     for each in line if is_one else ():
         found.setdefault(each.module.path, set()).add(each.name)
     return is_one
@@ -244,6 +249,21 @@ def line_of(definition: Definition, called: Called, depth: int = 0) -> Iterator[
         for above in called(base, Place(definition.module, "")):
             if isinstance(above.node, ast.ClassDef) and above is not definition:
                 yield from line_of(above, called, depth + 1)
+
+
+def _steps_itself(definition: Definition, called: Called) -> bool:
+    """Tell whether a class derives from another package's optimizer, and has a whole step of its own."""
+    assert isinstance(definition.node, ast.ClassDef)
+    place = Place(definition.module, "")
+    written = {_written(definition.module, dotted(base) or "") for base in definition.node.bases}
+    is_others = not any(each for base in definition.node.bases for each in called(base, place))
+    if not is_others or not any(_OPTIMIZERS.search(name) for name in written):
+        return False
+    steps = [
+        each for each in definition.node.body if isinstance(each, ast.FunctionDef) and each.name == "step"
+    ]
+    asked = {node.attr for each in steps for node in ast.walk(each) if isinstance(node, ast.Attribute)}
+    return "param_groups" in asked and "super().step" not in "".join(map(ast.unparse, steps))
 
 
 def _is_torchs(definition: Definition) -> bool:

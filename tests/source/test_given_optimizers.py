@@ -220,3 +220,79 @@ def test_a_class_that_a_trainer_of_hugging_faces_is_told(
     tmp_path: Path, body: str, fsdp: str, found: set[tuple[str, str]]
 ) -> None:
     assert said(tmp_path, own=OWN, train=CHOSEN.format(body, fsdp)) == found
+
+
+NORMS = "            p.add_(p.grad / p.grad.norm())\n"
+SHORT = {("FM445 train.py", "Own")}
+
+
+@pytest.mark.parametrize("base", ["optimi.optimizer import OptimiOptimizer", "lion_pytorch import Lion"])
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [
+        (NORMS, CLASS),
+        ("            p.add_(p.grad)\n", set()),
+        (f"{NORMS}        super().step()\n", SHORT),
+    ],
+)
+def test_an_own_step_of_a_class_above_of_another_package(
+    tmp_path: Path, base: str, step: str, found: set[tuple[str, str]]
+) -> None:
+    # What its step does was not looked at: the call alone was named.
+    own = OWN.replace("import torch\n", f"from {base}\n").replace(
+        "torch.optim.Optimizer", base.rsplit(maxsplit=1)[-1]
+    )
+    train = f"from own import Own\n{IMPORTS}{TRAIN.format('optimizer = Own(model.parameters())', ASKS)}"
+    assert said(tmp_path, own=own.replace(NORMS, step), train=train) == found
+
+
+HANDED = (
+    "import lion\nimport own\nimport torch\nfrom own import Own\n"
+    "from transformers import Trainer, TrainingArguments\n\n\n"
+    "def build(model):\n    return NAME(model.parameters())\n\n\ndef main(model):\n"
+    "    optimizer = build(model)\n    both = (NAME(model.parameters()), None)\n"
+    "    trainer = Trainer(model, TrainingArguments('o'), train_dataset=[]{})\n    trainer.train()\n"
+)
+FSDP = "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+HANDS = [
+    ", optimizers=(NAME(model.parameters()), None)",
+    ", optimizers=both",
+    ")\n    trainer.optimizer = NAME(model.parameters()",
+]
+
+
+def handed(folder: Path, given: str, name: str, asked: str = FSDP) -> set[tuple[str, str]]:
+    """Return what is said where a Trainer is given an optimizer, and a launch line asks for FSDP."""
+    (folder / "fsdp.yaml").write_text(asked)
+    (folder / "run.sh").write_text("accelerate launch --config_file fsdp.yaml train.py\n")
+    return said(folder, own=OWN, train=HANDED.replace("{}", given).replace("NAME", name))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *HANDS,
+        ", optimizers=(optimizer, None)",
+        ", optimizer_cls_and_kwargs=(Own, {'lr': 1})",
+        ", optimizer_cls_and_kwargs=(own.Own, {})",
+    ],
+)
+def test_an_own_class_by_which_a_trainer_of_hugging_faces_steps(tmp_path: Path, given: str) -> None:
+    # Nothing was said of it: its norms are of the whole under FSDP2, and no error comes.
+    assert handed(tmp_path, given, "Own") == CLASS
+    assert handed(tmp_path, given, "Own", "distributed_type: MULTI_GPU\n") == set()
+
+
+@pytest.mark.parametrize(
+    "given", ["", ", data=(Own, {})", ")\n    rates.optimizer = NAME(model.parameters()"]
+)
+def test_an_own_class_by_which_no_trainer_steps(tmp_path: Path, given: str) -> None:
+    assert handed(tmp_path, given, "Own") == set()
+
+
+@pytest.mark.parametrize("given", HANDS)
+@pytest.mark.parametrize(("name", "is_said"), [("lion.Lion", True), ("torch.optim.AdamW", False)])
+def test_another_packages_class_by_which_a_trainer_steps(
+    tmp_path: Path, given: str, name: str, is_said: bool
+) -> None:
+    assert handed(tmp_path, given, name) == ({("FM445 train.py", name)} if is_said else set())

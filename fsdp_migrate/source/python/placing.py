@@ -54,6 +54,8 @@ def place(source: Source, found: Iterable[Found]) -> Placed:
     guard = next((line for line in imports if source.index.function(line) is None), None)
     for use in found:
         for need in use.needs:
+            if is_lazy and guard is not None and _is_bound_elsewhere(source, guard, need):
+                continue
             if not is_lazy:
                 placed.top.add(need)
             elif guard is not None:
@@ -61,6 +63,14 @@ def place(source: Source, found: Iterable[Found]) -> Placed:
             else:
                 _note_in_function(source, placed, imports, use, need)
     return placed
+
+
+def _is_bound_elsewhere(source: Source, guard: cst.SimpleStatementLine, need: Need) -> bool:
+    """Tell whether the module's top imports a name in any case: it is the file's own, and stays as it is."""
+    whole = f"{need.module}.{need.name}"
+    bindings = source.index.scope.bindings.get(source.local_name(need), ())
+    lines = [source.index.statement(each.node) for each in bindings if each.qualified == whole]
+    return any(line is not guard and line in source.module.body for line in lines)
 
 
 def _is_asked_for(source: Source, imports: list[cst.SimpleStatementLine]) -> bool:

@@ -52,7 +52,22 @@ _TAKEN_IN = (
 _IN_PLACE = re.compile(r"^(?:add|copy|div|fill|max|min|mul|sub|lerp)_$")
 _FORMAT = re.compile(r"\{[^{}]*:[^{}]+\}")
 _ARRAYS = frozenset({"numpy", "tolist"})
-_SAME = frozenset({"clone", "cpu", "detach", "float"})
+# Of a DTensor these give one, on 2.13 and below.
+_SAME = frozenset(
+    {
+        *("bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "expand", "flatten", "float"),
+        *("half", "max", "mean", "min", "ravel", "requires_grad_", "reshape", "sqrt", "squeeze", "sum", "to"),
+        *("type", "unsqueeze", "view"),
+    }
+)
+_MAKES = frozenset(
+    {
+        *("torch.as_tensor", "torch.asarray", "torch.atleast_1d", "torch.flatten", "torch.ravel"),
+        *("torch.reshape", "torch.squeeze", "torch.tensor", "torch.unsqueeze"),
+    }
+)
+_JOINS = frozenset({"torch.cat", "torch.hstack", "torch.stack"})
+_DEEPEST = 3
 # `hasattr(norm, "item")`, `isinstance(norm, torch.Tensor)`, `torch.is_tensor(norm)`
 _ASKS_FOR_TENSORS = re.compile(
     r"hasattr\([\w.]+, ?['\"](?:item|full_tensor|to_local)['\"]\)\Z"
@@ -136,14 +151,37 @@ def _is_weights(node: cst.BaseExpression) -> bool:
     return isinstance(held, cst.Attribute) and held.attr.value in WEIGHTS
 
 
-def _is_norm(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether it is what ``accelerator.clip_grad_norm_`` gave, on another device or copied too."""
-    while (
-        isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
-    ):
-        node = node.func.value
-    is_one = NORM in source.models.kinds(node) or is_accelerates_norm(source, node)
-    return is_one and not _is_made_a_number(source, node)
+def _is_norm(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
+    """Tell whether it is what ``accelerator.clip_grad_norm_`` gave, or a tensor that is made of it."""
+    while (of := _made_of(source, node)) is not None:
+        node = of
+    if isinstance(node, cst.Call) and source.index.qualified(node.func) & _JOINS and node.args:
+        first = node.args[0].value
+        listed = first.elements if isinstance(first, (cst.List, cst.Tuple)) else ()
+        is_listed = any(_is_norm(source, each.value, depth) for each in listed)
+        return is_listed or NORM in taken(EACH, source.models.kinds(first))
+    if _is_made_a_number(source, node):
+        return False
+    if NORM in source.models.kinds(node) or is_accelerates_norm(source, node):
+        return True
+    is_name = isinstance(node, cst.Name) and node in source.index.scopes
+    values = list(values_of(source.index, node)) if is_name and depth < _DEEPEST else []
+    # `row = norm.reshape(-1)`; by another value of a name it may be a number.
+    return bool(values) and all(
+        isinstance(each, cst.Call) and _is_norm(source, each, depth + 1) for each in values
+    )
+
+
+def _made_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what a tensor is made of, whose kind it has: ``torch.as_tensor(norm).reshape(-1)``."""
+    if isinstance(node, cst.Attribute):
+        return node.value if node.attr.value == "data" else None
+    if not isinstance(node, cst.Call):
+        return None
+    if source.index.qualified(node.func) & _MAKES and node.args and not node.args[0].star:
+        return node.args[0].value
+    is_method = isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME
+    return node.func.value if is_method and isinstance(node.func, cst.Attribute) else None
 
 
 def _is_made_a_number(source: Source, node: cst.BaseExpression) -> bool:

@@ -83,9 +83,10 @@ def find(source: Source) -> Iterator[Found]:
         elif isinstance(above, cst.Call) and above.func is node:
             yield _of_call(source, above, node)
         else:
-            new = source.local_name(_CLASS)
+            need = SCALER if _is_asked_for_none(above) else _CLASS
+            new = source.local_name(need)
             edit = renamed(node, new)
-            yield Found("FM314", node, new, "rewritten", (edit,), (_CLASS,), (node,))
+            yield Found("FM314", node, new, "rewritten", (edit,), (need,), (node,))
     for call in source.calls:
         is_torchs = source.index.qualified(call.func) & _TORCHS or is_partial_of(
             source.index, call.func, _TORCHS
@@ -95,6 +96,15 @@ def find(source: Source) -> Iterator[Found]:
         if is_mixed or any(is_given_parameters(source, each) for each in stepped):
             said = _problem_of(source) or (_BESIDE_PLAIN if is_mixed else "")
             yield Found("FM314", call, said or _AGREES, "commented" if said else "kept")
+
+
+def _is_asked_for_none(above: cst.CSTNode) -> bool:
+    """Tell whether it is asked whether torch has the class: what takes its place is None where it has not."""
+    if not isinstance(above, cst.Comparison):
+        return False
+    return all(isinstance(each.operator, (cst.Is, cst.IsNot)) for each in above.comparisons) and any(
+        text_of(each.comparator) == "None" for each in above.comparisons
+    )
 
 
 def _problem_of(source: Source) -> str:

@@ -20,7 +20,7 @@ from fsdp_migrate.source.optimizer_bases import (
     is_optimizer_class,
     steps_of,
 )
-from fsdp_migrate.source.python.heirs import COMPOSERS, led_to
+from fsdp_migrate.source.python.heirs import COMPOSERS, HUGGING_FACES, led_to
 from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, named_arguments, text_of, walk_for
@@ -233,6 +233,28 @@ def is_given_to_a_framework(source: Source, call: cst.Call) -> bool:
             is_trainer = any(map(COMPOSERS.match, led_to(source.index, other.func)))
             if is_trainer and source.index.function(other) is source.index.function(call):
                 return True
+    return "transformers" in source.links.frameworks and _is_given_to_hugging_faces(source, call)
+
+
+def _is_given_to_hugging_faces(source: Source, call: cst.Call) -> bool:
+    """Tell whether Hugging Face's Trainer steps its model by what a call makes.
+
+    ``Trainer(optimizers=(optimizer, None))``, ``trainer.optimizer = optimizer``.
+    """
+    trainers, made = source.models.frameworks.trainers, source.index.parents[call]
+    set_here = [each.target for each in made.targets] if isinstance(made, cst.Assign) else []
+    owners = (
+        each.value for each in set_here if isinstance(each, cst.Attribute) and each.attr.value == "optimizer"
+    )
+    if any(trainers.made(each) is not None for each in owners):
+        return True
+    names = _called(source, call)
+    for other in source.calls:
+        held = named_arguments(other).get("optimizers")
+        held = last_value(source.index, held) if isinstance(held, cst.Name) else held
+        first = held.elements[0].value if isinstance(held, cst.Tuple) and held.elements else None
+        if first is call or (first is not None and text_of(first) in names):
+            return any(map(HUGGING_FACES.match, led_to(source.index, other.func)))
     return False
 
 

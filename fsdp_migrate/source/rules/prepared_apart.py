@@ -116,7 +116,15 @@ Stopped = Literal["refused", "refused alone", "not trained", "several", "holds m
 """Why Accelerate's FSDP2 stops at a call: by what it is given, its optimizer, or the layers' classes."""
 _OTHERS = re.compile(PREPARED_WITH)
 # What a model is handed over with that is no optimizer, by its name, and by what makes it.
-_DATA = re.compile(r"loader|sched|dataset|tokenizer|processor|collator|(?:^|_)dl$")
+_DATA = re.compile(
+    r"loader|sched|data(?:$|_|set)|tokenizer|processor|collator|(?:^|_)d[ls]$|(?:_|train|test|val)set$"
+    r"|(?:^|_)(?:batch(?:es)?|examples?|inputs?|iter(?:ator)?|labels?|prompts?|queries|samples?|texts?)$"
+)
+_OF_DATA = re.compile(
+    r"^(?:(?:typing|collections\.abc)\.)?(?:Dict|Iterable|Iterator|List|Sequence|dict|int|list|str|tuple)\b"
+    r"|(?:DataLoader|Dataset|Tokenizer\w*|Processor\w*)\b"
+)
+_LITERALS = (cst.Dict, cst.DictComp, cst.Integer, cst.List, cst.ListComp, cst.SimpleString)
 
 # `accelerate config` may have put what asks for FSDP outside of the project.
 _FOR_FSDP = re.compile(r"^[ \t]*#.*\bFor FSDP\b", re.MULTILINE)
@@ -307,7 +315,22 @@ def _lists_several(source: Source, call: cst.Call) -> bool:
 def _is_beside_no_optimizer(source: Source, call: cst.Call) -> bool:
     """Tell whether all that a model is prepared with is shown to be something else than its optimizer."""
     known = {*_models(source, call), *made_as_others(source.index)}
-    return all(name in known or _DATA.search(name) for name in _names(source, call))
+    given = zip(_names(source, call), call.args, strict=True)
+    return all(name in known or _is_data(source, name, arg.value) for name, arg in given)
+
+
+def _is_data(source: Source, name: str, node: cst.BaseExpression) -> bool:
+    """Tell whether something is no optimizer by its name, what it is given, or its annotation."""
+    if _DATA.search(name):
+        return True
+    if not isinstance(node, cst.Name) or node not in source.index.scopes:
+        return False
+    bound = source.index.bindings_of(node)
+    notes = [each.node.annotation for each in bound if isinstance(each.node, cst.Param)]
+    texts = [text_of(each.annotation) for each in notes if each is not None]
+    if len(texts) == len(bound) > 0:
+        return all(map(_OF_DATA.search, texts))
+    return isinstance(last_value(source.index, node), _LITERALS)
 
 
 def _is_trainers(source: Source, call: cst.Call) -> bool:

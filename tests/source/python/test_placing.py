@@ -230,3 +230,33 @@ def test_a_class_that_is_asked_for_being_there_is_no_use_of_it() -> None:
     asked = "if FSDP:\n    m = FSDP(net)\nn = FSDP(net) if FSDP else net\ndef f():\n    global FSDP\n"
     code = f"import torch\nif torch:\n    {FSDP}else:\n    FSDP = None\n{asked}"
     assert {use.code for use in scan_source(code) if use.action == "commented"} == set()
+
+
+SCALER = """\
+{}
+try:
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+except ImportError:
+    ShardedGradScaler = None
+scaler = ShardedGradScaler() if ShardedGradScaler is not None else None
+own = isinstance(scaler, ShardedGradScaler)
+"""
+
+
+def test_a_name_that_the_file_has_in_any_case_stays_its_own() -> None:
+    # It became None where FSDP1's module was missing, and was imported twice.
+    text = rewrite_source(SCALER.format("import torch\nfrom torch.amp import GradScaler"))
+    assert "GradScaler = None" not in text.replace("ShardedGradScaler", "")
+    assert text.count("import GradScaler") == 1
+    assert "scaler = grad_scaler() if grad_scaler is not None else None\n" in text
+    assert "isinstance(scaler, GradScaler)" in text
+
+
+@pytest.mark.parametrize(
+    "above", ["import torch", "if x:\n    from torch.amp import GradScaler", "GradScaler = 1"]
+)
+def test_a_name_that_the_file_may_not_have_is_none_too(above: str) -> None:
+    text = rewrite_source(SCALER.format(above))
+    names = {line.strip() for line in text.splitlines()}
+    assert names & {"GradScaler = None", "fsdp_GradScaler = None"}
+    assert "grad_scaler = None" in names

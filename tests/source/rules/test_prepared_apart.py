@@ -362,6 +362,28 @@ def test_a_model_beside_what_is_no_optimizer(beside: str, is_said: bool) -> None
 
 
 @pytest.mark.parametrize(
+    ("takes", "above", "given", "is_said"),
+    [
+        ("samples", "", "tokenizer, samples", True),
+        ("rows: list[str]", "", "rows", True),
+        ("rows: DataLoader", "", "rows", True),
+        ("path", "rows = [path]\n    ", "rows", True),
+        ("train_set", "", "train_set", True),
+        ("train_data", "", "train_data", True),
+        ("rows", "", "rows", False),
+        ("rows: Optimizer", "", "rows", False),
+        ("rows: list[str]", "if x:\n        rows = make()\n    ", "rows", False),
+        ("rows: list[str]", "", "rows, adam", False),
+        ("train_opt", "", "train_opt", False),
+    ],
+)
+def test_data_of_other_names_is_no_optimizer(takes: str, above: str, given: str, *, is_said: bool) -> None:
+    # A model beside samples had nothing said of it.
+    body = f"def label({takes}):\n    {above}model, x = accelerator.prepare(model, {given})\n"
+    assert ("FM449 Accelerate's FSDP2 refuses" in comments(body, PLUGIN)) is is_said
+
+
+@pytest.mark.parametrize(
     ("body", "is_said"),
     [
         ("prepare = accelerator.prepare\nmodel = prepare(model)\n", True),
