@@ -118,8 +118,11 @@ HOUSE: House = (
                 "source.wrapped_twice",
             ],
             [
-                "source.as_before",
-                (["source.between_passes", "source.plain_tensors"], "source.dtensor_hints"),
+                (
+                    ["source.as_before", "source.between_passes", "source.plain_tensors"],
+                    "source.dtensor_hints",
+                    "source.indexed_rows",
+                ),
                 "source.copied_parameters",
                 "source.counted_units",
                 "source.copies_of_ranks",
