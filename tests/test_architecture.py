@@ -112,6 +112,7 @@ HOUSE: House = (
                 "source.method_calls",
                 "source.optimizer_bases",
                 "source.parameter_values",
+                "source.own_forwards",
                 "source.set_layers",
                 "source.settings_in_python",
                 "source.unless_wrapped",
