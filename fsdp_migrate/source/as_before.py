@@ -104,6 +104,12 @@ def is_of_one_weight(values: ParameterValues, node: cst.Attribute) -> bool:
     if source.contexts.is_summoned(node):
         return False
     weight = last_value(source.index, node.value) if isinstance(node.value, cst.Name) else node.value
+    return weight is not None and is_a_weight(values, weight)
+
+
+def is_a_weight(values: ParameterValues, weight: cst.BaseExpression) -> bool:
+    """Tell whether it is a weight of a module that a sharded model gives: ``m.layers[0].weight``."""
+    source = values.source
     if not isinstance(weight, cst.Attribute) or weight.attr.value not in WEIGHTS:
         return False
     if values.is_module_of_one(weight.value):

@@ -31,7 +31,19 @@ _BY_HAND: Final = (
     "already: in place of the lines that make this norm call clip_grad_norm_(model, float('inf')) of "
     "fsdp_migrate.runtime, on every rank. It gives the norm of all, a plain tensor, and changes no gradient."
 )
-_SQUARES: Final = re.compile(r"\*\*\s*2\b|\bpow\(.*\b2\b|\bsquare\(|\bnorm\(")
+_OF_NORMS: Final = (
+    "this sums norms of each rank's part over the ranks, and no squares of them: a number that depended on "
+    "how FSDP1 cut its flat parts, and of DTensors each norm is of the whole already. Take .to_local() of "
+    "each gradient, p.grad.to_local().norm(), and keep the sum over the ranks: that gives a number near "
+    "FSDP1's. clip_grad_norm_ of fsdp_migrate.runtime gives the norm of all, another number, for which a "
+    "limit has to be chosen anew."
+)
+# No root, `** 0.5`, and no `**kwargs`.
+_POWERS: Final = re.compile(
+    r"(?<=[\w)\]])\s*\*\*(?!\s*(?:0?\.5|\(\s*1))|\bpow\((?![^\n]*\.5)|\bsquare\("
+    r"|\b((?:\w+\.)*\w+)\s*\*\s*\1\b"
+)
+_NORMS: Final = re.compile(r"norm\(")
 _ROOTS: Final = re.compile(r"\bsqrt\(|\*\*\s*(?:0?\.5|\(\s*1)|\bpow\(.*\b0?\.5")
 _DEEPEST: Final = 2
 
@@ -43,7 +55,9 @@ def said_once(source: Source, found: Iterable[Found]) -> Iterator[Found]:
     lines = {line for made in norms.values() for line in made}
     for each in every:
         if norms.get(each.node):
-            yield replace(each, becomes=_BY_HAND)
+            home = source.index.function(each.node)
+            is_squared = home is not None and _POWERS.search(source.module.code_for_node(home)) is not None
+            yield replace(each, becomes=_BY_HAND if is_squared else _OF_NORMS)
         elif source.index.statement(each.node) not in lines:
             yield each
 
@@ -60,7 +74,7 @@ def _made_by(source: Source, summed: cst.CSTNode) -> set[cst.CSTNode]:
         return set()
     lines = set(_lines_of(source, given))
     code = " ".join(map(source.module.code_for_node, lines))
-    return lines if ".grad" in code and _SQUARES.search(code) else set()
+    return lines if ".grad" in code and (_NORMS.search(code) or _POWERS.search(code)) else set()
 
 
 def _lines_of(source: Source, name: cst.Name, depth: int = 0) -> Iterator[cst.CSTNode]:

@@ -14,6 +14,10 @@ LOOP = (
     "total = torch.zeros(())\n    for p in model.parameters():\n        if p.grad is not None:\n"
     "            part = p.grad.norm(2)\n            total += part ** 2\n"
 )
+NORMS = (
+    "total = torch.zeros(())\n    for p in model.parameters():\n        if p.grad is not None:\n"
+    "            total += p.grad.norm(dtype=torch.float32)\n"
+)
 REDUCE = "    dist.all_reduce(total)\n"
 ROOT = "    return total.sqrt().item()\n"
 MEAN = "    return total.item()\n"
@@ -35,6 +39,33 @@ def test_a_norm_by_hand_gets_one_advice(made: str) -> None:
     code = made + REDUCE + ROOT
     assert said(code) == [("FM423", "dist.all_reduce(total)", True)]
     assert [each[2] for each in said(code.replace("sqrt()", "pow(0.5)"))] == [True]
+
+
+@pytest.mark.parametrize(
+    ("squared", "is_norm"),
+    [
+        ("p.grad.norm()", False),
+        ("p.grad.norm(**settings)", False),
+        ("torch.linalg.vector_norm(p.grad, 2)", False),
+        ("p.grad.norm() ** 2", True),
+        ("p.grad.norm().pow(2)", True),
+        ("p.grad.norm(norm_type) ** norm_type", True),
+        ("torch.square(p.grad.norm())", True),
+    ],
+)
+@pytest.mark.parametrize("root", ["** 0.5", "** (1 / 2)", "** .5"])
+def test_a_sum_of_norms_that_are_not_squared_is_no_norm_of_all(
+    squared: str, root: str, *, is_norm: bool
+) -> None:
+    """The norm of all was advised, twice that number: the run was clipped otherwise, without an error."""
+    code = NORMS.replace("p.grad.norm(dtype=torch.float32)", squared)
+    body = f"{code}{REDUCE}    return total.item() {root}\n"
+    assert said(body) == [("FM423", "dist.all_reduce(total)", is_norm)]
+    header = f"{IMPORTS}import torch\nimport torch.distributed as dist\n"
+    found = [
+        use.becomes for use in uses(f"def norm(model: FSDP):\n    {body}", header) if use.rule == "dtensor"
+    ]
+    assert ["p.grad.to_local().norm()" in each for each in found] == [not is_norm]
 
 
 @pytest.mark.parametrize("made", [SUM, LOOP])

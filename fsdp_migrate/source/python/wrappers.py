@@ -79,8 +79,9 @@ def compiled(known: Collection[str], kinds: set[str]) -> set[str]:
 
 def made_by(known: str) -> set[str]:
     """Return what calling a thing of a known name makes, if it is a model in a wrapper."""
-    if catalog.fsdp1_name(known) == catalog.FSDP:
-        return {"fsdp"}
+    if (name := catalog.fsdp1_name(known)) in {catalog.FSDP, "wrap"}:
+        # Outside of `enable_wrap` torch's `wrap` gives back what it is given.
+        return {"fsdp"} if name == catalog.FSDP else {"fsdp", "other"}
     return {"fsdp2"} if known in FSDP2 else of_others(known)
 
 

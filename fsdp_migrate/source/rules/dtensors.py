@@ -21,6 +21,7 @@ from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
 from fsdp_migrate.source.dtensor_hints import NORM_OVER_PARTS, OVER_PARTS, where_whole, with_hints
 from fsdp_migrate.source.fails_at_once import refused
 from fsdp_migrate.source.framework_words import is_norm_gathered, is_norm_used
+from fsdp_migrate.source.indexed_rows import PLAIN_ALONE, found_rows
 from fsdp_migrate.source.local_numbers import (
     asks_whether_empty,
     said_of_kept_number,
@@ -134,10 +135,6 @@ _SHAPED = (
 )
 _SHAPES = frozenset({"reshape", "resize", "unflatten", "view"})
 _PARTS = re.compile(r"shard|world_size|per_rank|num_ranks|local_size")
-_ONE = (
-    "this is a DTensor now, of which this rank holds a part: index it, and give it to what takes plain "
-    "tensors, as .full_tensor() or .to_local(), and put back what is a DTensor."
-)
 _BESIDE = (
     "a plain tensor meets a DTensor here, which torch refuses: make it like the parameter, such as "
     "torch.zeros_like(p), or give .to_local() of the parameter and take this rank's rows of the other."
@@ -206,7 +203,7 @@ _REFUSES = {
     _COLLECTIVE,
     _COPIED,
     _GRAD_NORM,
-    _ONE,
+    PLAIN_ALONE,
     OVER_PARTS,
     *(_NO_MEMORY.format(each) for each in _MEMORY | {"array", "asarray"}),
 }
@@ -257,6 +254,8 @@ def _find(values: ParameterValues) -> Iterator[Found]:
             named.add(node)
             code = "FM423" if said in {_REPLACED, CHANGED, CUT, EMPTIED} else refused(source, node)
             yield Found(code, node, with_hints(values, node, said), "commented")
+    named -= local_ones
+    yield from found_rows(values, named)
     yield from _of_attributes(values, named)
 
 
@@ -268,12 +267,11 @@ def _of_attributes(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator
             is_its = values.is_one(node.value) or values.is_own(node.value)
             if is_its and not source.contexts.is_summoned(node):
                 yield Found("FM423", node, _put(source, above, node.value), "commented", is_of_its_own=True)
-        elif not named.isdisjoint(source.index.ancestors(node)) or not is_of_one_weight(values, node):
+        elif node in named or not named.isdisjoint(source.index.ancestors(node)):
             continue
-        elif not goes_on(source, node, values.is_one):
-            # An item is another one, without an error; the rest goes on as a DTensor, or is refused.
-            code = "FM423" if isinstance(above, cst.Subscript) else "FM336"
-            yield Found(code, node, with_hints(values, node, _ONE), "commented")
+        elif is_of_one_weight(values, node) and not goes_on(source, node, values.is_one):
+            # It goes on as a DTensor, or is refused.
+            yield Found("FM336", node, with_hints(values, node, PLAIN_ALONE), "commented")
 
 
 def _code_of(source: Source, call: cst.Call, said: str) -> str:
@@ -290,7 +288,7 @@ def _code_of(source: Source, call: cst.Call, said: str) -> str:
 
 
 def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield where a plain tensor meets a parameter, and where items of one are set: ``p.grad[mask] = 0``."""
+    """Yield where a plain tensor meets a parameter, and where weights are put into a model."""
     source = values.source
     yield from ((node, _BESIDE) for node in met(values))
     yield from ((node, COPIES) for node in met_copies(values))
@@ -301,9 +299,7 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
     added = source.index.by_kind.get(cst.AugAssign, ())
     targets += [cst.ensure_type(node, cst.AugAssign).target for node in added]
     for each in targets:
-        if isinstance(each, cst.Subscript) and values.is_one(each.value):
-            yield each, _ONE
-        elif isinstance(each, cst.Attribute) and each.attr.value in WEIGHTS and values.is_one(each):
+        if isinstance(each, cst.Attribute) and each.attr.value in WEIGHTS and values.is_one(each):
             yield each, _REPLACED
 
 
@@ -402,7 +398,7 @@ def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     """Return what is said of a method that is called on a parameter."""
     source = values.source
     if name in _REFUSED:
-        return _ONE
+        return PLAIN_ALONE
     if name == "register_post_accumulate_grad_hook":
         return _HOOKED
     if name == "register_hook":

@@ -18,6 +18,7 @@ from fsdp_migrate.source.method_calls import (
     sureness,
     was_asked_for,
 )
+from fsdp_migrate.source.own_forwards import calls_itself
 from fsdp_migrate.source.python.gradient_modes import is_without_gradients
 from fsdp_migrate.source.python.held import has_model
 from fsdp_migrate.source.python.last_values import last_value
@@ -49,6 +50,10 @@ _ROUND = "FSDP2 wraps nothing, so `.{}` is the model itself, and this loop would
 _FORWARD = (
     "FSDP2 wraps nothing, so `.module` is the model itself, and its forward would call itself: leave this "
     "out."
+)
+_CALLS_ITSELF = (
+    "FSDP2 wraps nothing, so `.{}` is the model itself, whose forward this becomes: it would call itself, up "
+    "to a RecursionError. Call the method of its class, type({}).forward({}, ...)."
 )
 _MAYBE = "where this is the sharded model, there is no `.module`: FSDP2 wraps nothing, take the model itself."
 _SET = (
@@ -200,6 +205,9 @@ def _of_attribute(source: Source, node: cst.Attribute) -> Iterator[Found]:
         yield Found("FM335", node, _ROUND.format(node.attr.value), "commented")
     elif sure == "sure" and _becomes_a_forward(source, node):
         yield Found("FM335", node, _FORWARD, "commented")
+    elif sure == "sure" and calls_itself(source, node):
+        model = text_of(node.value)
+        yield Found("FM335", node, _CALLS_ITSELF.format(node.attr.value, model, model), "commented")
     elif sure == "sure":
         edit = Replace(node, lambda updated: updated.value)
         # What is read or called is the same as before: there is nothing to settle.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source import catalog
+from fsdp_migrate.source.indexed_rows import rows_of_unknown
 from fsdp_migrate.source.kept_in_classes import kept_in_doubt
 from fsdp_migrate.source.method_calls import is_fsdp1s_alone, is_seen_plain
 from fsdp_migrate.source.python.accelerators import UNWRAPS, method
@@ -103,6 +104,12 @@ _COUNT = (
     "of a sharded model numel() counts whole parameters, on each rank, where FSDP1's were one rank's part: "
     "leave the number of ranks, or the sum over them, out of what is made of this count."
 )
+_ROWS: Final = (
+    "of a sharded model's gradient, a DTensor, an index is a row, where FSDP1's was an element of one rank's "
+    "flat part; what is written to it goes into a copy and is lost, without an error, or is refused. On "
+    "every rank take full = x.full_tensor(), write to that, and put back "
+    "torch.distributed.tensor.distribute_tensor(full, x.device_mesh, x.placements)."
+)
 _ALONE: Final = {
     _GRADIENTS: (
         "One rank alone comes here, and would wait for the others, in clip_grad_norm_ too: take the norm "
@@ -150,7 +157,7 @@ _MAY_FIND: Final = re.compile(
     r"(?P<method>\.(?:load_state_dict|save_pretrained|state_dict|(?:named_)?parameters)\(|\.module\b(?!\s+import\b))"
     r"|\.(?:clip_grad_norm_|forward|no_sync)\(|\bparameters_to_vector\(|(?<![\w.])clip_grad_norm_?\(|\._foreach_\w+\("
     r"|\bunwrap_model\(|\bdeepcopy\(|\bget_peft_model_state_dict\(|\.grad\b[^\n]*\.(?:norm|sum)\("
-    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|attr\([^\n]{0,200}['\"](?:clip_grad_norm_|no_sync)['\"]"
+    r"|\b(?:norm|all_reduce)\([^\n]*\.grad\b|\.grad\s+for\b|\.(?:bias|weight)\.grad\b|attr\([^\n]{0,200}['\"](?:clip_grad_norm_|no_sync)['\"]"
     r"|(?i:grad_?clip|clip_?(?:fn|grad|norm)|clipper)\w*\("
 )
 _SETTINGS: Final = re.compile(r"(?:^|_)(?:args|cfg|conf|config|hparams|opt|settings)$")
@@ -200,13 +207,14 @@ def find(source: Source, found: Iterable[tuple[str, Found]]) -> Iterator[Found]:
         return
     both = () if is_foreach_said else of_foreach(source)
     wrapped = ((node, model, _MODULE) for node, model in of_wrappers(source))
+    rows = ((node, model, _ROWS) for node, model in rows_of_unknown(source))
     lists: list[tuple[cst.CSTNode, None, str]] = [
         *((each, None, _LIST) for each in _clipped_lists(source)),
         *((each, None, _GRADIENTS) for each in of_unknown_lists(source)),
         *((each, None, _FOREACH) for each in both),
         *((each, None, _KEPT) for each in kept_in_doubt(source)),
     ]
-    for node, model, meant in (*done, *wrapped, *_loops(source), *lists):
+    for node, model, meant in (*done, *wrapped, *rows, *_loops(source), *lists):
         statement = source.index.statement(node)
         is_known = model is not None and (not _is_unknown(source, model) or is_seen_plain(source, model))
         is_known = is_known or (model is not None and is_annotated_plain(source.index, model))
