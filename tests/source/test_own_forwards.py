@@ -18,10 +18,7 @@ ENDLESS = [
     "def f(*args):\n    return model.module(*args)\nmodel.forward = f\n",
     "model.forward = lambda *args: model.module(*args)\n",
     "model.forward = torch.no_grad()(lambda *args: model.module(*args))\n",
-    (
-        "def make(m: FSDP):\n    def f(*args):\n        return m.module(*args)\n    return f\n\n"
-        "m.forward = make(m)\n"
-    ),
+    "def make(m: FSDP):\n    def f(x):\n        return m.module(x)\n    return f\nm.forward = make(m)\n",
 ]
 
 

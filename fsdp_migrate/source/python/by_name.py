@@ -40,6 +40,14 @@ def read_by_name(call: cst.Call) -> Named | None:
     return _named(call)
 
 
+def part_read(node: cst.BaseExpression) -> tuple[cst.BaseExpression, str] | None:
+    """Return the object, and the name, of what is read: ``model.head``, ``getattr(model, "head")``."""
+    if isinstance(node, cst.Attribute):
+        return node.value, node.attr.value
+    named = read_by_name(node) if isinstance(node, cst.Call) else None
+    return (named.owner, named.name) if named is not None else None
+
+
 def read_by_names(index: Index, call: cst.Call) -> list[str]:
     """Return the names of the attributes that ``getattr(self, name)`` reads in a loop over texts."""
     name = call.args[1].value if dotted(call.func) == "getattr" and 2 <= len(call.args) <= 3 else None

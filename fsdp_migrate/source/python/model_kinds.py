@@ -21,7 +21,14 @@ from fsdp_migrate.source.python.bound_anew import (
     was_just_wrapped_by_ddp,
     was_put_there,
 )
-from fsdp_migrate.source.python.by_name import Named, bound_name, of_own_names, read_by_name, set_in_dict
+from fsdp_migrate.source.python.by_name import (
+    Named,
+    bound_name,
+    of_own_names,
+    part_read,
+    read_by_name,
+    set_in_dict,
+)
 from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, of_own_dict, step_of
 from fsdp_migrate.source.python.evidence import is_off
@@ -390,14 +397,15 @@ class ModelKinds:
         Where other parts alone are wrapped, ``model.layers[i] = FSDP(model.layers[i])``, the rest is plain,
         and so is what the project tells FSDP to ignore wherever it shards.
         """
-        if not isinstance(node, cst.Attribute):
+        if (read := part_read(node)) is None:
             return item_of(self.index, node)
-        key = self.key_of(node.value)
+        owner, name = read
+        key = self.key_of(owner)
         parts = {"*"} if key is None or key in self.given else self.wholes.get(key, {"*"})
-        made_at = self._made_at(node.value)
-        is_plain = parts.isdisjoint({"*", node.attr.value}) and not self._is_made(key)
-        is_plain = is_plain or node.attr.value in self.links.ignored
-        return None if is_plain or was_put_there(self.index, node, made_at) else node.value
+        is_plain = parts.isdisjoint({"*", name}) and not self._is_made(key)
+        is_plain = is_plain or name in self.links.ignored
+        is_put = isinstance(node, cst.Attribute) and was_put_there(self.index, node, self._made_at(owner))
+        return None if is_plain or is_put else owner
 
     def _made_at(self, node: cst.BaseExpression) -> list[cst.CSTNode]:
         """Return where a model, or what it is a part of, is given a sharded one: ``model.module.lm``."""

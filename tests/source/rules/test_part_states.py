@@ -117,6 +117,28 @@ def test_another_part_of_what_holds_a_sharded_model_is_plain(part: str, found: l
     assert [code for code, _ in codes(code) if code == "FM333"] == found
 
 
+@pytest.mark.parametrize(
+    ("part", "found"),
+    [
+        ("getattr(self.model, 'projection', None)", []),
+        ("getattr(self.model, 'generator').layers", ["FM333"]),
+        ("getattr(self.model, name)", ["FM333"]),
+    ],
+)
+def test_so_is_one_that_is_asked_for_by_its_name(part: str, found: list[str]) -> None:
+    """A stop was set where a plain part is loaded, and its optimizer's state was called one rank's part."""
+    code = (
+        "class Pair(torch.nn.Module):\n    def __init__(self):\n        self.generator = make()\n\n"
+        "class Trainer:\n    def __init__(self):\n        self.model = Pair()\n"
+        "        self.model.generator = FSDP(self.model.generator)\n"
+        f"        part = {part}\n        self.opt = torch.optim.SGD(part.parameters())\n"
+        "        part.load_state_dict(state)\n"
+        "    def save(self):\n        torch.save(self.opt.state_dict(), 'x.pt')\n"
+    )
+    assert [code for code, _ in codes(code) if code == "FM333"] == found
+    assert ("FM425" in dict(codes(code))) is bool(found)
+
+
 EDITS = """\
 def prune(net, masks):
     model = FSDP(net)
