@@ -38,6 +38,17 @@ _OF_NORMS: Final = (
     "FSDP1's. clip_grad_norm_ of fsdp_migrate.runtime gives the norm of all, another number, for which a "
     "limit has to be chosen anew."
 )
+_OVER_MORE: Final = (
+    "this sums the squares of each rank's part over the ranks, also over those of model parallelism, and of "
+    "DTensors these are of the whole that the ranks of one shard group hold. Take .to_local() of each "
+    "gradient, p.grad.to_local().norm(), and keep the sums over the ranks: that gives FSDP1's number. "
+    "clip_grad_norm_ of fsdp_migrate.runtime gives the norm over one shard group alone: another number on "
+    "each model-parallel rank."
+)
+_PARALLEL: Final = re.compile(
+    r"(?:model|tensor|pipeline|expert)_?parallel|(?:^|[\W_])(?:mp|tp|pp)_(?:group|mesh|norm|rank|size|world)",
+    re.IGNORECASE,
+)
 # No root, `** 0.5`, and no `**kwargs`.
 _POWERS: Final = re.compile(
     r"(?<=[\w)\]])\s*\*\*(?!\s*(?:0?\.5|\(\s*1))|\bpow\((?![^\n]*\.5)|\bsquare\("
@@ -55,11 +66,17 @@ def said_once(source: Source, found: Iterable[Found]) -> Iterator[Found]:
     lines = {line for made in norms.values() for line in made}
     for each in every:
         if norms.get(each.node):
-            home = source.index.function(each.node)
-            is_squared = home is not None and _POWERS.search(source.module.code_for_node(home)) is not None
-            yield replace(each, becomes=_BY_HAND if is_squared else _OF_NORMS)
+            yield replace(each, becomes=_said_of(source, each.node))
         elif source.index.statement(each.node) not in lines:
             yield each
+
+
+def _said_of(source: Source, summed: cst.CSTNode) -> str:
+    home = source.index.function(summed)
+    code = source.module.code_for_node(home) if home is not None else ""
+    if _POWERS.search(code) is None:
+        return _OF_NORMS
+    return _OVER_MORE if _PARALLEL.search(code) else _BY_HAND
 
 
 def _made_by(source: Source, summed: cst.CSTNode) -> set[cst.CSTNode]:

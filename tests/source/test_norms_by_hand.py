@@ -42,6 +42,23 @@ def test_a_norm_by_hand_gets_one_advice(made: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "is_norm"),
+    [
+        ("total /= fs_init.get_model_parallel_world_size()", False),
+        ("total = total + mp_norm_sq", False),
+        ("dist.all_reduce(total, group=self.tp_group)", False),
+        ("dist.all_reduce(total, group=tensor_parallel_group)", False),
+        ("total /= 2", True),
+        ("comp_size = 2", True),
+    ],
+)
+def test_a_norm_over_ranks_of_model_parallelism_is_kept(more: str, *, is_norm: bool) -> None:
+    """The runtime's norm is that of one shard group: replicated parameters drifted apart."""
+    found = said(f"{LOOP}{REDUCE}    {more}\n{ROOT}")
+    assert {advised for *_, advised in found} == {is_norm}
+
+
+@pytest.mark.parametrize(
     ("squared", "is_norm"),
     [
         ("p.grad.norm()", False),
