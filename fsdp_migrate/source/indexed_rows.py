@@ -77,7 +77,7 @@ def found_rows(values: ParameterValues, named: set[cst.CSTNode]) -> Iterator[Fou
         return is_its or is_a_weight(values, node)
 
     for node, owner in indexed(source):
-        made = list(origins(source, owner, is_weight, values.is_one))
+        made = [] if _goes_on(values, node) else list(origins(source, owner, is_weight, values.is_one))
         if not made or source.contexts.is_summoned(node):
             continue
         is_said = not {node, *source.index.ancestors(node)}.isdisjoint(named)
@@ -199,11 +199,32 @@ def is_written_to(index: Index, node: cst.BaseExpression) -> bool:
     return isinstance(above, cst.AssignTarget) or (isinstance(above, cst.AugAssign) and above.target is node)
 
 
+def _is_all(node: Row) -> bool:
+    """Tell whether it is the whole, and no row: ``x[...]``, ``x[:]``."""
+    if not isinstance(node, cst.Subscript):
+        return False
+    parts = [each.slice for each in node.slice]
+    return all(_is_ellipsis(each) or (isinstance(each, cst.Slice) and _is_open(each)) for each in parts)
+
+
+def _is_open(part: cst.Slice) -> bool:
+    return part.lower is None and part.upper is None and part.step is None
+
+
+def _goes_on(values: ParameterValues, node: Row) -> bool:
+    """Tell whether the whole is read, changed in place, or given another DTensor, which goes on as before."""
+    above = values.source.index.parents[node]
+    if not _is_all(node) or isinstance(above, cst.AugAssign):
+        return False
+    assign = values.source.index.parents[above] if isinstance(above, cst.AssignTarget) else None
+    return assign is None or (isinstance(assign, cst.Assign) and values.is_one(assign.value))
+
+
 def _is_refused(source: Source, node: Row, *, is_written: bool) -> bool:
     """Tell whether torch takes no such index, or no such value beside it, in any case."""
     if isinstance(node, cst.Call):
         return False
-    if any(_is_a_mask(source, each.slice) for each in node.slice):
+    if _is_all(node) or any(_is_a_mask(source, each.slice) for each in node.slice):
         return True
     above = source.index.parents[node]
     assign = source.index.parents[above] if isinstance(above, cst.AssignTarget) else None

@@ -60,6 +60,7 @@ def test_a_row_that_is_written_to_is_said_once_and_stops_a_run(body: str) -> Non
             "FM336",
         ),
         (f"{STEP}m.head.weight.grad[2:5] = 0\n", "FM336"),
+        (f"{STEP}m.head.weight.grad[...] = x\n", "FM336"),
         (f"{STEP}m.head.weight.grad[i] = torch.zeros(4)\n", "FM336"),
         (
             f"{STEP}m.head.weight.grad[i] = torch.zeros_like(y)\n",
@@ -82,6 +83,7 @@ def test_what_is_read_stops_too_and_what_torch_refuses_ends_there(body: str, cod
         "for p in m.parameters():\n    x += p.shape[0]\n",
         "for p in m.parameters():\n    x = p.full_tensor()[0]\n    y = p.to_local()[0]\n",
         "for p in m.parameters():\n    x = p.chunk(4)[0]\n",
+        "for p in m.parameters():\n    x = p.grad[:]\n    p.grad[...] = p.grad * 2\n    p.data[:].zero_()\n",
         "if x:\n    w = m.emb.weight\nelse:\n    w = m.emb.weight.full_tensor()\nw[i] = 0\n",
         "for p in m.parameters():\n    o.state[p]['step'] = x['step']\n",
         "for n, p in m.named_parameters():\n    ema[n] = x[n]\n",
