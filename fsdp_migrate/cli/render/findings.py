@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate.cli.render.paragraphs import set_lines
 from fsdp_migrate.cli.render.screen import console, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import listed
+from fsdp_migrate.visible import printable
 
 
 if TYPE_CHECKING:
@@ -84,7 +86,10 @@ def _head(out: Console, code: str, text: str) -> None:
     fidelity = FINDING_CODES[code].fidelity
     out.print(f"[{COLOURS[fidelity]}]{fidelity:<{_WIDEST}}[/]  [bold]{code}[/]", end="  ")
     indent = " " * (_WIDEST + 2 + len(code) + 2)
-    print_text(out, text, indent=indent, first="")
+    # The first line has what stands before it, too: it is set with the indent, and printed without.
+    first, *more = set_lines(printable(text), width=out.width, indent=indent, first=indent)
+    for line in (first.removeprefix(indent), *more):
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def _detail(finding: Mapping[str, Any], source: str) -> str:

@@ -21,14 +21,7 @@ from fsdp_migrate.source.python.bound_anew import (
     was_just_wrapped_by_ddp,
     was_put_there,
 )
-from fsdp_migrate.source.python.by_name import (
-    Named,
-    bound_name,
-    of_own_names,
-    part_read,
-    read_by_name,
-    set_in_dict,
-)
+from fsdp_migrate.source.python.by_name import bound_name, of_own_names, part_read, read_by_name, set_in_dict
 from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, of_own_dict, step_of
 from fsdp_migrate.source.python.evidence import is_off
@@ -72,6 +65,7 @@ from fsdp_migrate.source.python.wrappers import FSDP2, INNERS, MAKES, SAME_MODEL
 
 
 if TYPE_CHECKING:
+    from fsdp_migrate.source.python.by_name import Named
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.links import Links
     from fsdp_migrate.source.python.made_before import Made
