@@ -31,6 +31,11 @@ _OF_EACH_RUN: Final = frozenset(
     | {"runtime", "sec", "second", "seconds", "secs", "speed", "tflops", "throughput", "time", "times"}
     | {"timestamp", "tps", "wall"}
 )
+# `memory_bank_loss` is a number of the training, whatever else it names.
+_OF_TRAINING: Final = frozenset(
+    {"acc", "accuracy", "cer", "error", "grad", "gradient", "kl", "logits", "loss", "losses", "lr", "norm"}
+    | {"perplexity", "ppl", "reward", "score", "wer", "weight"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,7 @@ def _leaves(found: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
     if isinstance(found, dict):
         for key, value in found.items():
             words = {word.lower() for word in _WORDS.findall(key)} if isinstance(key, str) else set()
-            if words.isdisjoint(_OF_EACH_RUN):
+            if words.isdisjoint(_OF_EACH_RUN) or not words.isdisjoint(_OF_TRAINING):
                 yield from _leaves(value, (*above, key))
     elif isinstance(found, list):
         for place, value in enumerate(found):

@@ -87,6 +87,8 @@ def test_a_log_of_json_lines_is_compared_record_by_record(
         ('{"a": NaN}', '{"a": 1.0}', "`a`, nan under FSDP1 and 1.0 under FSDP2"),
         ('{"a": true}', '{"a": "x"}', "`a`, True under FSDP1 and 'x' under FSDP2"),
         ('{"a": 1}', '{"a": 1, "b": 2}', "under FSDP2 alone 1 value, the first `b`"),
+        # Of training, whatever else it names.
+        ('{"memory_bank_loss": 1.0}', '{"memory_bank_loss": 2.0}', "the most does `memory_bank_loss`"),
         ('{"train_runtime": 1, "peakMemory": 2}', '{"train_runtime": 3, "peakMemory": 4}', ""),
     ],
 )
