@@ -3,11 +3,12 @@ from __future__ import annotations
 import importlib.util
 
 
-# `make test-frameworks` installs Axolotl, PEFT, bitsandbytes, timm and torchao, which no lane has; the others
-# are in one or in both.
+# `make test-frameworks` installs Axolotl, PEFT, bitsandbytes, fvcore, timm and torchao, which no lane has;
+# the others are in one or in both.
 _TESTS = {
     "axolotl": "test_axolotl_claims.py",
     "bitsandbytes": "test_bitsandbytes.py",
+    "fvcore": "test_fvcore.py",
     "lightning": "test_lightning_claims.py",
     "peft": "test_peft.py",
     "timm": "test_timm.py",

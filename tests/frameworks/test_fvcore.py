@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.skipif(importlib.util.find_spec("fvcore") is None, reason="needs fvcore: `make test-frameworks`")
 @pytest.mark.parametrize("is_fsdp1", [True, False])
 def test_it_saves_and_loads_by_the_models_own_state(tmp_path: Path, *, is_fsdp1: bool) -> None:
     state = {"weight": torch.arange(8.0).reshape(2, 4), "bias": torch.ones(2)}

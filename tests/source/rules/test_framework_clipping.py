@@ -95,6 +95,57 @@ def test_a_model_that_accelerate_has_forgotten(places: dict[str, str], *, expect
     assert is_said(CLASS.format(**filled)) is expected
 
 
+APART = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n\n"
+    "def step(accelerator, model, batch):\n"
+    "    accelerator.backward(model(batch))\n"
+    "    accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+    "    accelerator.free_memory()\n\n\n"
+    "def run(accelerator, net, loader):\n    {runs}\n\n\n"
+    "def main(nets, loader):\n"
+    "    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    "    for net in nets:\n        {main}\n"
+)
+PREPARED = "model = accelerator.prepare(net)"
+STEPS_OF_ONE = f"{PREPARED}\n    for batch in loader:\n        step(accelerator, model, batch)"
+ONE_STEP = f"{PREPARED}\n    step(accelerator, model, loader)"
+
+
+@pytest.mark.parametrize(
+    ("runs", "main", "expected"),
+    [
+        (STEPS_OF_ONE, "pass", True),
+        # Each round of the loop prepares a model of its own, also by what it calls.
+        (ONE_STEP, "run(accelerator, net, loader)", False),
+        (ONE_STEP, "Runs(accelerator).run(accelerator, net, loader)", False),
+        ("pass", "model = accelerator.prepare(net); step(accelerator, model, loader)", False),
+        (
+            "pass",
+            "model = accelerator.prepare(net)\n    for _ in nets: step(accelerator, model, loader)",
+            True,
+        ),
+    ],
+)
+def test_a_model_that_a_step_forgets_at_its_end(runs: str, main: str, *, expected: bool) -> None:
+    assert is_said(APART.format(runs=runs, main=main)) is expected
+
+
+LEAVES = (
+    "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n\n"
+    "def step(net, batch):\n"
+    "    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    "    model = accelerator.prepare(net)\n"
+    "    if batch is None:\n        accelerator.free_memory()\n        {then}\n"
+    "    accelerator.backward(model(batch))\n"
+    "    accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+)
+
+
+@pytest.mark.parametrize(("then", "expected"), [("return", False), ("pass", True)])
+def test_what_is_left_after_the_model_was_forgotten_clips_none(then: str, *, expected: bool) -> None:
+    assert is_said(LEAVES.format(then=then)) is expected
+
+
 LARGEST = CLIPS.replace("1.0", "1.0, norm_type=float('inf')")
 
 
