@@ -18,8 +18,9 @@ from fsdp_migrate.source.left_whole import are_mixed, imports_ours, with_left_wh
 from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.parsing import parse_module
 from fsdp_migrate.source.rewriting import rewrite_linked, scan_linked
-from fsdp_migrate.source.scanning import collecting_seldom, on_all_cores
+from fsdp_migrate.source.scanning import collecting_seldom
 from fsdp_migrate.source.still_fsdp1 import still_fsdp1
+from fsdp_migrate.source.workers import on_all_cores
 from fsdp_migrate.text_files import keep_backup, unified_diff, write_whole
 
 

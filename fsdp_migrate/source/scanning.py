@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import multiprocessing
-import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,21 +20,16 @@ from fsdp_migrate.source.python.links import NOTHING
 from fsdp_migrate.source.python.notebooks import code_of
 from fsdp_migrate.source.rewriting import scan_linked
 from fsdp_migrate.source.uses import FileReport, ScanReport
+from fsdp_migrate.source.workers import on_all_cores
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    import os
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from typing import TypeVar
 
     from fsdp_migrate.adapters.conversion.notebook_cells import Cell
     from fsdp_migrate.source.python.links import Links
-
-    T = TypeVar("T")
-
-
-# Below this, starting processes takes longer than they save.
-_BYTES_FOR_PROCESSES = 400_000
 
 
 _SELDOM = (200_000, 20, 20)
@@ -129,40 +121,3 @@ def _sources(text: str) -> list[Cell]:
         return [cell for cell in cells_of(text) if cell.kind == "source"]
     except (ConfigError, RecursionError):
         return []
-
-
-def on_all_cores(
-    work: Callable[[Path], T], files: Sequence[Path], num_processes: int | None = None
-) -> Iterator[T]:
-    """Yield what ``work`` makes of each file, in order; by several processes where that pays."""
-    count = min(num_processes or _cores(), max(1, len(files)))
-    if count == 1 or (num_processes is None and _size(files) < _BYTES_FOR_PROCESSES):
-        yield from map(work, files)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, mp_context=context, initializer=_collect_rarely) as pool:
-        yield from pool.map(work, files, chunksize=max(1, len(files) // (count * 8)))
-
-
-def _collect_rarely() -> None:
-    """Spare most garbage collections, which go through whole syntax trees: a fifth of the time.
-
-    At these numbers a process takes a tenth of memory more; without any, three times as much.
-    """
-    gc.freeze()
-    gc.set_threshold(500_000, 100, 100)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _size(files: Sequence[Path]) -> int:
-    return sum(map(_size_of, files))
-
-
-def _size_of(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
