@@ -138,7 +138,7 @@ def _start_server() -> multiprocessing.context.ForkServerContext:
     # Where they are installed: two seconds of each rank that runs Composer's Trainer.
     frameworks = ["composer", "transformers.modeling_utils"]
     context.set_forkserver_preload(
-        ["tests", *torch_needs, *frameworks, "tests.ranks", *bodies, "tests.frozen"]
+        ["tests", *torch_needs, *frameworks, "tests.ranks", *bodies, "tests.warmed", "tests.frozen"]
     )
     # The server finds the preloaded modules on PYTHONPATH only, and keeps silent if it does not.
     before = os.environ.get("PYTHONPATH")

@@ -10,6 +10,8 @@ import functools
 import site
 import sys
 import sysconfig
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,19 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 8
 
-_looked_at: dict[str, int] = {}
-"""The modules that were looked at, by name, each with its identity: another may take its name."""
-_own: dict[str, Path | None] = {}
-"""The file of each of them; None where it is installed."""
+
+@dataclass
+class _LookedAt:
+    """What of ``sys.modules``, which keeps their order, was looked at: its first ``number`` modules."""
+
+    number: int = 0
+    last: tuple[str, int] | None = None
+    """The last of them and its identity: another may take its name."""
+    own: dict[str, Path] = field(default_factory=dict)
+    """The file of each of them that is not installed."""
+
+
+_looked_at = _LookedAt()
 
 
 def refuse_unsettled() -> None:
@@ -72,16 +83,23 @@ def unsettled_in(path: Path) -> Iterator[tuple[int, str]]:
 
 def _own_files() -> list[Path]:
     """Return the files of the modules that are loaded, but for those that are installed."""
-    # Thousands are loaded, and a model is sharded often, in tests above all: each module is looked at once.
-    loaded = {name: id(module) for name, module in list(sys.modules.items())}
-    for name, _ in loaded.items() - _looked_at.items():
+    # Thousands are loaded, and a model is sharded often. To look at each of them again takes time, and
+    # copies the memory that a forked process shares.
+    number = len(sys.modules)
+    names = list(islice(reversed(sys.modules), max(number - _looked_at.number, 0) + 1))
+    if number < _looked_at.number or _named(names[-1]) != _looked_at.last:
+        _looked_at.own.clear()
+        names = list(reversed(sys.modules))
+    for name in reversed(names):
         path = getattr(sys.modules.get(name), "__file__", None)
-        _own[name] = None
         if isinstance(path, str) and path.endswith(".py") and not path.startswith(_installed()):
-            _own[name] = Path(path)
-    _looked_at.clear()
-    _looked_at.update(loaded)
-    return list(dict.fromkeys(path for name in loaded if (path := _own[name]) is not None))
+            _looked_at.own[name] = Path(path)
+    _looked_at.number, _looked_at.last = number, _named(names[0])
+    return list(dict.fromkeys(_looked_at.own.values()))
+
+
+def _named(name: str) -> tuple[str, int]:
+    return name, id(sys.modules.get(name))
 
 
 @functools.cache
