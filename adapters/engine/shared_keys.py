@@ -373,10 +373,14 @@ CAST_BUFFERS = (
 AUTOCAST = "`model.forward = accelerator.autocast()(model.forward)`"
 """What puts the autocast around a model in which Accelerate's FSDP1 ran it."""
 FLOAT_OUTPUTS = (
-    "`plugin = accelerator.state.fsdp_plugin; plugin.mixed_precision_policy = dataclasses.replace("
-    "plugin.mixed_precision_policy, output_dtype=torch.float32)`"
+    "`model.forward = accelerate.utils.convert_outputs_to_fp32(model.forward); "
+    "plugin = accelerator.state.fsdp_plugin; plugin.mixed_precision_policy = dataclasses.replace("
+    "plugin.mixed_precision_policy, output_dtype=None)`"
 )
-"""What leaves a model's outputs in float32, as Accelerate's FSDP1 did; beside the autocast."""
+"""What leaves a model's outputs in float32, and those of inner units as they are, as under FSDP1.
+
+``output_dtype=torch.float32`` would cast the outputs of each unit.
+"""
 ROUNDED_IN_EVALUATION = (
     "In an evaluation losses are rounded too: where the best model, or an early stop, is chosen by them "
     "(`metric_for_best_model`), two may be equal that were not, and another one is kept."
@@ -402,8 +406,7 @@ def say_mixed_precision(
         "buffer that is added before), that now raises, and norms, softmax and losses are computed in "
         f"{dtype}. To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's "
         f"`train()`, where it is `trainer.accelerator`. Outputs, the loss too, stay {dtype}; for float32 "
-        "write below that line, not without it, "
-        f"{FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION} "
+        f"write below that line {FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION} "
         "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
         "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
         "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "

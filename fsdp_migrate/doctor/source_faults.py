@@ -293,8 +293,8 @@ SOURCE_FAULTS = (
         _offloads_full_state,
         "Write `FullStateDictConfig(offload_to_cpu=False, rank0_only=True)` there, or save with "
         "`SHARDED_STATE_DICT`. FSDP2's `full_state_dict` is not concerned, and neither is FSDP1 on a GPU.",
-        (Affected("torch", "2.13"),),
-        looked_up="2026-11-25",
+        (Affected("torch", "2.7"),),
+        looked_up="2026-11-28",
     ),
     KnownFault(
         "optimizer-of-8-bits",
