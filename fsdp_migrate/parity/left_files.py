@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import moments_of
 from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.parity.enlarging import AS_MUCH
 from fsdp_migrate.parity.script_report import Checkpoints
 from fsdp_migrate.source.surroundings import find_checkpoints
 
@@ -61,6 +62,34 @@ def compare_left(before: Path, after: Path) -> Iterator[Checkpoints]:
             yield Checkpoints(path=name, is_same=None, words=str(error).partition("\n")[0])
             continue
         yield _compared(name, report, manifests)
+
+
+def differ_as_own(saved: Checkpoints, before: Path, after: Path, rounded: Path) -> bool:
+    """Tell whether a checkpoint differs by no more than in FSDP1's own run, with gradients rounded otherwise.
+
+    Args:
+        saved: The checkpoint that both runs left, and that differs.
+        before: What the run under FSDP1 left.
+        after: What the one under FSDP2 left.
+        rounded: What the run under FSDP1 left whose gradients were rounded otherwise.
+    """
+    try:
+        found, own = (
+            verify_checkpoints(
+                inspect_checkpoint(before / saved.path),
+                inspect_checkpoint(other / saved.path),
+                max_differences=_MOST_DIFFERENCES,
+            ).differences
+            for other in (after, rounded)
+        )
+    except FSDPMigrateError:
+        return False
+    most = {each.key: each.largest or 0.0 for each in own}
+    return all(
+        _are_rounded([each])
+        or (each.kind == "value" and (each.largest or math.inf) <= AS_MUCH * most.get(each.key, 0.0))
+        for each in found
+    )
 
 
 def _compared(name: str, report: VerifyReport, manifests: tuple[Manifest, Manifest]) -> Checkpoints:
