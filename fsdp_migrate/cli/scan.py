@@ -47,6 +47,7 @@ def scan(
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
     from fsdp_migrate.source.still_fsdp1 import still_fsdp1
     from fsdp_migrate.source.surroundings import call_prepare, find_configs, look_for_comments
+    from fsdp_migrate.source.training_scripts import training_scripts
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
@@ -61,7 +62,8 @@ def scan(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         **done,
         is_checked=is_checked,
-        lacking=without_ours(paths) or (),
+        lacking=without_ours(paths),
+        scripts=training_scripts(paths, report) if report.uses or done["is_prepared"] else (),
         **missing_configs(paths),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
