@@ -47,7 +47,6 @@ def scan(
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
     from fsdp_migrate.source.still_fsdp1 import still_fsdp1
     from fsdp_migrate.source.surroundings import call_prepare, find_configs, look_for_comments
-    from fsdp_migrate.source.training_scripts import training_scripts
 
     pages = wanted_pages(html, markdown)
     report = scan_paths(paths)
@@ -63,7 +62,7 @@ def scan(
         **done,
         is_checked=is_checked,
         lacking=without_ours(paths),
-        scripts=training_scripts(paths, report) if report.uses or done["is_prepared"] else (),
+        **_of_scripts(paths, report, done),
         **missing_configs(paths),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
@@ -83,6 +82,15 @@ def scan(
     found_all = (configs, launches, pins, checkpoints, steps, [*blocked, *filter(None, [said])])
     pages.write(lambda: scan_report(paths, report, *found_all), aside=json or sarif)
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+def _of_scripts(paths: Paths, report: ScanReport, done: Done) -> dict[str, list[str]]:
+    """Return the scripts that train, and the places where such end their process group."""
+    from fsdp_migrate.source.ended_groups import ended_groups
+    from fsdp_migrate.source.training_scripts import texts_of, training_scripts
+
+    texts = texts_of(paths) if report.uses or done["is_prepared"] else {}
+    return {"scripts": training_scripts(texts, report), "ends": ended_groups(texts)}
 
 
 def _said_of_still(report: ScanReport, paths: Paths, *, is_checked: bool) -> str:

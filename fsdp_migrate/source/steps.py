@@ -13,6 +13,7 @@ from fsdp_migrate.left_comments import what_they_stop
 from fsdp_migrate.source.apart_steps import steps_for_apart
 from fsdp_migrate.source.argument_files import steps_for_arguments
 from fsdp_migrate.source.copied_trainers import left_to_copies
+from fsdp_migrate.source.ended_groups import TO_WRITE
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
@@ -76,6 +77,7 @@ _WANTED = (
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _IN_CELLS = "the launch lines, and the configs in cells of notebooks"
+_LOOK = "Read what each says that changes, and do what it says is to be written for that."
 _WRITTEN = "the flags and here-documents of the scripts"
 _LINES_BY_HAND = (
     "Change by hand the launch lines whose flags stand within quotes, or in a variable that others use; this "
@@ -122,6 +124,10 @@ _OURS = re.compile(
     r"|optim_state_dict_to_load|summon_full_params)\("
 )
 _INSTALL = "Install `fsdp-migrate` wherever the project runs, which has no file of requirements to add it to"
+_SHOWN_AGAIN = (
+    "See what else differs under the config that was converted, and what to write for it. The conversion has "
+    "said so too."
+)
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _SETTLE = "Settle by hand what got a comment, and delete it"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
@@ -151,6 +157,7 @@ def next_steps(
     elsewhere: Sequence[str] = (),
     unknown: Sequence[str] = (),
     scripts: Sequence[str] = (),
+    ends: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -170,6 +177,7 @@ def next_steps(
         elsewhere: The configs that launch lines name and that are not here.
         unknown: Those whose names do not say whether they ask for FSDP.
         scripts: The scripts that train, as far as it is seen.
+        ends: The places at which scripts end a group that may be gloo's by torch's own call.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if use.cell is None]
@@ -188,13 +196,11 @@ def next_steps(
     if rewrites or not all(use.is_marked for use in left):
         steps.append(_step_to_rewrite(where, _amount(rewrites, "use") if rewrites else "comments alone"))
     is_to_be = any(use.code in PREPARING for use in rewrites)
-    imports = is_to_be or any(_OURS.search(use.becomes) for use in rewrites)
     if not (elsewhere or unknown):
         steps += _steps_for_sharding_elsewhere(report, configs, launches, is_prepared=is_prepared)
-    # A new run that has saved something has shown what it does.
-    has_run = any(each.is_fsdp2s for each in checkpoints)
-    if lacking is not None and (imports or (is_prepared and (lacking or not has_run))):
-        steps.append(_step_for_lacking(lacking))
+    has_run = any(each.is_fsdp2s for each in checkpoints)  # and has shown what it does
+    if is_to_be or is_prepared or any(_OURS.search(use.becomes) for use in rewrites):
+        steps += _steps_for_ours(lacking, ends, has_run=has_run and not is_to_be)
     if left:
         stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"{_SETTLE}: {_amount(left, 'place')}{of_shared_comments(left)}. {stops}"
@@ -208,6 +214,7 @@ def next_steps(
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
     steps += steps_for_apart(apart)
+    steps += [] if has_run else _steps_for_converted(configs)
     if is_to_turn or left or (is_turned and not has_run):
         steps.append(step_to_compare(folder, scripts, is_kept=is_kept))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
@@ -301,10 +308,13 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
     return [Step(f"Raise the requirements that keep out what FSDP2 needs: {text}.", ())]
 
 
-def _step_for_lacking(files: Sequence[str]) -> Step:
-    """Return the step that has this package installed: by the project's requirements, if it has any."""
-    added = f"Add `fsdp-migrate` to {listed(files, _PLACES)}" if files else _INSTALL
-    return Step(f"{added}: the rewritten sources import it.", ())
+def _steps_for_ours(lacking: Sequence[str] | None, ends: Sequence[str], *, has_run: bool) -> Iterator[Step]:
+    """Yield what has this package installed, and what of it goes where scripts end their process group."""
+    if lacking or (lacking is not None and not has_run):
+        added = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}" if lacking else _INSTALL
+        yield Step(f"{added}: the rewritten sources import it.", ())
+    if ends and not has_run:
+        yield Step(TO_WRITE.format(listed(ends, _PLACES)), ())
 
 
 def _steps_for_proof(
@@ -416,7 +426,7 @@ def _steps_for_configs(
     changing = [each for each in configs if each.state == "changes"]
     either = [each for each in changing if asks_back and each.framework == _COMPOSER]
     if surely := [each for each in changing if each not in either]:
-        text = f"Convert {counted(len(surely), 'config')}; a backup of each is kept."
+        text = f"Convert {counted(len(surely), 'config')}; a backup of each is kept. {_LOOK}"
         steps.append(Step(text, tuple(map(_converting, surely))))
         steps += _steps_for_wanted(configs, launches)
     if either:
@@ -430,6 +440,16 @@ def _steps_for_configs(
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))
     return steps
+
+
+def _steps_for_converted(configs: Sequence[ConfigFound]) -> list[Step]:
+    """Return the step that shows again what a conversion changed, of configs with what was kept of them."""
+    kept = [each.fsdp1_copy for each in configs if each.fsdp1_copy and each.state == "fsdp2"]
+    return (
+        [Step(_SHOWN_AGAIN, tuple(f"fsdp-migrate config {shlex.quote(path)}" for path in kept))]
+        if kept
+        else []
+    )
 
 
 def _converting(config: ConfigFound) -> str:

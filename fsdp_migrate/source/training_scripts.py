@@ -11,7 +11,7 @@ from fsdp_migrate.source.files import find_sources, read_source
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fsdp_migrate.source.uses import ScanReport
 
@@ -23,15 +23,19 @@ _NAMES_FSDP = re.compile(r"\bfsdp_migrate\b")
 _TEST = re.compile(r"^test_|_test$")
 
 
-def training_scripts(paths: Iterable[str | os.PathLike[str]], report: ScanReport) -> list[str]:
+def texts_of(paths: Iterable[str | os.PathLike[str]]) -> dict[Path, str]:
+    """Return the sources below paths, without notebooks; one that cannot be read is empty."""
+    return {path: _text(path) for path in find_sources(paths) if path.suffix == ".py"}
+
+
+def training_scripts(texts: Mapping[Path, str], report: ScanReport) -> list[str]:
     """Return the files that are run, train, and shard: by what stands in them, or in a file that they import.
 
     Example:
         >>> from fsdp_migrate.source.uses import ScanReport
-        >>> training_scripts(["/absent"], ScanReport((), 0))
+        >>> training_scripts(texts_of(["/absent"]), ScanReport((), 0))
         []
     """
-    texts = {path: _text(path) for path in find_sources(paths) if path.suffix == ".py"}
     sharding = {Path(each.path) for each in report.uses}
     sharding |= {path for path, text in texts.items() if _NAMES_FSDP.search(text)}
     names = {path.stem for path in sharding}

@@ -279,8 +279,10 @@ def test_what_proves_the_run_comes_before_its_config_is_converted(
     assert main(["rewrite", ".", "--write"]) == 0
     Path("train.py").write_text("x = 1\n")
     _, document = run_json("scan", ".")
+    # What the conversion said of other numbers is seen again by its copy.
     assert [step["commands"] for step in document["steps"]] == [
-        ["fsdp-migrate compare ../before . -- COMMAND"]
+        [f"fsdp-migrate config {copy}"],
+        ["fsdp-migrate compare ../before . -- COMMAND"],
     ]
 
 
@@ -752,6 +754,29 @@ def test_ours_is_required_too_where_a_framework_shards(
     assert any(each.startswith("Add `fsdp-migrate` to requirements.txt") for each in texts) is is_ours
 
 
+def test_the_end_of_a_group_that_may_be_gloos_is_a_step(
+    tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`doctor` and README alone named it; `rewrite` leaves the call."""
+    monkeypatch.chdir(tmp_path)
+    begins, ends = (
+        "import torch.distributed as dist\ndist.init_process_group({})\n",
+        "dist.destroy_process_group()\n",
+    )
+    for kind, own, is_said in (
+        ("'gloo'", ends, True),
+        ("", ends, True),
+        ("'nccl'", ends, False),
+        ("'gloo'", "end_process_group()\n", False),
+        ("'gloo'", f"# {ends}", False),
+    ):
+        Path("train.py").write_text(CODE + begins.format(kind) + own)
+        texts = [each["text"] for each in run_json("scan", ".")[1]["steps"]]
+        assert any(each.startswith("Write `end_process_group()`") for each in texts) is is_said, (kind, own)
+    Path("train.py").write_text(begins.format("'gloo'") + ends)
+    assert "end_process_group" not in str(run_json("scan", ".")[1]["steps"]), "nothing is turned here"
+
+
 def test_a_copy_that_is_there_is_not_laid_into(
     tmp_path: Path, run_json: Callable[..., tuple[int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1001,7 +1026,7 @@ def test_a_config_that_composers_callback_reads_is_not_to_be_converted(
     )
     Path("train.py").unlink()
     [step] = [each for each in run_json("scan", ".")[1]["steps"] if command in each["commands"]]
-    assert step["text"] == "Convert 1 config; a backup of each is kept."
+    assert step["text"].startswith("Convert 1 config; a backup of each is kept. Read what each says")
 
 
 def test_lines_of_other_files_that_read_a_checkpoint_are_told_what_they_need(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
-from fsdp_migrate.source.training_scripts import training_scripts
+from fsdp_migrate.source.training_scripts import texts_of, training_scripts
 
 
 if TYPE_CHECKING:
@@ -41,6 +41,6 @@ def test_scripts_that_train_and_shard_are_named(tmp_path: Path, *, is_turned: bo
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.replace(WRAP, turned) if is_turned else text)
-    found = training_scripts([tmp_path], scan_paths([tmp_path]))
+    found = training_scripts(texts_of([tmp_path]), scan_paths([tmp_path]))
     names = ["alone.py", "finetune.py", "pretrain.py", "tune.py"]
     assert sorted(found) == [str(tmp_path / name) for name in names]
