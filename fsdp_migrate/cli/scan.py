@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.launchers import LaunchFound
-    from fsdp_migrate.source.steps import Done
+    from fsdp_migrate.source.steps import Done, Scripts
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
     from fsdp_migrate.source.uses import ScanReport
 
@@ -84,7 +84,7 @@ def scan(
     return 3 if strict and log["runs"][0]["results"] else 0
 
 
-def _of_scripts(paths: Paths, report: ScanReport, done: Done) -> dict[str, list[str]]:
+def _of_scripts(paths: Paths, report: ScanReport, done: Done) -> Scripts:
     """Return the scripts that train, and the places where such end their process group."""
     from fsdp_migrate.source.ended_groups import ended_groups
     from fsdp_migrate.source.training_scripts import texts_of, training_scripts

@@ -251,7 +251,7 @@ EXPLANATIONS = {
         " it was so under FSDP1 too.",
         "Save `fsdp_migrate.runtime.full_optimizer_state_dict(model, optimizer)` or `sharded_state_dict(model, optimizer)`, and load"
         " with `optim_state_dict_to_load` or `load_checkpoint`. The first gives rank 0 the state and the others `{}`: where each rank saves a file, ask"
-        " with `rank0_only=False`. `load_checkpoint` joins FSDP1's files of ranks that hold the model too. From an optimizer's files alone, let the old"
+        " with `rank0_only=False`. `load_checkpoint` joins FSDP1's files of ranks that hold the model too, or beside which a file holds it. From an optimizer's files alone, let the old"
         " script load them once, and save what `full_optimizer_state_dict` gives there.",
     ),
     "FM445": (

@@ -107,10 +107,9 @@ def round_otherwise(optimizer: Optimizer, step: int) -> None:
             continue
         # Of its own: the script's random numbers stay what they are.
         random = torch.Generator(grad.device).manual_seed(step * len(params) + place)
-        shape = {"size": grad.shape, "generator": random, "device": grad.device}
-        by = torch.randint(-_OTHERWISE, _OTHERWISE + 1, **shape).to(grad.dtype)
+        by = torch.empty_like(grad, requires_grad=False).random_(2 * _OTHERWISE + 1, generator=random)
         with torch.no_grad():
-            grad.mul_(1 + by * torch.finfo(grad.dtype).eps)
+            grad.mul_(1 + (by - _OTHERWISE) * torch.finfo(grad.dtype).eps)
 
 
 def not_shown(found: Iterable[Difference], own: Iterable[Difference]) -> list[Difference]:

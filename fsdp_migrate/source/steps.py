@@ -140,6 +140,13 @@ class Done(TypedDict):
     is_called_back: bool
 
 
+class Scripts(TypedDict):
+    """What is seen of the scripts of a project, as :func:`next_steps` is told of them."""
+
+    scripts: list[str]
+    ends: list[str]
+
+
 def next_steps(
     paths: Sequence[str],
     report: ScanReport,
