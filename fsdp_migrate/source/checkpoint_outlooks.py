@@ -37,6 +37,7 @@ class Outlook:
         call: The line of Python that does too, of a project that has no framework for it.
         is_whole: Whether a model and an optimizer are in it, as in what a run goes on from.
         is_weights: Whether there is nothing in it but one model.
+        lacks: What is missing in it, of what its framework saves together.
     """
 
     is_needed: bool
@@ -44,6 +45,7 @@ class Outlook:
     call: str = ""
     is_whole: bool = False
     is_weights: bool = False
+    lacks: str = ""
 
 
 def with_outlooks(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
@@ -80,7 +82,12 @@ def _is_quick(checkpoint: CheckpointFound) -> bool:
 def _look_at(checkpoint: CheckpointFound) -> Outlook | None:
     """Return what the head says, or None where ``inspect`` has to say more than yes or no."""
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
-    from fsdp_migrate.checkpoint_convert.loading.advice import BEFORE_LOADING, advise_loading
+    from fsdp_migrate.checkpoint_convert.loading.advice import (
+        BEFORE_LOADING,
+        WITHOUT_OPTIMIZER,
+        advise_loading,
+        lacks_optimizer,
+    )
 
     try:
         manifest = inspect_checkpoint(checkpoint.path)
@@ -98,7 +105,10 @@ def _look_at(checkpoint: CheckpointFound) -> Outlook | None:
     # Of several models there is a line for each.
     has_call = manifest.framework in _OWN_SCRIPTS and "\n" not in advice.call
     call = advice.call if has_call else ""
-    return Outlook(is_needed=False, reader=reader, call=call, is_whole=is_whole, is_weights=is_weights)
+    lacks = WITHOUT_OPTIMIZER if lacks_optimizer(manifest) else ""
+    return Outlook(
+        is_needed=False, reader=reader, call=call, is_whole=is_whole, is_weights=is_weights, lacks=lacks
+    )
 
 
 def _reader(manifest: Manifest, checkpoint: CheckpointFound, *, is_named: bool) -> str:

@@ -195,6 +195,9 @@ def _said_of_ready(waiting: Sequence[CheckpointFound]) -> Iterator[str]:
     of_readers: dict[str, list[CheckpointFound]] = {}
     for each in waiting:
         if each.outlook is not None and _is_ready(each):
+            if each.outlook.lacks:
+                yield f"{each.path}: {each.outlook.lacks}"
+                continue
             of_readers.setdefault(each.outlook.reader, []).append(each)
     for reader, found in of_readers.items():
         calls = [each.outlook.call for each in found if each.outlook is not None and each.outlook.call]
