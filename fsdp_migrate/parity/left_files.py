@@ -31,6 +31,11 @@ _FLAT = (
     "is one rank's part of a flat parameter, which FSDP1's run alone saved: FSDP2's has a tensor of each "
     "parameter there, as it is to have (FM307). To compare both, convert FSDP1's first (FM238)."
 )
+_BY_RANKS = "FM239"
+_RANKS = (
+    "is one rank's part of flat parameters in each of FSDP1's files, and whole in FSDP2's, as it is to be "
+    "(FM425). What the run goes on with, its steps show."
+)
 # All of them: the largest may be the last.
 _MOST_DIFFERENCES = 100_000
 
@@ -96,6 +101,8 @@ def _compared(name: str, report: VerifyReport, manifests: tuple[Manifest, Manife
     found = report.differences
     if (flat := _flat_alone(found)) is not None:
         return _of_flat(name, flat, found)
+    if optimizers := _of_ranks_alone(manifests):
+        return _of_ranks(name, optimizers, found)
     corrupt = None if report.is_same else _corrupt(manifests)
     if corrupt is None:
         return Checkpoints(
@@ -129,6 +136,22 @@ def _flat_alone(differences: Sequence[Difference]) -> str | None:
     gone = [each.key for each in differences if each.kind == "missing" and _FLAT_NAME.search(each.key)]
     has_new = any(each.kind == "extra" for each in differences)
     return gone[0] if gone and has_new else None
+
+
+def _of_ranks_alone(manifests: tuple[Manifest, Manifest]) -> list[str]:
+    """Return the optimizers of which FSDP1's run alone saved each rank's part, by their names."""
+    found = [[each for each in one.findings if each.code == _BY_RANKS] for one in manifests]
+    parts = [part.name for part in manifests[1].parts if part.kind == "optimizer"]
+    return parts if found[0] and not found[1] else []
+
+
+def _of_ranks(name: str, optimizers: Sequence[str], differences: Sequence[Difference]) -> Checkpoints:
+    """Say why such an optimizer is not compared, and what else differs."""
+    inside = tuple(f"{each}." for each in optimizers)
+    others = [each for each in differences if not each.key.startswith(inside)]
+    besides = f" Besides, it differs: {_words(others)}" if others else ""
+    is_same = False if others and not _are_rounded(others) else None
+    return Checkpoints(path=name, is_same=is_same, words=f"`{optimizers[0]}` {_RANKS}{besides}")
 
 
 def _corrupt(manifests: tuple[Manifest, Manifest]) -> Finding | None:
