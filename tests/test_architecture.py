@@ -182,10 +182,10 @@ HOUSE: House = (
     [
         "sharding",
         (
-            "source.argument_files source.checkpoint_outlooks source.checkpoint_readers "
-            "source.checkpoint_runs source.copied_trainers source.found_models source.precision_elsewhere "
-            "source.proof_steps source.publishing source.saved_files source.sarif source.steps "
-            "source.surroundings"
+            "source.apart_steps source.argument_files source.checkpoint_outlooks source.checkpoint_readers "
+            "source.checkpoint_runs source.copied_trainers source.ended_groups source.found_models "
+            "source.precision_elsewhere source.proof_steps source.publishing source.saved_files "
+            "source.sarif source.steps source.surroundings source.training_scripts"
         ),
     ],
     ["activation_checkpointing", "microbatch", "runtime", "tensor_parallel"],

@@ -51,9 +51,11 @@ _NAMES_PACKAGES = (
 _SHARDS = re.compile(r"\bFullyShardedDataParallel(?:Plugin)?\b")
 _MAKES_FSDP = re.compile(r"\b(?:FullyShardedDataParallel|prepare_fully_shard|ShardingStrategy)\b")
 _READS = (
-    "{} looks its keys up itself: leave it to that source, which `fsdp-migrate rewrite` turns. "
+    "{} looks its keys up itself: leave it to that source, which {}. "
     "prepare_fully_shard takes FSDP1's arguments.{}"
 )
+_IS_TO_TURN, _IS_TURNED = "`fsdp-migrate rewrite` turns", "is turned already"
+_TURNED = re.compile(r"\bprepare_fully_shard\b|\bfsdp_version['\"]?\s*[=:]\s*2\b")
 _PLUGIN = " What Accelerate's plugin takes for FSDP2 is said at it."
 _ASKS = (
     "What is around it does not show who reads it: {}. If HF Trainer does, this converts it: "
@@ -149,7 +151,9 @@ def refuse_unread(blocks: Iterable[Block], path: Path) -> None:
 def _read_by(reader: Path, texts: Iterable[tuple[Path, str]]) -> str:
     """Return what leaves a file to the source that reads it."""
     has_plugin = any("FullyShardedDataParallelPlugin" in text for _, text in texts)
-    return _READS.format(reader.name, _PLUGIN if has_plugin else "")
+    is_turned = any(each == reader and _TURNED.search(text) for each, text in texts)
+    becomes = _IS_TURNED if is_turned else _IS_TO_TURN
+    return _READS.format(reader.name, becomes, _PLUGIN if has_plugin and not is_turned else "")
 
 
 def _told(names: Collection[str], path: Path) -> tuple[str, bool]:

@@ -33,6 +33,11 @@ _READ_BY: Final = {"file": "torch.load or fabric.load", "safetensors": "load_fil
 # What converting does not settle: the groups of the optimizer, and who has no state in them.
 BEFORE_LOADING: Final = frozenset({"FM226", "FM227"})
 """What is to be done before a framework can go on from a checkpoint that it reads itself."""
+WITHOUT_OPTIMIZER: Final = (
+    "There is no optimizer in it: it is weights alone, or what a run left that died while it saved. A run "
+    "with an optimizer cannot go on from it."
+)
+"""What is said of what :func:`lacks_optimizer` tells."""
 _MOST_EXTRA: Final = 6
 _OF_ADAPTERS: Final = re.compile(r"(?:\A|[._])(?:lora|adapter|ia3|dora)(?:[._]|\Z)", re.IGNORECASE)
 _OF_TORCH: Final = re.compile(r"\.(?:bin|ckpt|pt|pth|tar)\Z")
@@ -140,6 +145,14 @@ def _extra(manifest: Manifest) -> list[str]:
     asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
     more = ", ..." if len(others) > _MOST_EXTRA else ""
     return [f"extra={{{asked}{more}}}"]
+
+
+def lacks_optimizer(manifest: Manifest) -> bool:
+    """Tell whether a framework that saves an optimizer beside its model has saved none here.
+
+    So weights alone lie there, and what a run left that died while it saved.
+    """
+    return manifest.framework == "accelerate" and [part.kind for part in manifest.parts] == ["model"]
 
 
 def _others(manifest: Manifest) -> str | None:

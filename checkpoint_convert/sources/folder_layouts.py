@@ -163,6 +163,16 @@ def _is_in_files(paired: PairedFiles | None) -> bool:
     return paired is not None and isinstance(paired.optimizer, str)
 
 
+def _is_a_frameworks(found: FolderFiles) -> bool:
+    """Tell whether names are a framework's: OLMo's of a model beside Accelerate's of an optimizer are not.
+
+    A script calls them so, and what else it saves beside them, such as its step, is part of it.
+    """
+    roles = {each.role: each.framework for each in found.components}
+    is_own = (roles.get("model"), roles.get("optimizer")) == ("olmo", "accelerate")
+    return bool(found.components) and not (is_own and _is_in_files(found.paired))
+
+
 def _read_pieces(found: FolderFiles, _: SourceOptions) -> Contents:
     return pieces_contents(found.folder, found.pieces[0])
 
@@ -190,7 +200,7 @@ _SAFETENSORS: Final = "Full state in safetensors"
 # what holds more before what would take a part of it for the whole.
 FOLDER_LAYOUTS: Final = (
     # Before distributed ones: Accelerate's folder is made of those.
-    FolderLayout(_APART, FRAMEWORK_FOLDERS, lambda found: bool(found.components), _read_components),
+    FolderLayout(_APART, FRAMEWORK_FOLDERS, _is_a_frameworks, _read_components),
     # Before files that could be states: one that lies beside a distributed checkpoint is not the checkpoint.
     FolderLayout("Distributed checkpoint (DCP)", ("dcp",), lambda found: found.holds_distributed, None),
     # Before pieces: an index says which files belong together, and names only guess it.

@@ -65,9 +65,10 @@ def compare(
     The script needs no change, and must set its seeds. Each step of its
     optimizers is compared: gradients, groups, parameters and buffers, whole
     and by their names. Where the two part, it runs again under FSDP1 with
-    whole parameters, to tell which of them is off. Exits with 1 if anything
-    differs by more than rounding. The script writes where it always writes,
-    but for what `OUT` stands for: a new folder of each run.
+    whole parameters, to tell which of them is off, or, where a gradient is
+    near 0, with gradients rounded otherwise. Exits with 1 if anything
+    differs by more than rounding makes of it. The script writes where it
+    always writes, but for what `OUT` stands for: a new folder of each run.
     """
     from fsdp_migrate.cli.render.compare import show_comparison
     from fsdp_migrate.cli.render.progress import say

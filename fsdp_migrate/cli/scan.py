@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fsdp_migrate.source.launchers import LaunchFound
-    from fsdp_migrate.source.steps import Done
+    from fsdp_migrate.source.steps import Done, Scripts
     from fsdp_migrate.source.surroundings import CheckpointFound, ConfigFound
     from fsdp_migrate.source.uses import ScanReport
 
@@ -61,7 +61,8 @@ def scan(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),
         **done,
         is_checked=is_checked,
-        lacking=without_ours(paths) or (),
+        lacking=without_ours(paths),
+        **_of_scripts(paths, report, done),
         **missing_configs(paths),
         apart=find_prepared_apart(paths, report, frameworks) if "accelerate" in packages else None,
     )
@@ -81,6 +82,15 @@ def scan(
     found_all = (configs, launches, pins, checkpoints, steps, [*blocked, *filter(None, [said])])
     pages.write(lambda: scan_report(paths, report, *found_all), aside=json or sarif)
     return 3 if strict and log["runs"][0]["results"] else 0
+
+
+def _of_scripts(paths: Paths, report: ScanReport, done: Done) -> Scripts:
+    """Return the scripts that train, and the places where such end their process group."""
+    from fsdp_migrate.source.ended_groups import ended_groups
+    from fsdp_migrate.source.training_scripts import texts_of, training_scripts
+
+    texts = texts_of(paths) if report.uses or done["is_prepared"] else {}
+    return {"scripts": training_scripts(texts, report), "ends": ended_groups(texts)}
 
 
 def _said_of_still(report: ScanReport, paths: Paths, *, is_checked: bool) -> str:

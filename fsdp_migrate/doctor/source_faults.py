@@ -10,6 +10,7 @@ from fsdp_migrate.doctor.late_settings import is_in_full_precision, late_setting
 from fsdp_migrate.doctor.read_empty import read_empty
 from fsdp_migrate.doctor.still_plain import asked_dimensions, copied_shards, goes_beside
 from fsdp_migrate.source.catalog import MODEL_ALONE
+from fsdp_migrate.source.ended_groups import BEGINS, ENDS, WITH_GLOO
 
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ _DCP_LOAD = r"\b(?:dcp|checkpoint|dist_cp|DCP)\.load\("
 # A module of the project's own may be called `checkpoint`.
 _IMPORTS_IT = r"\btorch\.distributed(?:\.checkpoint\b|[ \t]+import\b[ \t]*(?:\([^)]*|[^\n]*)\bcheckpoint\b)"
 _LOADS_BY_DCP = rf"\b(?:dcp|dist_cp|DCP)\.load\(|(?s:\A(?=.*{_IMPORTS_IT}).*\bcheckpoint\.load\()"
-_WITH_GLOO = r"gloo|init_process_group\((?!\s*(?:backend\s*=\s*)?[\"']nccl[\"'])"
-_BEGINS = r"\binit_process_group\("
-_ENDS = r"\bdestroy_process_group\("
 _WRAPS = r"\b(?:FSDP|FullyShardedDataParallel|fully_shard|prepare_fully_shard)\("
 
 
@@ -42,13 +40,13 @@ def _line(pattern: str, *, without: str = "", beside: str = "") -> Callable[[Sig
 
 def _ends_gloo(sight: Sight) -> str:
     """Return where a group ends that may be gloo's: this file begins it, or another one does."""
-    if near := _line(_ENDS, beside=_WITH_GLOO)(sight):
+    if near := _line(ENDS, beside=WITH_GLOO)(sight):
         return near
-    begins = [_has(text, _WITH_GLOO) for text in sight.sources.values() if _has(text, _BEGINS)]
+    begins = [_has(text, WITH_GLOO) for text in sight.sources.values() if _has(text, BEGINS)]
     if not any(begins):
         return ""
-    apart = {path: text for path, text in sight.sources.items() if not _has(text, _BEGINS)}
-    return type(sight)(sources=apart).find(_ENDS)
+    apart = {path: text for path, text in sight.sources.items() if not _has(text, BEGINS)}
+    return type(sight)(sources=apart).find(ENDS)
 
 
 def _has(text: str, pattern: str) -> bool:

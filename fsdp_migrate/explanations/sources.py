@@ -251,7 +251,7 @@ EXPLANATIONS = {
         " it was so under FSDP1 too.",
         "Save `fsdp_migrate.runtime.full_optimizer_state_dict(model, optimizer)` or `sharded_state_dict(model, optimizer)`, and load"
         " with `optim_state_dict_to_load` or `load_checkpoint`. The first gives rank 0 the state and the others `{}`: where each rank saves a file, ask"
-        " with `rank0_only=False`. `load_checkpoint` joins FSDP1's files of ranks that hold the model too. From an optimizer's files alone, let the old"
+        " with `rank0_only=False`. `load_checkpoint` joins FSDP1's files of ranks that hold the model too, or beside which a file holds it. From an optimizer's files alone, let the old"
         " script load them once, and save what `full_optimizer_state_dict` gives there.",
     ),
     "FM445": (
@@ -284,7 +284,7 @@ EXPLANATIONS = {
     "FM449": (
         "For FSDP1 Accelerate once advised to prepare the model alone, before the optimizer was made. Its FSDP2 puts the sharded parameters into the"
         ' optimizer, and stops at the start: "a model and optimizer must be passed together". It takes one model in a call: "Only one model is supported".',
-        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment. It is one model in a call:"
+        "Make the optimizer of the model as it is, write `model, optimizer = accelerator.prepare(model, optimizer)`, and delete the comment if there is one. It is one model in a call:"
         " where one optimizer holds the parameters of several models, make one optimizer for each and step them all, or make the models parts of one module whose"
         " `forward` runs them, and prepare that. Each has to have the classes that `fsdp_transformer_layer_cls_to_wrap` names. A model that"
         " is not trained is left out, `model.to(accelerator.device)`; if it has to be sharded, or mixed precision casts it, which else changes its outputs,"

@@ -16,7 +16,7 @@ from fsdp_migrate.arguments import (
     check_arguments,
     whole_number_from,
 )
-from fsdp_migrate.errors import ConfigError, ProcessGroupError
+from fsdp_migrate.errors import ConfigError, ModelError, ProcessGroupError
 from fsdp_migrate.factories import describe_error
 from fsdp_migrate.forecast.optimizers import named_optimizer
 from fsdp_migrate.forecast.rehearsal import Part, rehearse
@@ -225,7 +225,8 @@ class _Foretelling:
             raise
         except Exception as error:
             what = "Activations are not counted" if which == "FSDP2" else "FSDP1 is not predicted"
-            self.notes.append(f"{what}: rehearsed on fake tensors, {which} raised {describe_error(error)}.")
+            said = f"rehearsed on fake tensors, {which} raised {describe_error(error)}."
+            self.notes.append(f"{what}: {error if isinstance(error, ModelError) else said}")
             return None
         if log.unfused_attention:
             self.notes.append(
@@ -255,7 +256,8 @@ class _Foretelling:
         try:
             log = rehearse(self._part(None), which)
         except Exception as error:
-            self.notes.append(f"{which} is not predicted: it raised {describe_error(error)}.")
+            said = str(error) if isinstance(error, ModelError) else f"it raised {describe_error(error)}."
+            self.notes.append(f"{which} is not predicted: {said}")
             return None
         known = self._peak_of(log)
         more = gathered_and_reduced(self.plan, which, accumulates=accumulate > 1)

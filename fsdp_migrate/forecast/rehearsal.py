@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from fsdp_migrate.parity.batches import move, tensors_in
-from fsdp_migrate.parity.fsdp1 import fsdp1_arguments
+from fsdp_migrate.parity.fsdp1 import fsdp1_arguments, wrap_in_fsdp1
 from fsdp_migrate.parity.trainees import quiet_fsdp1
 from fsdp_migrate.sharding.activation_checkpointing import apply_checkpoint_plan
 from fsdp_migrate.sharding.plan import plan_fully_shard
@@ -180,4 +180,4 @@ def _under_fsdp1(part: Part, model: nn.Module, config: FSDP1Config) -> nn.Module
     if part.plan.checkpointing is not None:
         apply_checkpoint_plan(model, part.plan.checkpointing)
     arguments, _ = fsdp1_arguments(config, model, CPU)
-    return FSDP(model, **arguments)
+    return wrap_in_fsdp1(model, arguments)

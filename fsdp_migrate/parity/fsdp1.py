@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullyShardedDataParallel as FSDP,
+    MixedPrecision,
+    ShardingStrategy,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy, size_based_auto_wrap_policy
 
 from fsdp_migrate.config import AlwaysWrap, ClassWrap, FSDP1Config, SizeWrap
+from fsdp_migrate.errors import ModelError
 from fsdp_migrate.mapping import map_config
 from fsdp_migrate.sharding.ignored import resolve_ignored
 from fsdp_migrate.sharding.resolve import resolve_dtype
@@ -19,12 +26,37 @@ from fsdp_migrate.sharding.wrap import resolve_classes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from fsdp_migrate import config as our_config
 
 
+_REFUSED = "FSDP1 itself refuses this model with these arguments"
+_FROZEN = (
+    "with `use_orig_params: false`, its default, it trains all parameters of a unit or none, and some of "
+    "this model are frozen, `{}` for one. Set `use_orig_params: true` in the config, as the run under FSDP1 "
+    "must have it"
+)
 _HYBRID = {"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}
+
+
+def wrap_in_fsdp1(model: nn.Module, arguments: Mapping[str, Any]) -> FSDP:
+    """Wrap a model as :func:`fsdp1_arguments` says.
+
+    Raises:
+        ModelError: FSDP1 itself refuses it. torch's own message says neither where, nor what to do.
+    """
+    frozen = next((name for name, param in model.named_parameters() if not param.requires_grad), None)
+    try:
+        return FSDP(model, **arguments)
+    except ValueError as error:
+        # Frozen and trained parameters would be one flat parameter, which is trained or not.
+        is_flat = "requires_grad" in str(error) and not arguments.get("use_orig_params")
+        name = frozen if is_flat else None
+        why = str(error).rstrip(".") if name is None else _FROZEN.format(name)
+        raise ModelError(f"{_REFUSED}: {why}.", fqn=name) from None
 
 
 def settle_config(config: FSDP1Config, device: torch.device) -> tuple[FSDP1Config, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.checkpoint_convert import inspect_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import moments_of
 from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.parity.enlarging import AS_MUCH
 from fsdp_migrate.parity.script_report import Checkpoints
 from fsdp_migrate.source.surroundings import find_checkpoints
 
@@ -29,6 +30,11 @@ _COUNTED = re.compile(r"(?:^|\.)param_groups\.\d+\.params$")  # how many an opti
 _FLAT = (
     "is one rank's part of a flat parameter, which FSDP1's run alone saved: FSDP2's has a tensor of each "
     "parameter there, as it is to have (FM307). To compare both, convert FSDP1's first (FM238)."
+)
+_BY_RANKS = "FM239"
+_RANKS = (
+    "is one rank's part of flat parameters in each of FSDP1's files, and whole in FSDP2's, as it is to be "
+    "(FM425). What the run goes on with, its steps show."
 )
 # All of them: the largest may be the last.
 _MOST_DIFFERENCES = 100_000
@@ -63,10 +69,40 @@ def compare_left(before: Path, after: Path) -> Iterator[Checkpoints]:
         yield _compared(name, report, manifests)
 
 
+def differ_as_own(saved: Checkpoints, before: Path, after: Path, rounded: Path) -> bool:
+    """Tell whether a checkpoint differs by no more than in FSDP1's own run, with gradients rounded otherwise.
+
+    Args:
+        saved: The checkpoint that both runs left, and that differs.
+        before: What the run under FSDP1 left.
+        after: What the one under FSDP2 left.
+        rounded: What the run under FSDP1 left whose gradients were rounded otherwise.
+    """
+    try:
+        found, own = (
+            verify_checkpoints(
+                inspect_checkpoint(before / saved.path),
+                inspect_checkpoint(other / saved.path),
+                max_differences=_MOST_DIFFERENCES,
+            ).differences
+            for other in (after, rounded)
+        )
+    except FSDPMigrateError:
+        return False
+    most = {each.key: each.largest or 0.0 for each in own}
+    return all(
+        _are_rounded([each])
+        or (each.kind == "value" and (each.largest or math.inf) <= AS_MUCH * most.get(each.key, 0.0))
+        for each in found
+    )
+
+
 def _compared(name: str, report: VerifyReport, manifests: tuple[Manifest, Manifest]) -> Checkpoints:
     found = report.differences
     if (flat := _flat_alone(found)) is not None:
         return _of_flat(name, flat, found)
+    if optimizers := _of_ranks_alone(manifests):
+        return _of_ranks(name, optimizers, found)
     corrupt = None if report.is_same else _corrupt(manifests)
     if corrupt is None:
         return Checkpoints(
@@ -100,6 +136,22 @@ def _flat_alone(differences: Sequence[Difference]) -> str | None:
     gone = [each.key for each in differences if each.kind == "missing" and _FLAT_NAME.search(each.key)]
     has_new = any(each.kind == "extra" for each in differences)
     return gone[0] if gone and has_new else None
+
+
+def _of_ranks_alone(manifests: tuple[Manifest, Manifest]) -> list[str]:
+    """Return the optimizers of which FSDP1's run alone saved each rank's part, by their names."""
+    found = [[each for each in one.findings if each.code == _BY_RANKS] for one in manifests]
+    parts = [part.name for part in manifests[1].parts if part.kind == "optimizer"]
+    return parts if found[0] and not found[1] else []
+
+
+def _of_ranks(name: str, optimizers: Sequence[str], differences: Sequence[Difference]) -> Checkpoints:
+    """Say why such an optimizer is not compared, and what else differs."""
+    inside = tuple(f"{each}." for each in optimizers)
+    others = [each for each in differences if not each.key.startswith(inside)]
+    besides = f" Besides, it differs: {_words(others)}" if others else ""
+    is_same = False if others and not _are_rounded(others) else None
+    return Checkpoints(path=name, is_same=is_same, words=f"`{optimizers[0]}` {_RANKS}{besides}")
 
 
 def _corrupt(manifests: tuple[Manifest, Manifest]) -> Finding | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fsdp_migrate.findings import counted
+from fsdp_migrate.parity.of_each_run import is_of_each_run
 
 
 if TYPE_CHECKING:
@@ -25,17 +25,6 @@ _LINES: Final = (".jsonl", ".ndjson")
 SUFFIXES: Final = (".json", *_LINES)
 """What files of records end in."""
 _ROUNDED: Final = 1e-6
-_WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-_OF_EACH_RUN: Final = frozenset(
-    {"date", "duration", "elapsed", "eta", "flops", "gb", "hostname", "mem", "memory", "mfu", "ms", "pid"}
-    | {"runtime", "sec", "second", "seconds", "secs", "speed", "tflops", "throughput", "time", "times"}
-    | {"timestamp", "tps", "wall"}
-)
-# `memory_bank_loss` is a number of the training, whatever else it names.
-_OF_TRAINING: Final = frozenset(
-    {"acc", "accuracy", "cer", "error", "grad", "gradient", "kl", "logits", "loss", "losses", "lr", "norm"}
-    | {"perplexity", "ppl", "reward", "score", "wer", "weight"}
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +100,7 @@ def _leaves(found: Any, above: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
     """Yield the values of a document by where they stand, but for those of each run."""
     if isinstance(found, dict):
         for key, value in found.items():
-            words = {word.lower() for word in _WORDS.findall(key)} if isinstance(key, str) else set()
-            if words.isdisjoint(_OF_EACH_RUN) or not words.isdisjoint(_OF_TRAINING):
+            if not isinstance(key, str) or not is_of_each_run(key):
                 yield from _leaves(value, (*above, key))
     elif isinstance(found, list):
         for place, value in enumerate(found):

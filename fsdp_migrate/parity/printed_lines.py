@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fsdp_migrate.parity.of_each_run import NUMBER, numbers_of, without_bars, without_those
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 MOST_LINES = 20
 """How many lines of a kind are kept."""
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _WHOLE_NUMBER = re.compile(r"[-+]?\d+")
 _ROUNDED = 1e-6
 _TIMES = re.compile(
@@ -41,16 +42,16 @@ class Run:
 def printed_lines(first: Run, second: Run) -> tuple[tuple[tuple[str, str], ...], tuple[list[str], list[str]]]:
     """Return lines that say the same with other numbers, and those of each run without such a line.
 
-    Which of several belong together goes by their order.
+    Times, speeds and memory are no other numbers. Which of several belong together goes by their order.
     """
     mine, other = ([shown_line(line, each) for line in _said(each.printed)] for each in (first, second))
     left = _without(mine, other), _without(other, mine)
     waiting: dict[str, list[str]] = {}
     for line in left[1]:
-        waiting.setdefault(_NUMBER.sub("#", line), []).append(line)
+        waiting.setdefault(NUMBER.sub("#", line), []).append(line)
     pairs, alone = [], []
     for line in left[0]:
-        same = waiting.get(_NUMBER.sub("#", line))
+        same = waiting.get(NUMBER.sub("#", line))
         if same:
             pairs.append((line, same.pop(0)))
         else:
@@ -66,19 +67,21 @@ def most_pairs(pairs: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 
 
 def printed_order(pair: tuple[str, str]) -> tuple[bool, float]:
-    """Put first what differs most, of lines that name no time or speed.
+    """Put first what differs most, and last what may be a time, for all that is known of it.
 
     Example:
-        >>> printed_order(("8 rows", "4 rows")) < printed_order(("took 8 s", "took 4 s"))
+        >>> printed_order(("8 rows", "4 rows")) < printed_order(("time, at last: 8", "time, at last: 4"))
         True
     """
-    return any(map(_TIMES.search, pair)), -part_that_differs(*pair)
+    may_be_time = any(map(_TIMES.search, pair)) and not any(is_other for _, is_other in numbers_of(pair[0]))
+    return may_be_time, -part_that_differs(*pair)
 
 
 def part_that_differs(one: str, other: str) -> float:
     """Return by what part of itself a number differs most, of two lines that say the same with others.
 
-    One that differs by rounding of the largest fraction of the line differs by nothing: 1e-8 beside 0.5 is 0.
+    Times, speeds and memory do not count. One that differs by rounding of the largest fraction of the line
+    differs by nothing: 1e-8 beside 0.5 is 0.
 
     Example:
         >>> part_that_differs("loss 0.5 of 8", "loss 0.4 of 8")
@@ -86,7 +89,8 @@ def part_that_differs(one: str, other: str) -> float:
         >>> part_that_differs("kl -1e-08 loss 0.5", "kl 3e-08 loss 0.5")
         0.0
     """
-    words = list(zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=False))
+    both = zip(numbers_of(one), numbers_of(other), strict=False)
+    words = [(mine[0], theirs[0]) for (mine, is_other), (theirs, _) in both if not is_other]
     fractions = [each for pair in words for each in pair if not _WHOLE_NUMBER.fullmatch(each)]
     rounding = _ROUNDED * max((abs(float(each)) for each in fractions), default=0.0)
     pairs = ((float(a), float(b), bool(_WHOLE_NUMBER.fullmatch(a))) for a, b in words)
@@ -99,20 +103,20 @@ def part_that_differs(one: str, other: str) -> float:
 
 
 def _without(lines: list[str], others: list[str]) -> list[str]:
-    """Return the lines that the others have not, or not as often."""
-    common, found = Counter(others), []
+    """Return the lines that the others have not, or not as often, but for times, speeds and memory."""
+    common, found = Counter(map(without_those, others)), []
     for line in lines:
-        if common[line]:
-            common[line] -= 1
+        if common[without_those(line)]:
+            common[without_those(line)] -= 1
         else:
             found.append(line)
     return found
 
 
 def _said(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that are no warnings, nor the line of code below one; no blank ones."""
+    """Yield the lines that are no warnings, nor the line of code below one; no bars, no blank ones."""
     is_below = False
-    for line in lines:
+    for line in map(without_bars, lines):
         warns = _WARNS.search(line) is not None
         if not warns and line.strip() and not (is_below and line[0].isspace()):
             yield line

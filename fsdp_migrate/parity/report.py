@@ -203,9 +203,10 @@ def what_differs(difference: Difference) -> str:
     gap = difference.gap
     if gap.words:
         return gap.words
-    ulps = "" if gap.ulps is None else f", {counted(gap.ulps, 'ulp')} at most"
+    by = "" if gap.largest is None else f", by {gap.largest:.3g} at most"
+    by = by if gap.ulps is None else f", {counted(gap.ulps, 'ulp')} at most"
     index = "" if not gap.index else f" at {list(gap.index)}"
-    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {counted(gap.numel, 'number')}{ulps}"
+    return f"{gap.fsdp1!r} / {gap.fsdp2!r}{index}, {gap.count:,} of {counted(gap.numel, 'number')}{by}"
 
 
 def lines_of(first: Difference) -> Iterator[str]:

@@ -37,7 +37,8 @@ class Checkpoints:
     """A checkpoint that both runs wrote: whether they hold the same, or why that could not be told.
 
     ``is_rounded`` tells that only numbers differ, and by no more than rounding; ``is_fsdp1s`` that FSDP1's is
-    corrupt (FM217), and that nothing but its moments differs by more.
+    corrupt (FM217), and that nothing but its moments differs by more; ``is_enlarged`` that no number differs
+    by more than in FSDP1's own run where its gradients are rounded otherwise.
     """
 
     path: str
@@ -45,6 +46,7 @@ class Checkpoints:
     words: str = ""
     is_rounded: bool = False
     is_fsdp1s: bool = False
+    is_enlarged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,11 @@ class ScriptReport:
     framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
     ``is_enlarged`` tells that in the first step that differs by more, no number does but where its gradient
-    is rounding; ``follows_rounding`` that steps before it differ, by rounding alone. ``unsharded`` tells like
-    which of the two the script under FSDP1 with ``NO_SHARD`` trains, up to the first difference.
+    is rounding. Then the script runs once more under FSDP1, with gradients that are rounded otherwise:
+    ``shown_by_rounding`` tells whether it parts from itself by as much, None where it did not run so, and
+    ``num_enlarged`` counts the differences that it shows. ``follows_rounding`` tells that the steps before
+    differ, by rounding alone. ``unsharded`` tells like which of the two the script under FSDP1 with
+    ``NO_SHARD`` trains, up to the first difference.
     ``stateless`` tells whose optimizer has no state, such as moments, in the step that differs first.
     ``records`` are files of JSON that both wrote with other bytes.
     ``notes`` say what was not compared.
@@ -78,6 +83,7 @@ class ScriptReport:
     differences: tuple[Difference, ...]
     num_differences: int
     num_rounded: int = 0
+    num_enlarged: int = 0
     num_printed: int = 0
     num_pairs: int = 0
     printed: tuple[tuple[str, str], ...] = ()
@@ -91,6 +97,7 @@ class ScriptReport:
     is_others: bool = False
     differs_from_itself: bool = False
     is_enlarged: bool = False
+    shown_by_rounding: bool | None = None
     follows_rounding: bool = False
     unsharded: Unsharded = ""
     stateless: Stateless = ""
@@ -103,16 +110,17 @@ class ScriptReport:
 
     @property
     def alike(self) -> bool:
-        """Whether FSDP1 is gone, steps and files are the same, and what differs is rounding.
+        """Whether FSDP1 is gone, steps and files are the same, and what differs comes of rounding.
 
-        Nothing is known to be alike where FSDP1's own run gives other numbers each time.
+        Of what differs by more than rounding, that is so where FSDP1's own run shows as much. Nothing is
+        known to be alike where FSDP1's own run gives other numbers each time.
         """
         return (
             bool(self.steps_before)
             and not self.differs_from_itself
             and not self.were_fsdp1[1]
             and self.steps_before == self.steps_after
-            and self.num_differences == self.num_rounded
+            and not self.num_unexplained
             and not self.only_before
             and not self.only_after
             and all(each.is_same is not False or self.follows(each) for each in self.checkpoints)
@@ -123,9 +131,14 @@ class ScriptReport:
         """Whether they are alike, and nothing differs in any bit."""
         return self.alike and not self.num_differences
 
+    @property
+    def num_unexplained(self) -> int:
+        """How many differences are neither rounding, nor what FSDP1's own run makes of it."""
+        return self.num_differences - self.num_rounded - self.num_enlarged
+
     def follows(self, saved: Checkpoints) -> bool:
-        """Tell whether a checkpoint differs by rounding alone, as the steps before it do."""
-        return bool(self.num_rounded) and saved.is_rounded
+        """Tell whether a checkpoint differs by no more than rounding makes of it, as the steps do."""
+        return saved.is_enlarged or (bool(self.num_rounded) and saved.is_rounded)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as it stands in JSON."""
@@ -165,14 +178,17 @@ def verdict(report: ScriptReport) -> str:
     if report.were_fsdp1[1]:
         return "Not migrated: the second run trains with FSDP1 too. `fsdp-migrate scan` says what is left."
     seen = f"{counted(report.compared, 'tensor')} of {counted(min(before, after), 'step')}"
-    if report.alike and report.num_rounded:
-        return f"Alike: of {seen} {report.num_rounded:,} differ, by rounding alone.{_besides(report)}"
-    if report.first is not None and report.num_differences > report.num_rounded:
+    if report.alike and report.num_differences:
+        return f"Alike: of {seen} {_how_many_differ(report)}.{_besides(report)}"
+    if report.first is not None and report.num_unexplained:
         first = f"{place(report.first)}, step {report.first.step}"
         is_off = report.stateless == "FSDP1" or (report.unsharded == "FSDP2" and not report.is_enlarged)
         whose = " FSDP1's own run was off." if is_off else ""
-        number = report.num_differences - report.num_rounded
-        return f"Different: {number:,} of {seen}; the first is {first}.{whose}"
+        number = f"{report.num_unexplained:,} of {seen}"
+        if report.is_enlarged and report.shown_by_rounding is None and not report.stateless:
+            begin = f"Undecided: {number} differ by more than rounding; the first is {first}."
+            return f"{begin} It may be rounding that the optimizer enlarges."
+        return f"Different: {number}; the first is {first}.{whose}"
     if before != after:
         return f"Different: FSDP1 made {counted(before, 'step')}, FSDP2 {counted(after, 'step')}."
     if report.identical:
@@ -182,6 +198,17 @@ def verdict(report: ScriptReport) -> str:
     is_same_else = bool(files) and not (report.only_before or report.only_after)
     is_fsdp1s = is_same_else and all(each.is_fsdp1s for each in files)
     return left + (" FSDP1's own files are corrupt (FM217)." if is_fsdp1s else "")
+
+
+def _how_many_differ(report: ScriptReport) -> str:
+    """Say of two runs that are alike how many tensors differ, by rounding and by what becomes of it."""
+    rounded, enlarged = report.num_rounded, report.num_enlarged
+    if not enlarged:
+        return f"{rounded:,} differ, by rounding alone"
+    of_it = "by what the optimizer makes of {}, as much as in FSDP1's own run"
+    if not rounded:
+        return f"{enlarged:,} differ, {of_it.format('rounding')}"
+    return f"{rounded:,} differ by rounding alone, and {enlarged:,} {of_it.format('it')}"
 
 
 def _besides(report: ScriptReport) -> str:
@@ -220,14 +247,21 @@ _ADDED_UP = (
     "the lines that the run under FSDP2 printed. Take one microbatch a step in both, or the same dtype for "
     "`param_dtype` and `reduce_dtype`, and compare again: what differs then has another cause"
 )
-_ENLARGED = (
-    "rounding, as it seems. The gradients of this step are the same but for rounding, seen beside the "
-    "largest of them, and no number differs by more but where its gradient is 0 beside it: Adam makes a step "
-    "of that. Leave out the clipping once, or take SGD, and compare again"
+_NOISE = (
+    "The gradients of this step are the same but for rounding, seen beside the largest of them, and no "
+    "number differs by more but where its gradient is 0 beside it: Adam makes a step of that"
 )
+_LEAVE_OUT = "Leave out the clipping once, or take SGD, and compare again"
+_ENLARGED: dict[bool | None, str] = {
+    True: f"rounding. {_NOISE}, and as large a one in FSDP1's own run, with gradients rounded otherwise",
+    False: "not known. What differs first is small beside the largest gradient of the step, as rounding is. "
+    "But FSDP1's own run, with gradients rounded otherwise, does not part from itself by as much: a small "
+    f"gradient may be another one. {_LEAVE_OUT}",
+    None: f"rounding, as it seems. {_NOISE}. {_LEAVE_OUT}",
+}
 _GROWN = (
     ". Or it is rounding that has grown: the steps before differ by that alone, and this one by little more. "
-    "Leave out the clipping once, or take SGD, and compare again"
+    f"{_LEAVE_OUT}"
 )
 _THIRD = (
     "not known. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, it gives a third set of "
@@ -245,7 +279,7 @@ def cause(report: ScriptReport) -> str:
     if report.stateless:
         return _STATELESS[report.stateless]
     if report.is_enlarged:
-        return _ENLARGED
+        return _ENLARGED[report.shown_by_rounding]
     if _is_of_sums(report):
         return _ADDED_UP
     is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH

@@ -10,19 +10,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.errors import ConfigError, RankError
-from fsdp_migrate.findings import listed
-from fsdp_migrate.parity.left_files import compare_left
+from fsdp_migrate.findings import counted, listed
+from fsdp_migrate.parity.enlarging import not_shown
+from fsdp_migrate.parity.left_files import compare_left, differ_as_own
 from fsdp_migrate.parity.left_records import SUFFIXES, Records, compare_records
 from fsdp_migrate.parity.printed_lines import MOST_LINES, Run, most_pairs, printed_lines, shown_line
-from fsdp_migrate.parity.report import read_difference
+from fsdp_migrate.parity.report import place, read_difference
 from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
-from fsdp_migrate.parity.watching import FOUND, KEPT, STEPS, WITH
+from fsdp_migrate.parity.watching import FOUND, KEPT, ROUNDED, STEPS, WITH
 
 
 if TYPE_CHECKING:
@@ -35,19 +37,23 @@ OUT = re.compile(r"\bOUT\b")  # what stands in the command for a new folder of e
 _CKPT = re.compile(r"\bCKPT\b")  # and for the checkpoint that it goes on from
 _WHOLE = "FSDP_MIGRATE_WHOLE"  # asks the module in `at_start` to have FSDP1 shard nothing
 
-_FIRST, _SECOND, _AGAIN, _UNSHARDED = "first", "second", "again", "unsharded"
+_FIRST, _SECOND, _AGAIN, _UNSHARDED, _ROUNDED = "first", "second", "again", "unsharded", "rounded"
 # By whether FSDP1 that shards nothing is near FSDP1 with shards, and near FSDP2.
 _UNSHARDEDS: dict[tuple[bool | None, bool | None], Unsharded] = {
     (False, True): "FSDP2",
     (True, False): "FSDP1",
     (False, False): "neither",
 }
+SECONDS_BETWEEN = 20.0
+"""After how many seconds each it is said how far a run is."""
 _MOST_DIFFERENCES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 15, 6
 _MOST_BYTES = 64 << 20
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
 _NOT_AGAIN = "Whether FSDP1's run differs from itself is not known, because its second run failed:"
+_NOT_ROUNDED = "Whether FSDP1's run parts from itself as much is not known, because its last run failed:"
+_OWN = "FSDP1's own run, with gradients rounded otherwise, does not part by as much at"
 _AT_START = Path(__file__).parent / "at_start"
 _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
@@ -66,11 +72,12 @@ class _AbortError(RankError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What runs, and where: each run has a folder of its own below ``work``."""
+    """What runs, and where: each run has a folder of its own in ``work``. ``say`` is told how far it is."""
 
     command: tuple[str, ...]
     steps: int
     work: Path
+    say: Callable[[str], None] = lambda words: None
 
     def run(
         self,
@@ -79,15 +86,18 @@ class Comparison:
         *,
         against: Sequence[str] = (),
         keeps: bool = False,
-        is_whole: bool = False,
+        asks: str | None = None,
         checkpoint: str | None = None,
     ) -> Run:
-        """Run the command, keep its steps for others, and compare them with those that another one kept."""
+        """Run the command, keep its steps for others, and compare them with those that another one kept.
+
+        ``asks`` is a variable of the environment that changes how FSDP1 trains.
+        """
         given = {STEPS: str(self.steps)}
         if against:
             given[WITH] = os.pathsep.join(str(self.work / each / "kept") for each in against)
-        if is_whole:
-            given[_WHOLE] = "1"
+        if asks is not None:
+            given[asks] = "1"
         # The same for every run: scripts write the paths of their files into files.
         out, own = self.work / "out", self.work / name
         words = [OUT.sub(lambda _: str(out), each) for each in self.command]
@@ -103,7 +113,7 @@ class Comparison:
             found = [_new(own / f"found in {each}") for each in against]
             folders = {**({KEPT: str(kept)} if keeps else {}), FOUND: os.pathsep.join(map(str, found))}
             try:
-                printed = _run(folder, words, {**given, **folders})
+                printed = _run(folder, words, {**given, **folders}, self._meanwhile([kept, *found]))
             except _AbortError:
                 if not tries:
                     raise
@@ -113,6 +123,16 @@ class Comparison:
         # The two are given it in forms of their own, such as one below the folder of the one alone.
         given_one = {} if checkpoint is None else {checkpoint: "CKPT"}
         return Run(folder, printed, own / "out", {str(out): "OUT", **given_one})
+
+    def _meanwhile(self, folders: Sequence[Path]) -> Callable[[], None]:
+        """Return what says how long a run takes, and how many steps of it are seen, when it is called."""
+        begun = time.monotonic()
+
+        def say() -> None:
+            seen = max(len(list(each.glob("step-*"))) for each in folders)
+            self.say(f"  {time.monotonic() - begun:.0f} s, {counted(seen, 'step')} seen")
+
+        return say
 
     def documents(self, name: str, against: str = _FIRST) -> list[dict[str, Any]]:
         """Return what was found in the steps of a run, compared with another one."""
@@ -142,8 +162,10 @@ def compare_scripts(
     their names. So the script needs no change; but every seed in it must be set.
 
     Where the two part, the first one runs again, and the report says if it differs from itself. If it does
-    not, and they part by more than rounding and what an optimizer makes of it, it runs a last time, with
-    FSDP1 that shards nothing (``NO_SHARD``), and the report says which of the two trains as that does.
+    not, and they part by more than rounding, it runs a last time. Where no number parts but where its
+    gradient is rounding, its gradients are rounded otherwise, and the report says whether that makes as much
+    of a difference. Else FSDP1 shards nothing (``NO_SHARD``), and the report says which of the two trains as
+    that does.
 
     Changes: only what the script itself does in the two folders. Where ``OUT`` stands in the command, each
     run has a new folder there, which is compared and deleted.
@@ -172,7 +194,7 @@ def compare_scripts(
     starts = _starts(command, checkpoints)
     say = on_phase or (lambda words: None)
     with tempfile.TemporaryDirectory(prefix="fsdp-migrate-compare-") as temporary:
-        runs = Comparison(tuple(command), steps, Path(temporary))
+        runs = Comparison(tuple(command), steps, Path(temporary), say)
         say(f"the script under FSDP1 runs in {folders[0]}")
         first = runs.run(folders[0], _FIRST, keeps=True, checkpoint=starts[0])
         say(f"the script under FSDP2 runs in {folders[1]}")
@@ -185,20 +207,49 @@ def compare_scripts(
             runs.run(folders[0], _AGAIN, against=[_FIRST], checkpoint=starts[0])
         except RankError as error:
             return replace(report, notes=(*report.notes, f"{_NOT_AGAIN} {error}"))
-        again = [read_difference(each) for it in runs.documents(_AGAIN) for each in it["differences"]]
+        again = _differences(runs.documents(_AGAIN))
         # Where no two runs differ by more than rounding, they are alike.
         if again and not (report.alike and all(is_rounding(each.gap) for each in again)):
             return replace(report, differs_from_itself=True)
-        # Of rounding, shards say nothing: without them the norm to clip by is summed in another order too.
-        is_known = report.is_enlarged or bool(report.stateless)
-        if report.num_differences == report.num_rounded or is_known:
+        if not report.num_unexplained or report.stateless:
             return report
+        # Of rounding, shards say nothing: without them the norm to clip by is summed in another order too.
+        if report.is_enlarged:
+            say("once more under FSDP1, with gradients rounded otherwise: does it part as much from itself?")
+            return _with_rounding(report, runs, folders[0], starts[0])
         say("once more under FSDP1, with whole parameters (NO_SHARD): which of the two is like it?")
         both = [_FIRST, _SECOND]
         with suppress(RankError):  # what it did until then tells as much
-            runs.run(folders[0], _UNSHARDED, against=both, is_whole=True, checkpoint=starts[0])
+            runs.run(folders[0], _UNSHARDED, against=both, asks=_WHOLE, checkpoint=starts[0])
         near = [_is_near(report.first.step, runs.documents(_UNSHARDED, each)) for each in both]
         return replace(report, unsharded=_UNSHARDEDS.get((near[0], near[1]), "unknown"))
+
+
+def _with_rounding(
+    report: ScriptReport, runs: Comparison, folder: Path, checkpoint: str | None
+) -> ScriptReport:
+    """Run the script under FSDP1 with gradients rounded otherwise, and say if it shows what differs."""
+    try:
+        runs.run(folder, _ROUNDED, against=[_FIRST], asks=ROUNDED, checkpoint=checkpoint)
+    except RankError as error:
+        return replace(report, notes=(*report.notes, f"{_NOT_ROUNDED} {error}"))
+    found, own = (_differences(runs.documents(name)) for name in (_SECOND, _ROUNDED))
+    if unshown := not_shown(found, own):
+        first = unshown[0]
+        note = f"{_OWN} {place(first)}, step {first.step}."
+        return replace(report, shown_by_rounding=False, notes=(*report.notes, note))
+    outs = [runs.work / name / "out" for name in (_FIRST, _SECOND, _ROUNDED)]
+    saved = [
+        replace(each, is_enlarged=each.is_same is False and differ_as_own(each, outs[0], outs[1], outs[2]))
+        for each in report.checkpoints
+    ]
+    return replace(
+        report, shown_by_rounding=True, num_enlarged=report.num_unexplained, checkpoints=tuple(saved)
+    )
+
+
+def _differences(documents: Iterable[dict[str, Any]]) -> list[Difference]:
+    return [read_difference(each) for document in documents for each in document["differences"]]
 
 
 def _starts(
@@ -233,8 +284,7 @@ def _is_near(step: int, documents: Sequence[dict[str, Any]]) -> bool | None:
     seen = [each for each in documents[: max(1, step)] if each["is_in_both"]]
     if len(seen) < max(1, step):
         return None
-    found = (read_difference(each) for document in seen for each in document["differences"])
-    return all(is_rounding(each.gap) for each in found if each.step <= step)
+    return all(is_rounding(each.gap) for each in _differences(seen) if each.step <= step)
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
@@ -249,9 +299,11 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[str, ...]:
+def _run(
+    folder: Path, words: Sequence[str], given: Mapping[str, str], meanwhile: Callable[[], None]
+) -> tuple[str, ...]:
     """Run a command, watched, and return the lines that it printed."""
-    of_runs_before = {KEPT, WITH, FOUND, _WHOLE}
+    of_runs_before = {KEPT, WITH, FOUND, ROUNDED, _WHOLE}
     above = os.environ.get("PYTHONPATH")
     given = {**{key: each for key, each in os.environ.items() if key not in of_runs_before}, **given}
     given["PYTHONPATH"] = os.pathsep.join([str(_AT_START), *([above] if above else [])])
@@ -260,7 +312,7 @@ def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[
     program = shutil.which(words[0], path=given["PATH"])
     if program is None:
         raise ConfigError(f"`{words[0]}` is no program that can be found in PATH.", field="command")
-    done = subprocess.run(
+    with subprocess.Popen(
         [program, *words[1:]],
         cwd=folder,
         env=given,
@@ -269,18 +321,29 @@ def _run(folder: Path, words: Sequence[str], given: Mapping[str, str]) -> tuple[
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
-        check=False,
-    )
-    lines = tuple(done.stdout.splitlines())
-    if done.returncode:
+    ) as process:
+        lines = tuple(_printed(process, meanwhile).splitlines())
+    if process.returncode:
         said = "\n".join(_what_failed(lines))
         tracebacks = sum(_TRACEBACK.match(line) is not None for line in lines)
         of_launchers = sum(_LOST in line for line in lines)
         is_aborted = any(_ABORTS in line for line in lines) and tracebacks <= of_launchers
         raise (_AbortError if is_aborted else RankError)(
-            f"`{' '.join(words)}` failed in {folder} (exit code {done.returncode}). It printed:\n{said}"
+            f"`{' '.join(words)}` failed in {folder} (exit code {process.returncode}). It printed:\n{said}"
         )
     return lines
+
+
+def _printed(process: subprocess.Popen[str], meanwhile: Callable[[], None]) -> str:
+    """Wait for a process, and return what it printed; call ``meanwhile`` now and then."""
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=SECONDS_BETWEEN)[0]
+            meanwhile()
+    except BaseException:
+        process.kill()
+        raise
 
 
 def _what_failed(lines: Sequence[str]) -> Iterator[str]:
@@ -329,8 +392,7 @@ def _is_own(line: str) -> bool:
 def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     """Put together what was found in the two runs."""
     documents = runs.documents(_SECOND)
-    found_in_order = [read_difference(each) for document in documents for each in document["differences"]]
-    differences = sorted(found_in_order, key=lambda each: is_rounding(each.gap))
+    differences = sorted(_differences(documents), key=lambda each: is_rounding(each.gap))
     first_step = differences[0].step if differences else 0
     under = [each["are_fsdp1"] for each in documents]
     were_fsdp1 = any(one for one, _ in under), any(other for _, other in under)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 
+# How many more ulps than units of the last bit of the largest number are those of numbers near 0 alone.
+_NEAR_ZERO = 1024
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -17,8 +19,9 @@ class Gap:
     """How two tensors differ.
 
     ``index`` is that of the first number that differs, ``fsdp1`` and ``fsdp2`` its two values. ``ulps`` is
-    the largest distance in representable numbers between them, of all numbers; None where it means nothing.
-    ``epsilons`` is ``largest`` in units of the last bit of the largest number of FSDP1's.
+    the largest distance in representable numbers between them, of all numbers; None where it means nothing,
+    as between numbers near 0, at a change of sign above all. ``largest`` is the largest difference, and
+    ``epsilons`` the same in units of the last bit of the largest number of FSDP1's.
     ``ratio`` is FSDP2's divided by FSDP1's where it is the same for all numbers. ``words`` says what differs
     that is no value: a shape, a dtype, or that one is missing.
     """
@@ -69,6 +72,7 @@ def find_gap(one: torch.Tensor | None, other: torch.Tensor | None) -> Gap | None
     place = differs.nonzero()[0]
     index = tuple(int(each) for each in place)
     values = [float(tensor[index].real) for tensor in (one, other)]
+    epsilons = _epsilons(one, other)
     return Gap(
         count=count,
         numel=one.numel(),
@@ -76,8 +80,8 @@ def find_gap(one: torch.Tensor | None, other: torch.Tensor | None) -> Gap | None
         fsdp1=values[0],
         fsdp2=values[1],
         largest=_largest(one, other),
-        ulps=_ulps(one, other),
-        epsilons=_epsilons(one, other),
+        ulps=_ulps(one, other, epsilons),
+        epsilons=epsilons,
         ratio=_ratio(one, other),
     )
 
@@ -92,11 +96,14 @@ def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - other.double()).abs().max())
 
 
-def _ulps(one: torch.Tensor, other: torch.Tensor) -> int | None:
+def _ulps(one: torch.Tensor, other: torch.Tensor, epsilons: float | None) -> int | None:
+    """Return the largest distance, where it is one: most representable numbers are those near 0."""
     if not one.is_floating_point() or not bool((one.isfinite() & other.isfinite()).all()):
         return None
-    gaps = (_steps(one) - _steps(other)).abs()
-    return int(gaps.max())
+    ulps = int((_steps(one) - _steps(other)).abs().max())
+    is_twice = ulps * torch.finfo(one.dtype).eps >= 1
+    is_near_zero = epsilons is not None and ulps > _NEAR_ZERO * max(epsilons, 1.0)
+    return None if is_twice or is_near_zero else ulps
 
 
 def _epsilons(one: torch.Tensor, other: torch.Tensor) -> float | None:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.parity.fsdp1 import wrap_in_fsdp1
 from fsdp_migrate.parity.recording import Recorder, clean_name
 from fsdp_migrate.parity.report import Collective, Cost
 from fsdp_migrate.runtime import full_optimizer_state_dict
@@ -130,7 +131,7 @@ class UnderFSDP1(Trainee):
 
     def wrap(self, arguments: Mapping[str, Any], make_optimizer: Callable[[nn.Module], Optimizer]) -> None:
         """Wrap the model, and make its optimizer."""
-        model = FSDP(self.plain, **arguments)
+        model = wrap_in_fsdp1(self.plain, arguments)
         self.adopt(model, make_optimizer(model), uses_originals=bool(arguments["use_orig_params"]))
 
     def adopt(self, model: nn.Module, optimizer: Optimizer, *, uses_originals: bool) -> None:

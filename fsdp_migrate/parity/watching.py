@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fsdp_migrate.parity.comparing import group_gap
-from fsdp_migrate.parity.enlarging import is_enlarged
+from fsdp_migrate.parity.enlarging import is_enlarged, round_otherwise
 from fsdp_migrate.parity.explaining import clue_of
 from fsdp_migrate.parity.report import Difference
 from fsdp_migrate.parity.script_report import is_rounding
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 KEPT, WITH, FOUND = "FSDP_MIGRATE_KEPT", "FSDP_MIGRATE_WITH", "FSDP_MIGRATE_FOUND"
 """Environment variables: the folder where this run keeps its steps, those of the runs to compare with, and
 for each of these that of what is found. Each may be missing."""
+
+ROUNDED = "FSDP_MIGRATE_ROUNDED"
+"""Environment variable: where it is set, gradients are rounded otherwise before they are stepped by."""
 
 STEPS = "FSDP_MIGRATE_STEPS"
 """Environment variable: how many steps of each model are seen."""
@@ -148,6 +151,8 @@ def _see_gradients(watch: Watch, optimizer: Optimizer) -> None:
             has_state=stepped.has_state(),
         )
         watch.open = seen, stepped
+        if ROUNDED in os.environ:
+            round_otherwise(optimizer, watch.steps)
 
 
 def _models_of(optimizer: Optimizer, watch: Watch) -> list[nn.Module]:

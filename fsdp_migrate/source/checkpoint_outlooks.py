@@ -37,6 +37,7 @@ class Outlook:
         call: The line of Python that does too, of a project that has no framework for it.
         is_whole: Whether a model and an optimizer are in it, as in what a run goes on from.
         is_weights: Whether there is nothing in it but one model.
+        lacks: What is missing in it, of what its framework saves together.
     """
 
     is_needed: bool
@@ -44,6 +45,7 @@ class Outlook:
     call: str = ""
     is_whole: bool = False
     is_weights: bool = False
+    lacks: str = ""
 
 
 def with_outlooks(found: Sequence[CheckpointFound]) -> list[CheckpointFound]:
@@ -80,7 +82,12 @@ def _is_quick(checkpoint: CheckpointFound) -> bool:
 def _look_at(checkpoint: CheckpointFound) -> Outlook | None:
     """Return what the head says, or None where ``inspect`` has to say more than yes or no."""
     from fsdp_migrate.checkpoint_convert import inspect_checkpoint, plan_conversion
-    from fsdp_migrate.checkpoint_convert.loading.advice import BEFORE_LOADING, advise_loading
+    from fsdp_migrate.checkpoint_convert.loading.advice import (
+        BEFORE_LOADING,
+        WITHOUT_OPTIMIZER,
+        advise_loading,
+        lacks_optimizer,
+    )
 
     try:
         manifest = inspect_checkpoint(checkpoint.path)
@@ -94,27 +101,39 @@ def _look_at(checkpoint: CheckpointFound) -> Outlook | None:
     is_whole, is_weights = {"model", "optimizer"}.issubset(kinds), kinds == ["model"]
     if plan.action != "none" and advice.by_framework is None:
         return Outlook(is_needed=True, is_whole=is_whole, is_weights=is_weights)
-    reader = _reader(manifest, is_full=checkpoint.is_full, is_named=advice.by_framework is not None)
+    reader = _reader(manifest, checkpoint, is_named=advice.by_framework is not None)
     # Of several models there is a line for each.
     has_call = manifest.framework in _OWN_SCRIPTS and "\n" not in advice.call
     call = advice.call if has_call else ""
-    return Outlook(is_needed=False, reader=reader, call=call, is_whole=is_whole, is_weights=is_weights)
+    lacks = WITHOUT_OPTIMIZER if lacks_optimizer(manifest) else ""
+    return Outlook(
+        is_needed=False, reader=reader, call=call, is_whole=is_whole, is_weights=is_weights, lacks=lacks
+    )
 
 
-def _reader(manifest: Manifest, *, is_full: bool, is_named: bool) -> str:
+def _reader(manifest: Manifest, checkpoint: CheckpointFound, *, is_named: bool) -> str:
     """Return who loads it as it is; ``is_named``: a framework reads a full state under FSDP2."""
     from fsdp_migrate.checkpoint_convert.loading.advice import LIGHTNINGS_WAY
     from fsdp_migrate.checkpoint_convert.sources.lightning import FABRICS
-    from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 
     if manifest.framework == "composer":
         return "Composer's Trainer, with FSDP2Migration among its callbacks,"
     if manifest.framework == "lightning":
         return f"Lightning's Trainer, {LIGHTNINGS_WAY},"
-    if loader := TARGETS[manifest.framework].loader:
+    if loader := _loader(manifest.framework, checkpoint):
         return f"{loader}{_FULL if is_named else ''}, by the path as before,"
     if manifest.layout == "safetensors":
         return "load_file or from_pretrained"
-    if is_full:
+    if checkpoint.is_full:
         return "torch.load in a script that is turned"
     return f"{'fabric.load or ' if FABRICS in manifest.evidence else ''}dcp.load, by the names in it,"
+
+
+def _loader(framework: str, checkpoint: CheckpointFound) -> str:
+    """Return what of a framework loads it: HF Trainer where that saved it, or Accelerate alone."""
+    from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
+    from fsdp_migrate.source.publishing import is_trainers
+
+    if framework == "accelerate":
+        return "HF Trainer" if is_trainers(checkpoint) else "`Accelerator.load_state`"
+    return TARGETS[framework].loader

@@ -7,6 +7,7 @@ given a hook only where its strategy will be written. Under another strategy the
 from __future__ import annotations
 
 import ast
+import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,12 @@ def with_lightning(project: Project, links: dict[Path, Links]) -> dict[Path, Lin
     return _Hooks(project, dict(links), trainers).told() if trainers else links
 
 
-def _shown(owner: Definition) -> str:
-    """Return a class with its file, as it is said to be where the hook goes."""
+def _shown(owner: Definition, project: Project) -> str:
+    """Return a class with its file, below the folder that holds the whole project."""
     home = owner.module.path
-    folder = f"{home.parent.name}/" if home.parent.name else ""
-    return f"`{owner.name}` ({folder}{home.name})"
+    # Relative and absolute paths have nothing in common.
+    near = [path.parent for path in project.texts if path.is_absolute() == home.is_absolute()]
+    return f"`{owner.name}` ({home.relative_to(os.path.commonpath(near)).as_posix()})"
 
 
 @dataclass(eq=False)
@@ -77,7 +79,7 @@ class _Hooks:
             if found:
                 self._owners.update({(module.path, written): owner for written, owner in found.items()})
                 self._tell(module.path, {written: self._reason(owner) for written, owner in found.items()})
-                homes = {written: _shown(owner) for written, owner in found.items()}
+                homes = {written: _shown(owner, self.project) for written, owner in found.items()}
                 self.links[module.path] = replace(self.links[module.path], lightning_homes=homes)
         for home in {owner.module.path for owner in self._owners.values()}:
             self.links[home] = replace(self.links.get(home, NOTHING), is_trained=True)

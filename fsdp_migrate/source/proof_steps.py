@@ -10,7 +10,7 @@ from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
 from fsdp_migrate.source.next_step import Step
-from fsdp_migrate.source.publishing import TRAINERS, steps_to_publish
+from fsdp_migrate.source.publishing import TRAINERS, is_trainers, steps_to_publish
 from fsdp_migrate.source.saved_files import SAVED
 
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # torch writes what names the tensors of a file before them.
 _OPTIMIZER, _HEAD = b"optim", 4 << 20
-_MOST_OTHERS = 3
+_MOST_OTHERS, _MOST_SCRIPTS = 3, 6
 _INSPECT = (
     "See whether FSDP2 loads, as it is, the checkpoint that the next run starts from, and the line of Python "
     "that loads it; and what FSDP1 itself does wrong when it goes on from it."
@@ -37,12 +37,11 @@ _FULL = (
     "A script that reads a full state with torch.load or load_file needs no conversion: rewritten, it does "
     "so as before."
 )
-_CLIPS = (
-    "If it clips gradients, as HF Trainer does by default, compare losses and not bits: their norm is summed "
-    "in another order."
-)
-_START = f"Then start the run as before, from that checkpoint or from what it was converted to. {_CLIPS}"
-_START_AS_IT_IS = f"Then start the run as before, from that checkpoint. {_CLIPS}"
+_CLIPS = "If it clips gradients{}, compare losses and not bits: their norm is summed in another order."
+_BY_DEFAULT = ", as HF Trainer does by default"
+_START = "Then start the run as before, from that checkpoint or from what it was converted to."
+_START_AS_IT_IS = "Then start the run as before, from that checkpoint."
+_EACH = "Do so with each script that trains: {}."
 _ANEW = (
     "Lightning takes it as Trainer.fit(model, ckpt_path=...). Compare its losses with those of an FSDP1 run "
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
@@ -59,6 +58,10 @@ _FLAT = (
 _KEEP = (
     "Keep a copy of the project as it is now, without its checkpoints where they are large: `compare` runs "
     "it, and then the new one."
+)
+_IS_THERE = (
+    "{} is there already. If it is no copy of this project as it is now, keep one by another name, and write "
+    "that into the commands below."
 )
 _COMPARE = (
     "Compare a short run of your own command before and after, one that evaluates and saves too: what "
@@ -103,14 +106,25 @@ def step_to_keep(folder: str) -> Step:
         >>> step_to_keep(".").commands
         ('cp -r . ../before',)
     """
-    return Step(_KEEP, (f"cp -r {shlex.quote(folder)} {shlex.quote(_copy_of(folder))}",))
+    copy = _copy_of(folder)
+    # Into a folder that is there, `cp -r` would lay the project beside what is in it.
+    if Path(copy).exists():
+        return Step(f"{_KEEP} {_IS_THERE.format(copy)}", ())
+    return Step(_KEEP, (f"cp -r {shlex.quote(folder)} {shlex.quote(copy)}",))
 
 
-def step_to_compare(folder: str, *, is_kept: bool) -> Step:
-    """Return the step that compares the two runs; ``is_kept``: a step before has kept the old project."""
+def step_to_compare(folder: str, scripts: Sequence[str] = (), *, is_kept: bool) -> Step:
+    """Return the step that compares the two runs, of each of several scripts.
+
+    Args:
+        folder: The folder of the project.
+        scripts: The scripts that train, as far as it is seen.
+        is_kept: Whether a step before has kept the old project.
+    """
     before = _copy_of(folder)
     said = _FROM_BEFORE if Path(before).is_dir() else _NO_COPY
     text = _COMPARE if is_kept else f"{_COMPARE} {said.format(before)}"
+    text += f" {_EACH.format(listed(scripts, _MOST_SCRIPTS))}" if len(scripts) > 1 else ""
     return Step(text, (_compare(folder),))
 
 
@@ -145,8 +159,12 @@ def steps_for_checkpoints(
         both = tuple(_compare(folder, "--checkpoint", one.path, each) for each in loads)
         go_on = _GO_ON.format(_SAME if len(loads) > 1 else "") + _or_another(one, waiting)
         start = _START_AS_IT_IS if loads == [one.path] and all(map(_is_ready, waiting)) else _START
-        steps.append(Step(f"{start} {_ANEW if anew else ''}".strip() + f" {go_on}", both))
-        steps += steps_to_publish(waiting, models)
+        clips = _CLIPS.format(_BY_DEFAULT if any(map(is_trainers, waiting)) else "")
+        steps.append(Step(" ".join(filter(None, (start, clips, _ANEW if anew else "", go_on))), both))
+    if folder is not None:
+        # Of the new run's, too: what it trains is to be published as well.
+        newer = [each for each in latest if each.is_fsdp2s and not (each.is_incomplete or each.is_export)]
+        steps += steps_to_publish(newer or waiting, models)
     return steps
 
 
@@ -177,6 +195,9 @@ def _said_of_ready(waiting: Sequence[CheckpointFound]) -> Iterator[str]:
     of_readers: dict[str, list[CheckpointFound]] = {}
     for each in waiting:
         if each.outlook is not None and _is_ready(each):
+            if each.outlook.lacks:
+                yield f"{each.path}: {each.outlook.lacks}"
+                continue
             of_readers.setdefault(each.outlook.reader, []).append(each)
     for reader, found in of_readers.items():
         calls = [each.outlook.call for each in found if each.outlook is not None and each.outlook.call]

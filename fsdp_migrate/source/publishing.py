@@ -24,10 +24,13 @@ _DRY = (
     "`--rename` makes them so."
 )
 _FOLDER = "DIR is the folder of the model that was trained from, with its config.json."
-_IS_THERE = (
-    "To publish the weights of {0}: `from_pretrained` reads those of FSDP1 that lie in it, as they are."
-)
+_IS_THERE = "To publish the weights of {0}: `from_pretrained` reads those that lie in it, as they are."
 _MOST_MODELS = 4
+
+
+def is_trainers(checkpoint: CheckpointFound) -> bool:
+    """Tell whether HF Trainer has left a checkpoint, and not Accelerate alone."""
+    return (Path(checkpoint.path) / TRAINERS).is_file()
 
 
 def steps_to_publish(waiting: Sequence[CheckpointFound], models: Sequence[str]) -> list[Step]:
@@ -37,7 +40,7 @@ def steps_to_publish(waiting: Sequence[CheckpointFound], models: Sequence[str]) 
         waiting: The checkpoints that a run may go on from.
         models: The folders with the config of a model.
     """
-    trainers = next((each for each in waiting if (Path(each.path) / TRAINERS).is_file()), None)
+    trainers = next(filter(is_trainers, waiting), None)
     inner = next(
         (each for each in (waiting if models else [trainers]) if each and not each.is_published), None
     )

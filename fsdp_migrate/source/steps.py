@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, TypedDict
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.left_comments import what_they_stop
+from fsdp_migrate.source.apart_steps import steps_for_apart
 from fsdp_migrate.source.argument_files import steps_for_arguments
 from fsdp_migrate.source.copied_trainers import left_to_copies
+from fsdp_migrate.source.ended_groups import TO_WRITE
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.own_model_types import of_transformers
 from fsdp_migrate.source.proof_steps import folder_of, step_to_compare, step_to_keep, steps_for_checkpoints
@@ -19,7 +22,7 @@ from fsdp_migrate.source.uses import of_shared_comments
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source.launchers import LaunchFound
     from fsdp_migrate.source.pins import PinFound
@@ -74,6 +77,7 @@ _WANTED = (
 )
 _COPY = "The config is FSDP2's already, so FSDP1 runs by the copy that was kept."
 _IN_CELLS = "the launch lines, and the configs in cells of notebooks"
+_LOOK = "Read what each says that changes, and do what it says is to be written for that."
 _WRITTEN = "the flags and here-documents of the scripts"
 _LINES_BY_HAND = (
     "Change by hand the launch lines whose flags stand within quotes, or in a variable that others use; this "
@@ -87,54 +91,9 @@ _ELSEWHERE = (
     "Read what this says of launch lines whose settings stand in other files or in the environment, such as "
     "what becomes of the mixed precision that they ask for. The lines stay as they are unless it says so"
 )
-_TOGETHER = (
-    "Let Accelerate prepare each model and its optimizer in one call, as its FSDP2 asks for: make the "
-    "optimizer first, and write `model, optimizer = accelerator.prepare(model, optimizer)`"
-)
-_SEVERAL = (
-    "Give Accelerate each model that is trained in a call of its own, with an optimizer of its own, and "
-    "leave out those that are not: its FSDP2 takes one model in a call, and an optimizer of that model "
-    "alone. Where one optimizer holds several, make one for each, or make the models parts of one module "
-    "whose `forward` runs them"
-)
 _COMPOSER, _COMPOSERS = "composer", "FM328"
 _ASKING = frozenset({*PREPARING, "FM427", "FM428"})
 """What shards in a source, and settings that it gives a framework, in which `rewrite` writes FSDP2's."""
-_LEFT_OUT = (
-    "Take models that are not trained out of Accelerate's hands, whose FSDP2 refuses them: write "
-    "`model.to(accelerator.device)`, or have such a model sharded with an optimizer that never steps, "
-    "`model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))`"
-)
-_EITHER = (
-    "See whether the models that Accelerate prepares here are trained, where no optimizer is made: its FSDP2 "
-    "refuses a model without its optimizer. Where one is, prepare both together, `model, optimizer = "
-    "accelerator.prepare(model, optimizer)`; where it is not, write `model.to(accelerator.device)`"
-)
-_HELD = (
-    "Make what an optimizer holds beside the model's parameters a part of that model, or give it an "
-    "optimizer of its own that is not prepared: Accelerate's FSDP2 stops at parameters of others"
-)
-_SECOND = (
-    "Where a second model has none of the classes that `fsdp_transformer_layer_cls_to_wrap` names, write "
-    "`accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = []` above the call that prepares it, "
-    "which is one unit then as under FSDP1: Accelerate's FSDP2 looks for them in every model, and stops"
-)
-_NOT_LOADED = (
-    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
-    "`cpu_ram_efficient_loading`: with true, which Accelerate's launcher takes where nothing is said, its "
-    "FSDP2 stops at what these models hold"
-)
-_TORN = (
-    "Write `fsdp_cpu_ram_efficient_loading: false`, in HF Trainer's `fsdp_config` "
-    "`cpu_ram_efficient_loading`, which `fsdp-migrate config` does where it sees the ties too, or give these "
-    "models a method `tie_weights()` that ties them: with true, which Accelerate's launcher takes where "
-    "nothing is said, its FSDP2 trains their tied weights apart, without a word"
-)
-_IGNORED = (
-    "Write `fsdp_cpu_ram_efficient_loading: false`: with true, which Accelerate's launcher takes where "
-    "nothing is said, its FSDP2 shards the modules in `ignored_modules` all the same, and gives every rank "
-    "the values of rank 0"
-)
 _CALLED_BACK = (
     "Leave Composer's {} as it is if you add the callback (FM328), which reads FSDP1's settings and stops at "
     "converted ones. Only if you take Composer's own FSDP2 instead, with FSDP_VERSION=2 in the environment, "
@@ -159,6 +118,16 @@ _BY_OTHERS = (
 _IMPORTS = "FM329"
 _SETTINGS = frozenset({"FM319", "FM320", "FM327", "FM328", "FM427", "FM428"})
 """What is a framework's setting for FSDP in a source."""
+# What a framework's sources are given of `fsdp_migrate.runtime`; the framework shards.
+_OURS = re.compile(
+    r"(?<![\w.])(?:clip_grad_norm_|(?:full|sharded)_(?:\w+_)?state_dict|grad_scaler|load_model_state_dict|no_sync"
+    r"|optim_state_dict_to_load|summon_full_params)\("
+)
+_INSTALL = "Install `fsdp-migrate` wherever the project runs, which has no file of requirements to add it to"
+_SHOWN_AGAIN = (
+    "See what else differs under the config that was converted, and what to write for it. The conversion has "
+    "said so too."
+)
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _SETTLE = "Settle by hand what got a comment, and delete it"
 _UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
@@ -169,6 +138,13 @@ class Done(TypedDict):
 
     is_prepared: bool
     is_called_back: bool
+
+
+class Scripts(TypedDict):
+    """What is seen of the scripts of a project, as :func:`next_steps` is told of them."""
+
+    scripts: list[str]
+    ends: list[str]
 
 
 def next_steps(
@@ -184,9 +160,11 @@ def next_steps(
     is_checked: bool = True,
     is_called_back: bool = False,
     apart: PreparedApart | None = None,
-    lacking: Sequence[str] = (),
+    lacking: Sequence[str] | None = None,
     elsewhere: Sequence[str] = (),
     unknown: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    ends: Sequence[str] = (),
 ) -> list[Step]:
     """Return what to do, in order of work: what changes nothing first, then sources, configs, checkpoints.
 
@@ -201,10 +179,12 @@ def next_steps(
         is_prepared: Whether sources call ``prepare_fully_shard``, as rewritten ones do.
         is_checked: Whether something in the project stops a run at the comments that are left.
         is_called_back: Whether Composer has the callback, by which it takes FSDP1's configs as they are.
-        lacking: The files of requirements of a project that does not name fsdp-migrate.
+        lacking: The files of requirements of a project that does not name fsdp-migrate; None where one does.
         apart: The places where Accelerate gets a model without its optimizer.
         elsewhere: The configs that launch lines name and that are not here.
         unknown: Those whose names do not say whether they ask for FSDP.
+        scripts: The scripts that train, as far as it is seen.
+        ends: The places at which scripts end a group that may be gloo's by torch's own call.
     """
     where = shlex.join(paths)
     uses = [use for use in report.uses if use.cell is None]
@@ -225,16 +205,14 @@ def next_steps(
     is_to_be = any(use.code in PREPARING for use in rewrites)
     if not (elsewhere or unknown):
         steps += _steps_for_sharding_elsewhere(report, configs, launches, is_prepared=is_prepared)
-    steps += _steps_for_lacking(lacking) if is_prepared or is_to_be else []
+    has_run = any(each.is_fsdp2s for each in checkpoints)  # and has shown what it does
+    if is_to_be or is_prepared or any(_OURS.search(use.becomes) for use in rewrites):
+        steps += _steps_for_ours(lacking, ends, has_run=has_run and not is_to_be)
     if left:
         stops = what_they_stop((use.code for use in left), is_checked=is_checked or is_to_be)
         text = f"{_SETTLE}: {_amount(left, 'place')}{of_shared_comments(left)}. {stops}"
         steps.append(Step(text, (f"grep -rn '# fsdp-migrate: FM' {where}",)))
-    if unclear := [use for use in uses if use.action == "unclear"]:
-        steps.append(Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}. See FM450.", ()))
-    in_cells = [use for use in report.uses if use.cell is not None]
-    if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
-        steps.append(Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ()))
+    steps += _steps_to_look(report)
     # What sources that shard, or ask a framework to, make of a switch of their own stays as it is.
     asks = is_prepared or any(use.code in _ASKING for use in rewrites)
     own = [each for each in converted if not (asks and each.is_switch)]
@@ -242,13 +220,22 @@ def next_steps(
     steps += [*_for_launches(launches, configs, rewrites), *steps_for_arguments(paths, configs, launches)]
     said = ((_NOT_HERE, elsewhere), (_UNKNOWN, unknown))
     steps += [Step(f"{text.format(listed(names, _PLACES))}.", ()) for text, names in said if names]
-    steps += _steps_for_apart(apart)
-    # A new run that has saved something has shown what it does.
-    if is_to_turn or left or (is_turned and not any(each.is_fsdp2s for each in checkpoints)):
-        steps.append(step_to_compare(folder, is_kept=is_kept))
+    steps += steps_for_apart(apart)
+    steps += [] if has_run else _steps_for_converted(configs)
+    if is_to_turn or left or (is_turned and not has_run):
+        steps.append(step_to_compare(folder, scripts, is_kept=is_kept))
     old = [each for each in checkpoints if not _is_of_model(each, models)]
     is_run = bool(report.num_files or configs or launches)
     return steps + steps_for_checkpoints(old, models, folder if is_run else None)
+
+
+def _steps_to_look(report: ScanReport) -> Iterator[Step]:
+    """Yield what no command does: places that are not clear, and what cells of notebooks hold."""
+    if unclear := [use for use in report.uses if use.cell is None and use.action == "unclear"]:
+        yield Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}. See FM450.", ())
+    in_cells = [use for use in report.uses if use.cell is not None]
+    if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
+        yield Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ())
 
 
 def _step_to_rewrite(where: str, turned: str) -> Step:
@@ -316,24 +303,6 @@ def _steps_for_sharding_elsewhere(
     return [Step(f"{_BY_OTHERS.format(listed(turned, _PLACES))}.", ())] if turned else []
 
 
-def _steps_for_apart(apart: PreparedApart | None) -> list[Step]:
-    """Return what Accelerate asks of models that it gets without their optimizers."""
-    if apart is None:
-        return []
-    said = (
-        (_TOGETHER, "FM449", apart.trained),
-        (_SEVERAL, "FM449", apart.several),
-        (_LEFT_OUT, "FM449", apart.untrained),
-        (_EITHER, "FM449", apart.unclear),
-        (_HELD, "FM449", apart.held),
-        (_SECOND, "FM449", apart.second),
-        (_NOT_LOADED, "FM343", apart.not_loaded),
-        (_TORN, "FM343", apart.torn),
-        (_IGNORED, "FM343", apart.ignored),
-    )
-    return [Step(f"{text}: {code} ({listed(places, _PLACES)}).", ()) for text, code, places in said if places]
-
-
 def _amount(uses: Sequence[Use], word: str) -> str:
     return f"{counted(len(uses), word)} in {counted(len({use.path for use in uses}), 'file')}"
 
@@ -346,10 +315,13 @@ def _steps_for_pins(pins: Sequence[PinFound]) -> list[Step]:
     return [Step(f"Raise the requirements that keep out what FSDP2 needs: {text}.", ())]
 
 
-def _steps_for_lacking(files: Sequence[str]) -> list[Step]:
-    """Return the step that adds this package to a project's requirements, if it has files of them."""
-    text = f"Add `fsdp-migrate` to {listed(files, _PLACES)}: the rewritten sources import it."
-    return [Step(text, ())] if files else []
+def _steps_for_ours(lacking: Sequence[str] | None, ends: Sequence[str], *, has_run: bool) -> Iterator[Step]:
+    """Yield what has this package installed, and what of it goes where scripts end their process group."""
+    if lacking or (lacking is not None and not has_run):
+        added = f"Add `fsdp-migrate` to {listed(lacking, _PLACES)}" if lacking else _INSTALL
+        yield Step(f"{added}: the rewritten sources import it.", ())
+    if ends and not has_run:
+        yield Step(TO_WRITE.format(listed(ends, _PLACES)), ())
 
 
 def _steps_for_proof(
@@ -461,7 +433,7 @@ def _steps_for_configs(
     changing = [each for each in configs if each.state == "changes"]
     either = [each for each in changing if asks_back and each.framework == _COMPOSER]
     if surely := [each for each in changing if each not in either]:
-        text = f"Convert {counted(len(surely), 'config')}; a backup of each is kept."
+        text = f"Convert {counted(len(surely), 'config')}; a backup of each is kept. {_LOOK}"
         steps.append(Step(text, tuple(map(_converting, surely))))
         steps += _steps_for_wanted(configs, launches)
     if either:
@@ -475,6 +447,16 @@ def _steps_for_configs(
     if odd:
         steps.append(Step("See why these configs cannot be converted as they are.", odd))
     return steps
+
+
+def _steps_for_converted(configs: Sequence[ConfigFound]) -> list[Step]:
+    """Return the step that shows again what a conversion changed, of configs with what was kept of them."""
+    kept = [each.fsdp1_copy for each in configs if each.fsdp1_copy and each.state == "fsdp2"]
+    return (
+        [Step(_SHOWN_AGAIN, tuple(f"fsdp-migrate config {shlex.quote(path)}" for path in kept))]
+        if kept
+        else []
+    )
 
 
 def _converting(config: ConfigFound) -> str:

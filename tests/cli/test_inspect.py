@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.source.checkpoint_outlooks import with_outlooks
+from fsdp_migrate.source.proof_steps import steps_for_checkpoints
+from fsdp_migrate.source.surroundings import CheckpointFound
 from tests.checkpoint.samples import COMPOSER, NEWEST
 
 
@@ -67,6 +70,16 @@ def test_who_loads_the_shards_of_a_framework_is_said(
         "`Accelerator.load_state` or the HF Trainer goes on from it under FSDP2, by the path as before."
         in said
     )
+    # As a run leaves it that died while it saved its optimizer.
+    shutil.rmtree(tmp_path / "out" / "optimizer_0")
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "There is no optimizer in it: it is weights alone, or what a run left that died" in said
+    assert "goes on from it" not in said
+    found = with_outlooks([CheckpointFound(str(tmp_path / "out"), "model and optimizer apart")])
+    said = " ".join(step.text for step in steps_for_checkpoints(found, [], None))
+    assert "There is no optimizer in it" in said
+    assert "No conversion is needed" not in said
 
 
 def test_inspect_says_what_else_is_there_and_who_reads_it(

@@ -175,7 +175,10 @@ def test_what_fsdp1_refuses_is_said() -> None:
     told = foretell(model, {**ARGUMENTS, "use_orig_params": False})
     assert told.fsdp1 is None
     assert told.fsdp2 is not None
-    assert any(note.startswith("FSDP1 is not predicted") for note in told.notes)
+    [said] = [note for note in told.notes if note.startswith("FSDP1 is not predicted")]
+    assert "some of this model are frozen, `blocks.0.up.weight` for one." in said
+    assert "Set `use_orig_params: true`" in said
+    assert "ValueError" not in said
 
 
 @pytest.mark.slow

@@ -479,6 +479,34 @@ def test_a_flat_parameter_that_is_gone_is_what_the_migration_asks_for(
     assert told.endswith("Not compared: 1 checkpoint.") == (is_same is None)
 
 
+@pytest.mark.parametrize(("step", "is_same"), [(8, None), (9, False)])
+def test_an_optimizer_of_ranks_that_is_whole_now_is_what_the_migration_asks_for(
+    step: int, is_same: bool | None, tmp_path: Path
+) -> None:
+    """FM425: the names of what lies in the files have nothing in common, and the verdict was "Different"."""
+    names = ["up.weight", "up.bias"]
+    model = {name: torch.linspace(1, 2, 4) for name in names}
+    whole = {name: {"exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4)} for name in names}
+    for run in ("first", "second"):
+        folder = tmp_path / run / "out" / "step-8"
+        folder.mkdir(parents=True)
+        torch.save(model, folder / "model.pt")
+        torch.save({"step": 8 if run == "first" else step}, folder / "trainer.pt")
+    group: dict[str, Any] = {"lr": 0.1, "params": [0]}
+    for rank in range(2):
+        flat = {0: {"exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4), "step": torch.tensor(2.0)}}
+        state = {"state": flat, "param_groups": [group]}
+        torch.save(state, tmp_path / "first" / "out" / "step-8" / f"optimizer_rank{rank}.pt")
+    state_of_all = {"state": whole, "param_groups": [{**group, "params": names}]}
+    torch.save(state_of_all, tmp_path / "second" / "out" / "step-8" / "optimizer.pt")
+    [saved] = report_on(tmp_path, []).checkpoints
+    assert saved.is_same is is_same
+    assert saved.words.startswith(
+        "`optimizer` is one rank's part of flat parameters in each of FSDP1's files"
+    )
+    assert ("Besides, it differs: trainer.step" in saved.words) is (is_same is False)
+
+
 def adam(first: torch.Tensor, second: torch.Tensor, lr: float = 0.1, **model: torch.Tensor) -> dict[str, Any]:
     own = {"state": {"w": {"exp_avg": first, "exp_avg_sq": second}}}
     return {"model": model, "optim": {**own, "param_groups": [{"params": ["w"], "lr": lr}]}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,8 +15,6 @@ from tests.scripts import launch_forked
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     Capture = pytest.CaptureFixture[str]
 
@@ -53,6 +52,39 @@ def test_the_rank_that_failed_first_is_told(capsys: Capture, monkeypatch: pytest
     said = capsys.readouterr().err.partition("\n")[2]
     assert "failed in step 1, on rank 1: ValueError" in said
     assert "only here" in said
+
+
+def half_frozen() -> nn.Module:
+    model = layer()
+    model.weight.requires_grad_(False)
+    return model
+
+
+def of_two_dtypes() -> nn.Module:
+    return nn.Sequential(layer(), layer().half())
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        (
+            "half_frozen",
+            "some of this model are frozen, `weight` for one. Set `use_orig_params: true` in the config",
+        ),
+        ("of_two_dtypes", "Must flatten tensors with uniform dtype but got torch.float"),
+    ],
+)
+def test_what_fsdp1_itself_refuses_is_said_without_a_traceback(
+    factory: str, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There were 30 lines of each rank, and the last said not what to do: `scan` writes no such key."""
+    monkeypatch.setattr("fsdp_migrate.parity.start.launch_ranks", launch_forked)
+    given = ["--model", f"{__name__}:{factory}", f"--data={__name__}:batches", "--device=cpu"]
+    assert main(["parity", *given]) == 1
+    shown = capsys.readouterr().err.partition("\n")[2]
+    assert shown.startswith("Error: FSDP1 itself refuses this model with these arguments: ")
+    assert said in " ".join(shown.split())
+    assert "Traceback" not in shown
 
 
 def save_in_two_groups(folder: Path) -> Path:

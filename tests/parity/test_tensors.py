@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from fsdp_migrate.parity.report import Difference, what_differs
 from fsdp_migrate.parity.tensors import Gap, find_gap
 
 
@@ -22,6 +23,30 @@ def test_neighbours_are_one_ulp_apart_across_zero_too(dtype: torch.dtype) -> Non
         gap = find_gap(one, other)
         assert gap is not None
         assert (gap.ulps, gap.index, gap.count) == (ulps, (0,), 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_counted"),
+    [
+        ([0.02, 1e-6], [0.02, -1e-6], False),  # 1.8 billion lie between them
+        ([0.02, 1e-6], [0.02, 1.5e-6], False),
+        ([0.02, 0.0], [0.02, 1e-9], False),
+        ([1e-6], [-1e-6], False),
+        ([0.02, 1e-6], [0.02, 1.000001e-6], True),
+        ([0.02, 1e-6], [0.02000001, 1e-6], True),
+        ([0.02], [0.03], True),
+    ],
+)
+def test_near_zero_the_difference_is_said_and_no_ulps(
+    one: list[float], other: list[float], *, is_counted: bool
+) -> None:
+    gap = find_gap(torch.tensor(one), torch.tensor(other))
+    assert gap is not None
+    assert (gap.ulps is not None) is is_counted
+    found = Difference(step=1, stage="parameter", name="a", module="", rank=0, gap=gap)
+    largest = max(abs(a - b) for a, b in zip(one, other, strict=True))
+    assert ("ulp" in what_differs(found)) is is_counted
+    assert (f", by {largest:.2g}" in what_differs(found)) is not is_counted
 
 
 def test_what_is_the_same_has_no_gap() -> None:

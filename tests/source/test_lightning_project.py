@@ -70,6 +70,19 @@ def test_callbacks_are_given_the_sharded_module(tmp_path: Path, method: str, bod
     assert said(tmp_path, OWN.format("Other", method, body)) == {}
 
 
+def test_the_file_of_a_module_is_named_below_the_project(tmp_path: Path) -> None:
+    """`(charlm/lit.py)` was said of `src/charlm/lit.py`: the last folder alone."""
+    package = tmp_path / "src" / "charlm"
+    package.mkdir(parents=True)
+    (package / "lit.py").write_text(OWN.format("L.LightningModule", "training_step(self, batch, i)", "pass"))
+    strategy = "strategy=FSDPStrategy(sharding_strategy=cfg.sharding)"
+    head = "from charlm.lit import Own\nfrom lightning.pytorch.strategies import FSDPStrategy\n"
+    train = head + TRAINS.replace("strategy='fsdp'", strategy) + "trainer.fit(Own())\n"
+    (tmp_path / "train.py").write_text(train)
+    texts = [use.becomes for use in scan_paths([tmp_path]).uses if use.code == "FM319"]
+    assert "LightningModule `Own` (src/charlm/lit.py)" in " ".join(texts)
+
+
 def test_what_callbacks_and_modules_give_to_functions_of_other_files(tmp_path: Path) -> None:
     own = OWN.format("L.Callback", "on_train_end(self, trainer, pl_module)", "use(pl_module)")
     assert said(tmp_path, own) == {"helpers.py": {"FM333"}}

@@ -71,7 +71,7 @@ def test_a_checkpoint_of_hf_trainer_is_published_without_a_model_beside_it(
     [step] = steps_to_publish([found], [])
     if is_published:
         assert step.commands == ()
-        assert "`from_pretrained` reads those of FSDP1 that lie in it" in step.text
+        assert "`from_pretrained` reads those that lie in it" in step.text
     else:
         assert step.commands == (f"fsdp-migrate convert {tmp_path} OUT --to hf --hf-config DIR",)
         assert "DIR is the folder of the model that was trained from" in step.text

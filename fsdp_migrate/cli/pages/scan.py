@@ -53,7 +53,7 @@ def scan_report(
         pins: The requirements that keep out what FSDP2 needs.
         checkpoints: The checkpoints that were found.
         steps: What to do, in order.
-        blocked: What cannot be migrated as it stands.
+        blocked: What no command turns.
     """
     needed = [use for use in report.uses if use.action in {"rewritten", "commented", "unclear"}]
     by_hand = sum(use.is_for_people for use in needed)
@@ -63,7 +63,7 @@ def scan_report(
         Steps("What to do", tuple(Step(step.text, Commands(step.commands)) for step in steps))
         if steps
         else None,
-        Notes("Cannot be migrated as it stands", tuple(blocked)) if blocked else None,
+        Notes("Turned by no command", tuple(blocked)) if blocked else None,
         _rules(report),
         _uses("To be done or looked at", needed),
         _settings(configs, launches),

@@ -45,7 +45,8 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
         if saved.is_same is None:
             yield f"{saved.path} was not compared: {saved.words}"
         else:
-            yield f"{saved.path}: {'the same' if saved.is_same else f'differs: {saved.words}'}"
+            as_own = ". FSDP1's own run, rounded otherwise, differs by as much" if saved.is_enlarged else ""
+            yield f"{saved.path}: {'the same' if saved.is_same else f'differs: {saved.words}{as_own}'}"
     for records in report.records:
         yield f"{records.path}: {records.words or 'the same but for times and memory'}"
     yield from report.notes
@@ -53,7 +54,7 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
 
 def _pairs(report: ScriptReport, most: int | None) -> Iterator[str]:
     if report.printed:
-        yield "Printed with other numbers (times and speeds always have them):"
+        yield "Printed with other numbers, times, speeds and memory aside:"
     pairs = report.printed if most is None else sorted(report.printed, key=printed_order)[:most]
     for one, other in pairs:
         yield f"  FSDP1: {one}"

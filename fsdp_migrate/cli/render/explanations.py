@@ -21,7 +21,7 @@ _FIDELITIES = {
     "equivalent": "another mechanism for the same; what may differ is said below",
     "obsolete": "FSDP2 needs no such thing",
     "changed": "something that you could notice differs",
-    "refused": "it cannot be migrated as it is",
+    "refused": "it is not migrated as it is; what takes its place is said below",
 }
 
 

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
-from fsdp_migrate.checkpoint_convert.loading.advice import BEFORE_LOADING, advise_loading
+from fsdp_migrate.checkpoint_convert.loading.advice import (
+    BEFORE_LOADING,
+    WITHOUT_OPTIMIZER,
+    advise_loading,
+    lacks_optimizer,
+)
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.cli.render.changes import ACTIONS, changes_of, show_changes, shown_of
@@ -127,7 +132,8 @@ def show_outlook(
         loader = TARGETS[manifest.framework].loader
         is_ready = BEFORE_LOADING.isdisjoint(finding.code for finding in manifest.findings)
         if by_framework is None and plan.action == "none" and loader and is_ready:
-            print_text(out, f"{loader} goes on from it under FSDP2, by the path as before.")
+            goes_on = f"{loader} goes on from it under FSDP2, by the path as before."
+            print_text(out, WITHOUT_OPTIMIZER if lacks_optimizer(manifest) else goes_on)
     if by_framework is not None:
         print_text(out, by_framework)
     _show_loading(manifest, is_better_converted=is_needed)

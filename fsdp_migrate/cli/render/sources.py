@@ -172,7 +172,7 @@ def show_work(steps: Sequence[Step], blocked: Sequence[str]) -> None:
         if len(step.commands) > _SHOWN:
             out.print(f"   and likewise for {len(step.commands) - _SHOWN} more")
     if blocked:
-        out.print("[bold]Cannot be migrated as it stands[/]; what takes its place is said below")
+        out.print("[bold]Turned by no command[/]; what takes its place is said below")
         for text in blocked:
             print_text(out, text, indent="  ")
     elif steps:

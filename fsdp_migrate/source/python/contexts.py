@@ -237,7 +237,8 @@ class Contexts:
         ]
         if problem is None and not inside:
             problem = (
-                "it decides what state_dict() gives in other places (if there is none, delete this call)"
+                "it decides what an FSDP1 model's state_dict() gives in other places (where only torch's "
+                "get_state_dict and its kin take states, delete this call)"
             )
         return Context(call, model, settings, problem, configs=configs)
 

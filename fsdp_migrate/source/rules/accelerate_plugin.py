@@ -64,6 +64,10 @@ _MEANT = (
     'sharding_strategy, and where it has no state_dict_type that of FSDP1, "FULL_STATE_DICT"; '
     "use_orig_params, sync_module_states and the prefetches go away."
 )
+_IN_PLACE = "Write reshard_after_forward=True (False for SHARD_GRAD_OP) in place of its strategy. "
+_UNSAID_STATE = 'Where it has no state_dict_type, write that of FSDP1, "FULL_STATE_DICT". '
+_GOES = "sharding_strategy, use_orig_params, sync_module_states and the prefetches go away."
+_CLASSES = "transformer_cls_names_to_wrap"
 _BESIDE = {
     "limit_all_gathers": "limit_all_gathers goes away too.",
     "state_dict_config": "state_dict_config stays: FSDP2 takes its offload_to_cpu and rank0_only, for the "
@@ -223,7 +227,7 @@ def _of_call(source: Source, call: cst.Call) -> Iterator[Found]:
     elif reasons:
         known = {name: value for name, value in after.items() if name in sure or name not in given}
         beside = "".join(f" {said}" for name, said in _BESIDE.items() if name in given or name in named)
-        text = f"{in_sentences(reasons)} {_MEANT}{beside} {_known(values, known)}"
+        text = f"{in_sentences(reasons)} {_known(values, known, named)}{beside}"
         if any(each.message == _EACH_CLASS[0] for each in findings):
             text = f"{text} {' '.join(_EACH_CLASS)}"
         casts = given.get("mixed_precision_policy")
@@ -265,16 +269,21 @@ def _behind_stars(source: Source, call: cst.Call, values: Values) -> Iterator[st
         yield _POLICY
 
 
-def _known(values: Values, after: dict[str, Any]) -> str:
-    """Return the call as far as it is known."""
+def _known(values: Values, after: dict[str, Any], named: Given) -> str:
+    """Say what the call becomes, as far as it is known, and what goes away; a list stays one."""
     wanted = {"fsdp_version": 2, **after}
     strategy = wanted.pop("sharding_strategy", None)
+    classes = named.get(_CLASSES)
+    if _CLASSES in wanted and classes is not None and isinstance(values.read(classes), list):
+        wanted[_CLASSES] = wanted[_CLASSES].split(",")
     texts = [
         f"{name}={values.pasted(python_text(value))}" for name, value in wanted.items() if name not in _GONE
     ]
     if strategy is not None:
         texts.insert(1, "reshard_after_forward=<True, or False for SHARD_GRAD_OP>")
-    return f"As far as it is known: {', '.join(texts)}."
+    more = "" if strategy is not None or "reshard_after_forward" in wanted else _IN_PLACE
+    more += "" if "state_dict_type" in wanted else _UNSAID_STATE
+    return f"Give it, as far as it is known: {', '.join(texts)}. {more}{_GOES}"
 
 
 def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any], list[Finding], list[str]]:
@@ -425,20 +434,11 @@ def _rewritten(
     yield from said_of(named, values, lambda subject: places.get(subject, next(iter(places.values()))))
     gone = [given[name] for name, change in changes.items() if change.remove or change.value is not None]
     gone += [definition(source, given["mixed_precision_policy"])] if needs else []
+    away = tuple(_references(source, gone))
     shown = ", ".join(f"{name}={values.shown(python_text(value))}" for name, value in wanted.items())
-    note = next(
-        (each.message for each in findings if each.code == "FM344" and each.message == _STATE_TYPE), ""
-    )
-    yield Found(
-        "FM427",
-        call,
-        f"{dotted(call.func)}({shown})",
-        "rewritten",
-        tuple(edits),
-        needs,
-        tuple(_references(source, gone)),
-        note,
-    )
+    told = any(each.code == "FM344" and each.message == _STATE_TYPE for each in findings)
+    note, becomes = _STATE_TYPE if told else "", f"{dotted(call.func)}({shown})"
+    yield Found("FM427", call, becomes, "rewritten", tuple(edits), needs, away, note)
 
 
 def _argument(subject: str) -> str:

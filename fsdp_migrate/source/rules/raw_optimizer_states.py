@@ -78,11 +78,11 @@ _LOADED = (
 )
 _LOADED_APART = (
     "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit. "
-    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) joins it only where ranks' files in FOLDER "
-    "hold the model too. Where none does, let the old script load it once, and below that, on every rank, "
-    "take full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, which rank 0 saves; or begin "
-    "it anew. What that function saved is loaded by "
-    "optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, state))."
+    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) joins that of all ranks where FOLDER holds the "
+    "model too, in their files or in one beside them, as `fsdp-migrate inspect FOLDER` says. Else let the "
+    "old script load it once, and below that, on every rank, take full_optimizer_state_dict(model, "
+    "optimizer) of fsdp_migrate.runtime, which rank 0 saves; or begin it anew. What that function saved "
+    "is loaded by optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, state))."
 )
 _LOADED_ALONE = (
     "what an FSDP1 run saved of this optimizer by itself is one rank's part, of flat parameters, which does "

@@ -214,5 +214,9 @@ def test_settings_in_words_of_the_projects_own_are_left_to_what_reads_them(
     (found,) = find_configs([tmp_path])
     assert (found.state, found.is_own) == ("unclear", is_left)
     assert ("a.py looks its keys up itself" in found.message) is is_left
+    # The reader makes FSDP2 by then, or still FSDP1.
+    is_turned = "prepare_fully_shard" in sources[0]
+    assert ("which is turned already" in found.message) is (is_left and is_turned)
+    assert ("which `fsdp-migrate rewrite` turns" in found.message) is (is_left and not is_turned)
     steps = next_steps([str(tmp_path)], ScanReport((), 1), [found], [])
     assert any("See why these configs" in step.text for step in steps) is not is_left

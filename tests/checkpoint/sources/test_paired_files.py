@@ -88,6 +88,28 @@ def test_a_full_model_beside_optimizers_of_ranks(rank_sources: RankSources, tmp_
     assert (tmp_path / "out" / "model_args.pth").exists()
 
 
+def test_what_lies_beside_is_a_part_before_and_after_ranks_save_together(
+    rank_sources: RankSources, tmp_path: Path
+) -> None:
+    """As FM425 asks for: `optimizer.pt` of all ranks, beside which the same `trainer.pt` was no part."""
+    model, optimizer = whole_states(rank_sources.expected["plain"])
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        torch.save(model, tmp_path / name / "model.pt")
+        torch.save({"step": 8, "scheduler": {"last_epoch": 8}}, tmp_path / name / "trainer.pt")
+    for rank in range(2):
+        own = rank_sources.folder / "plain" / f"optim_rank{rank}.pt"
+        shutil.copy(own, tmp_path / "before" / f"optimizer_rank{rank}.pt")
+    torch.save(optimizer, tmp_path / "after" / "optimizer.pt")
+    before = inspect_checkpoint(tmp_path / "before", options=flat_options("plain"))
+    after = inspect_checkpoint(tmp_path / "after")
+    parts = {"model": "model", "optimizer": "optimizer", "other": "trainer"}
+    assert [{part.kind: part.name for part in each.parts} for each in (before, after)] == [parts, parts]
+    assert after.evidence.startswith("`model.pt` and `optimizer.pt`: a model, and an optimizer that fits it")
+    convert_checkpoint(tmp_path / "after", tmp_path / "out", to="torch", world_size=2)
+    assert load_with_torch(tmp_path / "out")["trainer"]["step"] == 8
+
+
 def test_an_adapter_and_its_optimizer(tmp_path: Path) -> None:
     """As the HF Trainer saves a PEFT model with a full state: the file's names lack the adapter's."""
     source = tmp_path / "checkpoint-3"

@@ -466,6 +466,23 @@ def test_what_is_known_is_said_where_other_arguments_are_hidden(made: str, *, is
     assert "FM354" not in comments(f'{made}Accelerator(fsdp_plugin=p, mixed_precision="no")\n', ACCELERATE)
 
 
+def test_what_is_to_be_written_by_hand_stands_there_once() -> None:
+    """It was told in words, and again as far as it was known; a list of classes became a word unasked."""
+    made = f"Plugin(sharding_strategy=args.strategy, {BLOCK}, use_orig_params=True, **more)\n"
+    said = comments(f"p = {made}", ACCELERATE)
+    assert said.count("fsdp_version=2") == said.count("reshard_after_forward") == 1
+    assert said.count("state_dict_type") == 1
+    assert said.count("SHARD_GRAD_OP") == 1
+    assert BLOCK in said
+    assert "sharding_strategy, use_orig_params, sync_module_states and the prefetches go away." in said
+    word = made.replace('["Block"]', '"Block"')
+    assert 'transformer_cls_names_to_wrap="Block"' in comments(f"p = {word}", ACCELERATE)
+    # Where the strategy is hidden too, what takes its place is still said.
+    assert "reshard_after_forward=True (False for SHARD_GRAD_OP)" in comments(
+        "p = Plugin(**more)\n", ACCELERATE
+    )
+
+
 def test_what_a_branch_gives_is_not_said_to_be_given() -> None:
     body = 'kw = {"min_num_params": 9}\np = Plugin(**kw)\n'
     assert "fsdp_version=2, min_num_params=9" in comments(body, ACCELERATE)

@@ -95,6 +95,8 @@ def test_what_of_ranks_files_can_be_joined_is_said(model: str, is_apart: bool) -
     said = comments(f"m = FSDP(net)\n{load}{model}")
     assert ("let the old script load it once" in said) is is_apart
     assert "load_checkpoint(FOLDER, model, optimizer)" in said
+    # One file of the model beside those of the ranks is enough, as `inspect` says of the folder.
+    assert ("or in one beside them, as `fsdp-migrate inspect FOLDER` says" in said) is is_apart
 
 
 def comments(body: str) -> str:

@@ -1,0 +1,94 @@
+"""What every run prints and writes otherwise: times, speeds and memory, and progress bars."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_OF_EACH_RUN: Final = frozenset(
+    {"date", "duration", "elapsed", "eta", "flops", "gb", "hostname", "mem", "memory", "mfu", "ms", "pid"}
+    | {"runtime", "sec", "second", "seconds", "secs", "speed", "tflops", "throughput", "time", "times"}
+    | {"timestamp", "tps", "wall"}
+)
+# `memory_bank_loss` is a number of the training, whatever else it names.
+_OF_TRAINING: Final = frozenset(
+    {"acc", "accuracy", "cer", "error", "grad", "gradient", "kl", "logits", "loss", "losses", "lr", "norm"}
+    | {"perplexity", "ppl", "reward", "score", "wer", "weight"}
+)
+_NEAREST: Final = 3  # so many words before a number say what it is
+_PARTS: Final = re.compile(r"[,;|{(\[]")
+_SPEED: Final = re.compile(r"/s(?:ec(?:ond)?)?\b")
+_UNIT: Final = re.compile(
+    r" ?(?:[mun]?s|secs?|seconds?|mins?|minutes?|hours?|[KMGT]i?B|T?FLOPs|s/\w+|\w+/s(?:ec(?:ond)?)?)"
+    r"(?![\w/])"
+)
+_ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+# Of tqdm, with what stands before it, and where it does not know the end; of rich.
+_BARS: Final = re.compile(
+    r"(?:[^\s|{}][^|{}]*?: +)?\s*\d{1,3}%\|[^|]*\|\s*\S+/\S+ \[[^\]]*\]"
+    r"|(?:[^\s|{}][^|{}]*?: +)?\b\d+(?:\.\d+)?[kMG]?[A-Za-z]+ \[\d+:\d\d(?::\d\d)?, [^\]]*/[^\]]*\]"
+    r"|^.*[━╸╺]{3}.*\d.*$"
+)
+
+
+def is_of_each_run(name: str) -> bool:
+    """Tell whether a number by this name is a time, a speed or memory, and none of the training.
+
+    Example:
+        >>> [is_of_each_run(each) for each in ("train_runtime", "peakMemory", "loss", "memory_bank_loss")]
+        [True, True, False, False]
+    """
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return not words.isdisjoint(_OF_EACH_RUN) and words.isdisjoint(_OF_TRAINING)
+
+
+def numbers_of(line: str) -> Iterator[tuple[re.Match[str], bool]]:
+    """Yield each number of a line, with whether it is a time, a speed or memory.
+
+    The words before it say so, or the unit behind it.
+
+    Example:
+        >>> [(found[0], other) for found, other in numbers_of("loss 0.5 in 3.1 s, samples_per_second: 8")]
+        [('0.5', False), ('3.1', True), ('8', True)]
+    """
+    end, name = 0, ""
+    for found in NUMBER.finditer(line):
+        before = _PARTS.split(line[end : found.start()])[-1]
+        own = " ".join(before.split()[-_NEAREST:])
+        name = own if _WORDS.search(own) else name
+        is_of_training = not {word.lower() for word in _WORDS.findall(own)}.isdisjoint(_OF_TRAINING)
+        has_unit = _UNIT.match(line, found.end()) is not None and not is_of_training
+        yield found, has_unit or is_of_each_run(name) or (_SPEED.search(name) is not None)
+        end = found.end()
+
+
+def without_those(line: str) -> str:
+    """Return a line without its times, speeds and memory: what two runs that are alike have in common.
+
+    Example:
+        >>> without_those("step 3 loss 0.5 took 12 ms")
+        'step 3 loss 0.5 took # ms'
+    """
+    parts, end = [], 0
+    for found, is_other in numbers_of(line):
+        if is_other:
+            parts += [line[end : found.start()], "#"]
+            end = found.end()
+    return "".join([*parts, line[end:]])
+
+
+def without_bars(line: str) -> str:
+    """Return a line without progress bars, and without what moves the cursor: empty where that is all.
+
+    Example:
+        >>> without_bars(" 75%|#######5  | 3/4 [00:02<00:00,  1.18it/s]")
+        ''
+    """
+    return _BARS.sub("", _ESCAPES.sub("", line))
