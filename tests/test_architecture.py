@@ -143,6 +143,7 @@ HOUSE: House = (
                 "source.waiting_gradients",
             ],
             [
+                "source.asked_for_inner",
                 "source.asked_states",
                 "source.children_of_wrappers",
                 "source.handing_on",

@@ -41,7 +41,7 @@ def scan(
     from fsdp_migrate.source.composer_project import name_callback
     from fsdp_migrate.source.found_models import find_models
     from fsdp_migrate.source.launchers import find_launches
-    from fsdp_migrate.source.pins import find_pins, packages_of, without_ours
+    from fsdp_migrate.source.pins import find_pins, has_trainers_launched, packages_of, without_ours
     from fsdp_migrate.source.prepared_apart import find_prepared_apart
     from fsdp_migrate.source.sarif import sarif_log
     from fsdp_migrate.source.steps import are_turned, next_steps, not_migrated
@@ -55,7 +55,8 @@ def scan(
     configs = find_configs(paths, launches)
     checkpoints = _checkpoints(paths, are_turned=are_turned(report, configs, launches, **done))
     frameworks = [*_asking([*configs, *launches])]
-    pins = find_pins(paths, packages := packages_of(report, frameworks))
+    is_launched = has_trainers_launched(report, frameworks)
+    pins = find_pins(paths, packages := packages_of(report, frameworks), has_trainers_launched=is_launched)
     is_checked = look_for_comments(paths)
     steps = next_steps(
         *(paths, report, configs, checkpoints, launches, pins, find_models(paths)),

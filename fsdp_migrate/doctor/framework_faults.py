@@ -203,7 +203,8 @@ FRAMEWORK_FAULTS = (
         "huggingface/transformers#42521",
         "config",
         _in("hf", _version_2),
-        "Take transformers 5.0 or later, or start with an Accelerate config that says `fsdp_version: 2`.",
+        "Take transformers 5.0 or later, or from 4.51 on start with an Accelerate config that says "
+        "`fsdp_version: 2`.",
         (Affected("transformers", before="5.0"),),
         harm="silent",
     ),

@@ -13,6 +13,7 @@ from fsdp_migrate.source.python.keywords import is_given_by_name
 from fsdp_migrate.source.python.last_values import values_set
 from fsdp_migrate.source.python.nodes import last_name, model_argument, short, text_of
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
+from fsdp_migrate.source.python.own_parts import holder_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -160,7 +161,7 @@ def _whole_of(
             return None
         if isinstance(whole, cst.Attribute) and whole.attr.value in catalog.WRAPPED:
             return None
-        whole = source.models.sharded_with(whole)
+        whole = holder_of(source.models, whole)
         certainty = certainty_of(source, call, whole) if whole is not None else None
         if whole is not None and certainty is not None:
             return None if source.contexts.is_summoned(call) else (whole, certainty)

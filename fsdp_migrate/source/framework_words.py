@@ -11,11 +11,12 @@ from fsdp_migrate.source.method_calls import mixed_with
 from fsdp_migrate.source.python.accelerate_models import asks_for_plugin
 from fsdp_migrate.source.python.accelerators import is_accelerator, is_one, method_that_shards
 from fsdp_migrate.source.python.asked_classes import is_fsdp1_class
-from fsdp_migrate.source.python.fabric_models import FABRICS, is_fabrics_own
+from fsdp_migrate.source.python.fabric_models import FABRIC, FABRICS, is_fabrics_own, may_shard
 from fsdp_migrate.source.python.heirs import HUGGING_FACES, led_to
 from fsdp_migrate.source.python.held import HANDS_ON, taken
 from fsdp_migrate.source.python.nodes import dotted, named_arguments, short, text_of
 from fsdp_migrate.source.python.trainer_models import CALLBACK, TRAINER
+from fsdp_migrate.source.sharded_parts import whole_of
 
 
 if TYPE_CHECKING:
@@ -228,10 +229,26 @@ def is_in_a_module(source: Source, model: cst.BaseExpression) -> bool:
 def is_norm_used(source: Source, call: cst.Call) -> bool:
     """Tell whether ``fabric.clip_gradients(model, ..., max_norm=1.0)`` is asked for more than a number."""
     model = call.args[0].value if call.args and not call.args[0].star else None
-    if model is None or source.models.sharded_by(model) != "fabric":
+    if model is None or not is_of_fabric(source, call, model):
         return False
     by_value = "clip_val" in named_arguments(call)
     return not by_value and not all(_is_number(source, each) for each in _readers(source, call))
+
+
+def is_of_fabric(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
+    """Tell whether a Fabric that shards models is given one, or what is not seen to be another one.
+
+    ``self.fabric.clip_gradients(self.net, ...)``: whatever makes the net, a Fabric of FSDP has set it up.
+    """
+    whole, models = whole_of(source, model), source.models
+    if whole is not None and (by := models.sharded_by(whole) or not models.is_evident(whole)):
+        return by == "fabric"
+    func = call.func
+    is_told = models.frameworks.sets_up_by_fabric and isinstance(func, cst.Attribute)
+    if not is_told or not may_shard(source.index, cst.ensure_type(func, cst.Attribute).value):
+        return False
+    is_plain = models.is_other_branch(model) or models.frameworks.is_elsewhere({FABRIC}, model)
+    return (whole is not None or models.is_unknown(model)) and not is_plain
 
 
 def _readers(source: Source, call: cst.Call) -> list[cst.BaseExpression]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for, word_of
 from fsdp_migrate.source.python.parameters import PARAMETERS
@@ -32,6 +33,9 @@ _BY_KEY = frozenset({"get", "index", "pop"})
 _FILLS = frozenset({"add", "append", "setdefault", "update"})
 _ITEMS = frozenset({"items", "values"})
 _ITSELF = frozenset({"hash", "id"})
+# What `id()` is asked of that is a parameter, or its gradient, by its name.
+_OF_ONE = re.compile(r"(?:^|[._])(?:grad|p|param(?:eter)?|tensor|w|weight|bias)$")
+_DEEPEST = 3
 
 
 def looked_up(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -56,6 +60,11 @@ def looked_up(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
         is_one = len(comparison.comparisons) == 1 and _is_parameter(source, comparison.left, block)
         if is_one and isinstance(target.operator, (cst.In, cst.Is, cst.IsNot, cst.NotIn)):
             yield from _of(source, comparison, target.comparator, block)
+
+
+def is_of_numbers(source: Source, node: cst.CSTNode, block: cst.CSTNode) -> bool:
+    """Tell whether a place that :func:`looked_up` yields looks for what ``id()`` gave."""
+    return any(_is_id(each) or _is_number(source, each, block) for each in _keys(node))
 
 
 def held_from_outside(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -162,17 +171,64 @@ def _of(
     """Yield a place, where what it asks was made outside and is not filled in the block."""
     if not _is_made_outside(source, held, block):
         return
-    text = text_of(held)
+    text, is_filled = text_of(held), False
     for assign in walk_for(block, cst.AssignTarget):
+        is_item = isinstance(assign.target, cst.Subscript)
         target = assign.target.value if isinstance(assign.target, cst.Subscript) else assign.target
-        if text_of(target) == text:
+        if text_of(target) == text and not is_item:
             return
+        is_filled = is_filled or text_of(target) == text
     filled = (call.func for call in walk_for(block, cst.Call) if isinstance(call.func, cst.Attribute))
-    is_filled = any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled)
+    is_filled |= any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled)
     # Numbers of objects that one context has made are given to those of the next.
-    is_by_number = any(dotted(call.func) == "id" for call in walk_for(node, cst.Call))
-    if not is_filled or (is_by_number and _outlives_a_round(source, held, block)):
+    if not is_filled or (is_of_numbers(source, node, block) and _outlives_a_round(source, held, block)):
         yield node
+
+
+def _is_id(node: cst.BaseExpression) -> bool:
+    return isinstance(node, cst.Call) and dotted(node.func) == "id"
+
+
+def _keys(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """Return what is looked for: ``key`` of ``key in seen``, ``seen[key]`` and ``seen.get(key)``."""
+    if isinstance(node, cst.Comparison):
+        return [node.left]
+    if isinstance(node, cst.Call):
+        return [arg.value for arg in node.args[:1]]
+    slices = (each.slice for each in cst.ensure_type(node, cst.Subscript).slice)
+    return [each.value for each in slices if isinstance(each, cst.Index)]
+
+
+def _is_number(source: Source, node: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Tell whether something is made, in a block, of ``id(parameter)``: by a name or by a function too."""
+    if isinstance(node, cst.Name):
+        made = last_value(source.index, node) if node in source.index.scopes else None
+        return made is not None and _is_in(source, made, block) and _is_number(source, made, block)
+    if isinstance(node, cst.Tuple):
+        return any(_is_number(source, each.value, block) for each in node.elements)
+    if not isinstance(node, cst.Call) or not _is_of_the_block(source, node, block):
+        return False
+    return _gives_number(source, node, 0)
+
+
+def _is_of_the_block(source: Source, call: cst.Call, block: cst.CSTNode) -> bool:
+    """Tell whether a call is given what a block binds: what was taken outside has the number that it had."""
+    names = [each for arg in call.args for each in walk_for(arg.value, cst.Name)]
+    known = [each for each in names if each in source.index.scopes]
+    return any(_is_in(source, each.node, block) for name in known for each in source.index.bindings_of(name))
+
+
+def _gives_number(source: Source, node: cst.BaseExpression, depth: int) -> bool:
+    """Tell whether a call gives the number of what is a parameter by its name, by functions even."""
+    if isinstance(node, cst.Tuple):
+        return any(_gives_number(source, each.value, depth) for each in node.elements)
+    if isinstance(node, cst.Call) and dotted(node.func) == "id":
+        return len(node.args) == 1 and _OF_ONE.search(text_of(node.args[0].value)) is not None
+    if not isinstance(node, cst.Call) or depth == _DEEPEST:
+        return False
+    functions = source.models.guards.functions(node.func)
+    given = (each.value for function in functions for each in walk_for(function.body, cst.Return))
+    return any(each is not None and _gives_number(source, each, depth + 1) for each in given)
 
 
 def _outlives_a_round(source: Source, held: cst.BaseExpression, block: cst.CSTNode) -> bool:
@@ -187,6 +243,8 @@ def _is_in(source: Source, node: cst.CSTNode, block: cst.CSTNode) -> bool:
 
 def _is_parameter(source: Source, node: cst.BaseExpression, block: cst.CSTNode) -> bool:
     """Tell whether it is what a loop in the block takes of a model's parameters, or ``id()`` of that."""
+    if not _is_id(node) and _is_number(source, node, block):
+        return True
     if isinstance(node, cst.Call) and dotted(node.func) in _ITSELF and len(node.args) == 1:
         node = node.args[0].value
     if not isinstance(node, cst.Name) or node not in source.index.scopes:

@@ -26,7 +26,13 @@ from fsdp_migrate.source.python.nameless import given_to_nameless
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for, word_of
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.parameters import PARAMETERS, SAME_PARAMETERS
-from fsdp_migrate.source.tensor_parts import holds_the_same, inner_of, parts_of
+from fsdp_migrate.source.tensor_parts import (
+    given_in_branches,
+    holds_the_same,
+    inner_of,
+    makes_plain,
+    parts_of,
+)
 
 
 if TYPE_CHECKING:
@@ -196,8 +202,10 @@ class ParameterValues:
         values: list[cst.BaseExpression | None] = []
         if isinstance(node, cst.Attribute):
             values += values_set(index, node)
+        elif (last := last_value(index, node)) is not None:
+            values += [last]
         else:
-            values += [last_value(index, node)]
+            values += given_in_branches(self.source, node)
         if any(isinstance(held, kinds) and self._once(held, self.is_many) for held in values):
             return True
         if isinstance(node, cst.Attribute):
@@ -225,7 +233,7 @@ class ParameterValues:
         """Tell whether a function of this source returns such: ``def grads(m): return [p.grad for ...]``."""
         guards, index = self.source.models.guards, self.source.index
         called = (*guards.functions(call.func), *methods_of(self.source, call.func))
-        functions = (each for each in called if not _makes_plain(each))
+        functions = (each for each in called if not makes_plain(each))
         return any(
             self._once(given.value, ask)
             for function in functions
@@ -249,7 +257,8 @@ class ParameterValues:
         held = last_value(self.source.index, name)
         if held is not None:
             return self._once(held, self.is_one)
-        return self._is_given(name, self.is_one) or self._is_told(name)
+        is_its = self._is_given(name, self.is_one) or self._is_told(name)
+        return is_its or any(self._once(each, self.is_one) for each in given_in_branches(self.source, name))
 
     def _is_told(self, node: cst.BaseExpression, *, is_many: bool = False) -> bool:
         """Tell whether other files give it, or what it is called by, such a one, or a list of them."""
@@ -383,12 +392,6 @@ class ParameterValues:
             ):
                 return True
         return False
-
-
-def _makes_plain(function: cst.FunctionDef) -> bool:
-    """Tell whether a function makes plain tensors of DTensors."""
-    attributes = (each.attr.value for each in walk_for(function.body, cst.Attribute))
-    return any(name in {"full_tensor", "to_local"} for name in attributes)
 
 
 def _over(loop: cst.For | cst.CompFor, name: str) -> cst.BaseExpression:

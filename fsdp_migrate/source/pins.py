@@ -28,6 +28,12 @@ NEEDED = {
 }
 """From which version on a package runs FSDP2 in the way that this program writes it."""
 
+_OF_TRAINERS_LAUNCHED = {"transformers": (4, 51)}
+"""From which version on Hugging Face's Trainer runs FSDP2 where an Accelerate config asks for it.
+
+Those before have Accelerate prepare the model without its optimizer, which it refuses under FSDP2.
+"""
+
 _OF_FRAMEWORKS = {
     "accelerate": ("accelerate",),
     "axolotl": ("accelerate", "transformers"),
@@ -125,24 +131,38 @@ def packages_of(report: ScanReport, frameworks: Iterable[str]) -> set[str]:
     return {"torch"}.union(*needed)
 
 
+def has_trainers_launched(report: ScanReport, frameworks: Iterable[str]) -> bool:
+    """Tell whether Hugging Face's Trainer gets FSDP of an Accelerate config.
+
+    Args:
+        report: What was found in sources.
+        frameworks: Whose configs and launch lines were found.
+    """
+    return "transformers" in report.frameworks and any("accelerate" in each for each in frameworks)
+
+
 def _is_said_alone(use: Use) -> bool:
     """Tell whether a use is words of a comment or a sentence, which nothing runs and nothing needs."""
     is_sentence = use.text.startswith("#") or use.text.count(" ") >= _WORDS
     return use.action == "mentioned" and is_sentence
 
 
-def find_pins(paths: Iterable[str | os.PathLike[str]], packages: Iterable[str]) -> list[PinFound]:
+def find_pins(
+    paths: Iterable[str | os.PathLike[str]], packages: Iterable[str], *, has_trainers_launched: bool = False
+) -> list[PinFound]:
     """Return the requirements at and below paths that keep out the versions that FSDP2 needs.
 
     Args:
         paths: Files and folders; files of requirements are known by their names.
         packages: The packages that matter here.
+        has_trainers_launched: Whether Hugging Face's Trainer gets FSDP of an Accelerate config here.
     """
-    wanted = {name.lower() for name in packages}
+    needed = dict(_OF_TRAINERS_LAUNCHED if has_trainers_launched else {})
+    needed |= {name.lower(): NEEDED[name.lower()] for name in packages if name.lower() in NEEDED}
     return [
-        PinFound(path, line, package, f"{package}{bounds}", ".".join(map(str, NEEDED[package])))
+        PinFound(path, line, package, f"{package}{bounds}", ".".join(map(str, needed[package])))
         for path, line, package, bounds in _requirements(paths)
-        if package in wanted and package in NEEDED and excludes(bounds, NEEDED[package])
+        if package in needed and excludes(bounds, needed[package])
     ]
 
 

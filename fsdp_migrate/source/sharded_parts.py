@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
+from fsdp_migrate.source.python.own_parts import holder_of
+
 
 if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
@@ -18,5 +20,5 @@ def whole_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | N
         if source.models.certainty(part) is not None:
             return part
         # `model.layers[0]`
-        part = part.value if isinstance(part, cst.Subscript) else source.models.sharded_with(part)
+        part = part.value if isinstance(part, cst.Subscript) else holder_of(source.models, part)
     return None

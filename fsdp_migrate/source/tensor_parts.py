@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
+from fsdp_migrate.source.python.last_values import values_reaching
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 from fsdp_migrate.source.python.parameters import SAME_PARAMETERS
 from fsdp_migrate.source.python.tensor_words import SAME, gives_its_kind, gives_kind_of_given
 
@@ -29,6 +31,9 @@ _COMPARES = (
 # `torch.abs(p)` is no method of what is called torch.
 _LIBRARIES = frozenset({"F", "np", "numpy", "torch", "torch.nn.functional"})
 _COMPREHENSIONS = (cst.ListComp, cst.SetComp, cst.GeneratorExp)
+_APART = re.compile(r"full_tensor|gather|_local_tensor|redistribute|to_local|unshard")
+_ASKS = re.compile(rf"DTensor|is_dtensor|{_APART.pattern}")
+_MAKES = re.compile(r"\b(?:distribute_tensor|from_local)\(")
 
 
 def holds_the_same(source: Source, binding: Binding, name: str) -> bool:
@@ -84,3 +89,28 @@ def parts_of(
         yield from (node.left, *compared) if compared else ()
     elif any(map(gives_kind_of_given, source.index.qualified(node.func))):
         yield from (arg.value for arg in node.args if not arg.star)
+
+
+def given_in_branches(source: Source, name: cst.Name) -> list[cst.BaseExpression]:
+    """Return what a name may hold where branches come together, if none of them takes DTensors apart.
+
+    ``g = p.grad``, ``if not isinstance(g, DTensor): g = DTensor.from_local(g, mesh)`` leaves them whole.
+    """
+    given = values_reaching(source.index, name)
+    return [] if any(_takes_apart(source, *each) for each in given) else [value for value, _ in given]
+
+
+def _takes_apart(source: Source, value: cst.BaseExpression, target: cst.CSTNode) -> bool:
+    """Tell whether an assignment makes a plain tensor of a DTensor, or stands where that is asked for."""
+    text, functions = text_of(value), source.models.guards.functions
+    called = (each for call in walk_for(value, cst.Call) for each in functions(call.func))
+    if _APART.search(text) is not None or any(map(makes_plain, called)):
+        return True
+    tests = (each.test for each in source.index.ancestors(target) if isinstance(each, cst.If))
+    return _MAKES.search(text) is None and any(_ASKS.search(text_of(each)) is not None for each in tests)
+
+
+def makes_plain(function: cst.FunctionDef) -> bool:
+    """Tell whether a function makes plain tensors of DTensors."""
+    attributes = (each.attr.value for each in walk_for(function.body, cst.Attribute))
+    return any(name in {"full_tensor", "to_local"} for name in attributes)

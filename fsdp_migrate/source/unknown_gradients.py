@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _OF_GRADIENTS: Final = frozenset({"all_reduce", "norm", "vector_norm"})
 _OF_DTENSORS: Final = frozenset({"DTensor", "_local_tensor", "full_tensor", "to_local"})
+_MAKES: Final = frozenset({"distribute_tensor", "from_local"})
 _COMPREHENSIONS = (cst.ListComp, cst.GeneratorExp, cst.SetComp)
 _DEEPEST: Final = 4
 
@@ -60,8 +61,9 @@ def _is_list(source: Source, given: cst.BaseExpression) -> bool:
 
 
 def knows_dtensors(region: cst.CSTNode) -> bool:
-    """Tell whether a loop takes DTensors apart itself."""
-    return any(each.value in _OF_DTENSORS for each in walk_for(region, cst.Name))
+    """Tell whether a loop takes DTensors apart itself: one that makes such of plain tensors does not."""
+    names = {each.value for each in walk_for(region, cst.Name)} & {*_OF_DTENSORS, *_MAKES}
+    return bool(names - {"DTensor", *_MAKES}) or names == {"DTensor"}
 
 
 def is_of_gradients(source: Source, call: cst.Call) -> bool:

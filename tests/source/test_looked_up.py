@@ -110,3 +110,38 @@ def test_numbers_of_objects_from_one_context_to_the_next(before: str, within: st
         "                    seen.add(id(p))\ncount(FSDP(net))\n"
     )
     assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said
+
+
+BY_WAY = """\
+def key_of(entry):
+    return (id(entry.parameter), entry.name)
+
+def count(model):
+    seen, sizes, kept = set(), {{}}, {{id(p): n for n, p in model.named_parameters()}}
+    for unit in FSDP.fsdp_modules(model):
+        of_unit = (id(unit.weight), 1)
+        with FSDP.summon_full_params(unit, recurse=False):
+            for entry in unit.support():
+                {}
+count(FSDP(net))
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "is_said"),
+    [
+        ("key = key_of(entry)\n                if key not in seen: seen.add(key)", True),
+        ("if key_of(entry) not in seen: seen.add(key_of(entry))", True),
+        ("key = (entry.name, id(entry.weight))\n                if key not in seen: seen.add(key)", True),
+        ("key = id(entry.weight)\n                if key not in sizes: sizes[key] = 1", True),
+        ("key = id(entry.weight)\n                x = kept[key]", True),
+        ("key = entry.name\n                if key not in seen: seen.add(key)", False),
+        ("key = id(entry.module)\n                if key not in seen: seen.add(key)", False),
+        ("if of_unit not in seen: seen.add(of_unit)", False),
+        ("key = key_of(unit)\n                if key not in seen: seen.add(key)", False),
+        ("key = key_of(entry)\n                show(key)", False),
+    ],
+)
+def test_numbers_of_objects_by_way_of_names_and_functions(does: str, *, is_said: bool) -> None:
+    found = found_comments(BY_WAY.format(does))
+    assert ("FM313" in {code for code, _ in found}) is is_said

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths
-from fsdp_migrate.source.pins import excludes, find_pins, packages_of, without_ours
+from fsdp_migrate.source.pins import excludes, find_pins, has_trainers_launched, packages_of, without_ours
 
 
 if TYPE_CHECKING:
@@ -83,3 +83,28 @@ def test_what_is_said_of_fsdp_alone_needs_no_version(source: str, needed: set[st
     report = scan_paths([tmp_path])
     assert report.uses
     assert packages_of(report, []) == needed
+
+
+@pytest.mark.parametrize(
+    ("requirement", "trains", "needed"),
+    [
+        ("transformers==4.45.0", "Trainer(model=net, args=TrainingArguments('out')).train()", ["4.51"]),
+        ("transformers==4.52.1", "Trainer(model=net, args=TrainingArguments('out')).train()", []),
+        ("transformers==4.45.0", "net(1).backward()", []),
+    ],
+)
+def test_a_trainer_that_accelerates_config_shards_needs_its_version(
+    requirement: str, trains: str, needed: list[str], tmp_path: Path
+) -> None:
+    """Before 4.51 the Trainer prepares a model without its optimizer, which Accelerate's FSDP2 refuses."""
+    (tmp_path / "requirements.txt").write_text(f"{requirement}\n")
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file fsdp.yaml train.py\n")
+    (tmp_path / "fsdp.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_use_orig_params: true\n"
+    )
+    (tmp_path / "train.py").write_text(f"from transformers import Trainer, TrainingArguments\n{trains}\n")
+    report = scan_paths([tmp_path])
+    is_launched = has_trainers_launched(report, ["accelerate"])
+    pins = find_pins([tmp_path], packages_of(report, ["accelerate"]), has_trainers_launched=is_launched)
+    assert [each.needed for each in pins] == needed
+    assert not has_trainers_launched(report, [])

@@ -57,6 +57,8 @@ _INFERS = re.compile(
 _SAYS_NOTHING = re.compile(r"^[ \t]*(?:#|import\b|from\b).*$", re.MULTILINE)
 _CLASSES = "transformer_cls_names_to_wrap"
 _DEEPEST = 2
+# What `prepare` and its kin take beside what they prepare.
+_SETTINGS = frozenset({"device_placement", "evaluation_mode"})
 ACCELERATE = "by:accelerate"
 NORM: Final = "norm"
 """What the norm of ``accelerator.clip_grad_norm_`` is: a DTensor, where Accelerate shards by FSDP2."""
@@ -311,7 +313,7 @@ def prepared(index: Index, call: cst.Call) -> set[str]:
     if any(arg.star for arg in call.args):
         given = given_to(index, call, or_taken=True)
         return prepared_by(given, asked_as_models(index))
-    args = [arg.value for arg in call.args]
+    args = [arg.value for arg in call.args if arg.keyword is None or arg.keyword.value not in _SETTINGS]
     if len(args) == 1 and isinstance(args[0], (cst.List, cst.Tuple)):
         args = [each.value for each in args[0].elements]  # a project's own `prepare([model, optimizer])`
     given = [_called(index, each) for each in args]

@@ -91,22 +91,60 @@ def is_bound_anew(
     while before and _gives_itself(before[-1], node, made):
         before.pop()
     last = before[-1] if before else None
-    if last is None or last.node in made or not always_runs(index, last, node):
+    if last is None or last.node in made:
         return False
+    if not always_runs(index, last, node):
+        return _are_all_undone(index, node, before, made, models)
+    if not _gives_plain(index, node, last, made, models):
+        return False
+    below = [each for each in made if index.order[each] > index.order[last.node]]
+    return not any(index.order[each] < place or _comes_round(index, each, node, last.node) for each in below)
+
+
+def _gives_plain(
+    index: Index, node: cst.Name, last: Binding, made: Sequence[cst.CSTNode], models: Collection[str]
+) -> bool:
+    """Tell whether a binding gives a name, which was a sharded model's, a plain one."""
     value = last.value
     if not isinstance(value, cst.Call) or _may_wrap(value):
         return False
     names = {text_of(each) for kind in (cst.Name, cst.Attribute) for each in walk_for(value, kind)}
     if node.value in names or not names.isdisjoint(models):
         return False
-    below = [each for each in made if index.order[each] > index.order[last.node]]
-    if any(index.order[each] < place or _comes_round(index, each, node, last.node) for each in below):
-        return False
     return (
-        _makes_plain(index, value)
-        or _was_deleted(index, last, node)
-        or _was_plain(index, bindings, last, made)
+        _makes_plain(index, value) or _was_deleted(index, last, node) or _was_plain(index, node, last, made)
     )
+
+
+def _are_all_undone(
+    index: Index,
+    node: cst.Name,
+    before: Sequence[Binding],
+    made: Sequence[cst.CSTNode],
+    models: Collection[str],
+) -> bool:
+    """Tell whether what shards a model is followed, in its own block, by what gives the name a plain one.
+
+    ``reference = FSDP(model)``, ``del model``, ``model = make()`` in one branch; the other shards nothing.
+    """
+    function, order = index.function(node), index.order
+    # What a function is given may be sharded already.
+    every = index.scopes[node].lookup(node.value)
+    if any(each.kind == "param" or index.function(each.node) is not function for each in every):
+        return False
+    loops = {each for each in index.ancestors(node) if isinstance(each, (cst.For, cst.While))}
+    for one in made:
+        if index.function(one) is not function or not loops.isdisjoint(index.ancestors(one)):
+            return False
+        if order[one] > order[node] or index.excludes(one, node):
+            continue
+        since = [each for each in before if order[each.node] > order[one]]
+        last = next((each for each in reversed(since) if not index.excludes(each.node, one)), None)
+        if last is None or last.node in made or not was_run(index, last.node, one):
+            return False
+        if not _gives_plain(index, node, last, made, models):
+            return False
+    return bool(made)
 
 
 def is_made_anew(
@@ -315,11 +353,13 @@ def _was_deleted(index: Index, last: Binding, node: cst.Name) -> bool:
     return False
 
 
-def _was_plain(index: Index, bindings: Sequence[Binding], last: Binding, made: Sequence[cst.CSTNode]) -> bool:
+def _was_plain(index: Index, node: cst.Name, last: Binding, made: Sequence[cst.CSTNode]) -> bool:
     """Tell whether the same function gave what was wrapped further up: ``m = load(); m = FSDP(m)``."""
     assert isinstance(last.value, cst.Call)
     called = text_of(last.value.func)
-    for each in bindings:
+    for each in index.scopes[node].lookup(node.value):
+        if index.function(each.node) is not index.function(node):
+            continue
         is_same = isinstance(each.value, cst.Call) and text_of(each.value.func) == called
         if is_same and each.node not in made and index.order[each.node] < index.order[last.node]:
             return any(index.order[wrapping] > index.order[each.node] for wrapping in made)

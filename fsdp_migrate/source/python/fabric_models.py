@@ -30,6 +30,7 @@ _WORD = re.compile(r"^['\"]fsdp(_cpu_offload)?['\"]$")
 SETS_UP = frozenset({"setup", "setup_module"})
 _INNER = "_forward_module"
 _TAKES_ITS_OWN = frozenset({"clip_gradients", "no_backward_sync", "save"})
+_CLIPS: Final = re.compile(r"\b([\w.]+)\.clip_gradients\(")
 FABRICS: Final = NamedObjects(
     "Fabric",
     shards=SETS_UP,
@@ -74,13 +75,17 @@ def is_of_other_strategy(test: cst.BaseExpression, *, truth: bool) -> bool:
 
 
 def sets_up(code: str) -> bool:
-    """Tell whether a text has a Fabric set up models, as its words say.
+    """Tell whether a text has a Fabric set up models, or clip those that are, as its words say.
 
     Example:
         >>> sets_up("fab = L.Fabric(); fab.setup(net)"), sets_up("data.setup(net)")
         (True, False)
+        >>> sets_up("self.fabric.clip_gradients(net, opt)"), sets_up("self.clip_gradients(opt)")
+        (True, False)
     """
-    return ".setup" in code and FABRICS.shards_in(code)
+    if ".setup" in code and FABRICS.shards_in(code):
+        return True
+    return any(FABRICS.is_one(owner, code) for owner in _CLIPS.findall(code))
 
 
 def set_up(index: Index, call: cst.Call) -> set[str]:
@@ -104,6 +109,11 @@ def is_set_up_plain(index: Index, call: cst.Call) -> bool:
     func = call.func
     is_one = isinstance(func, cst.Attribute) and func.attr.value in SETS_UP
     return is_one and _is_made_plain(index, cst.ensure_type(func, cst.Attribute).value)
+
+
+def may_shard(index: Index, fabric: cst.BaseExpression) -> bool:
+    """Tell whether it is a Fabric, and not seen to be one that shards nothing."""
+    return is_one(FABRICS, text_of(fabric), index) and not _is_made_plain(index, fabric)
 
 
 def is_fabrics_own(index: Index, model: cst.BaseExpression) -> bool:

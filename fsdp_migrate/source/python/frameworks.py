@@ -142,7 +142,7 @@ class Frameworks:
     @property
     def are_used(self) -> bool:
         """Whether a framework shards models of this source without a name that is known."""
-        return self._lightning or bool(self.links.run_by_trainer)
+        return self._lightning or self._fabric or bool(self.links.run_by_trainer)
 
     def _is_in_a_trainer(self, node: cst.CSTNode) -> bool:
         """Tell whether it stands in a class of Hugging Face's Trainers, whose Accelerator shards."""

@@ -53,6 +53,26 @@ def last_value(index: Index, node: cst.Name | cst.Attribute) -> cst.BaseExpressi
     return last.value
 
 
+def values_reaching(index: Index, node: cst.Name) -> list[tuple[cst.BaseExpression, cst.CSTNode]]:
+    """Return what a name may hold where branches come together, with the targets: none if one is not seen.
+
+    ``g = p.grad``, ``if x: g = g * 2``: the last assignment that was surely run, and those in branches since.
+    """
+    above, place = {node, *index.ancestors(node)}, index.order[node]
+    bindings = [each for each in index.bindings_of(node) if each.value not in above]
+    if any(index.function(each.node) is not index.function(node) for each in bindings):
+        return []
+    before = [each for each in bindings if index.order[each.node] < place]
+    found: list[tuple[cst.BaseExpression, cst.CSTNode]] = []
+    for each in sorted(before, key=lambda each: index.order[each.node], reverse=True):
+        if each.value is None or each.index is not None:
+            return []
+        found.append((each.value, each.node))
+        if always_runs(index, each, node):
+            break
+    return found
+
+
 def assigned_at(index: Index, target: cst.CSTNode) -> cst.BaseExpression | None:
     """Return the value of the assignment that a name is the whole target of."""
     above = index.parents[target]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import libcst as cst
 
 from fsdp_migrate.source.python.held import attribute
+from fsdp_migrate.source.python.named_anew import is_named_anew
 from fsdp_migrate.source.python.nodes import dotted
 from fsdp_migrate.source.python.optimizers import OF_A_MODEL, PARAMETERS, is_optimizer, of_optimizer, stepped
 from fsdp_migrate.source.python.parameters import model_of
@@ -49,7 +50,8 @@ def made_before(models: ModelKinds, made: Made, node: cst.Name | cst.Attribute) 
 
 def of_its_model(models: ModelKinds, made: Made, node: cst.Name | cst.Attribute, found: set[str]) -> set[str]:
     """Return what an optimizer holds, without the parameters of a model that is plain at this place."""
-    is_plain = any(kind.startswith(_GROUPS) for kind in found) and has_plain_model(models, made, node, node)
+    is_one = any(kind.startswith(_GROUPS) for kind in found)
+    is_plain = is_one and (has_plain_model(models, made, node, node) or is_named_anew(models, node))
     return found - OF_A_MODEL if is_plain else found
 
 

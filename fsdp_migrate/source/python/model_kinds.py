@@ -54,6 +54,7 @@ from fsdp_migrate.source.python.makers import (
     of_around,
     of_wrapping,
 )
+from fsdp_migrate.source.python.named_anew import is_named_anew
 from fsdp_migrate.source.python.nodes import dotted, last_name, model_argument, text_of, walk_for
 from fsdp_migrate.source.python.optimizers import made_by
 from fsdp_migrate.source.python.own_parts import is_held_otherwise, of_its_wrapper
@@ -186,7 +187,7 @@ class ModelKinds:
         # `guide = Guide()`, and then `guide.core = FSDP(guide.core)`: it holds that one.
         for (scope, text), targets in self.made.items():
             made += targets if scope is key[0] and text.startswith(f"{key[1]}.") else ()
-        return is_bound_anew(self.index, node, made, models)
+        return is_bound_anew(self.index, node, made, models) or is_named_anew(self, node)
 
     @property
     def names_made(self) -> set[str]:

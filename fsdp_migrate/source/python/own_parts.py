@@ -41,6 +41,28 @@ def _is_set_below(models: ModelKinds, owner: cst.ClassDef, text: str, node: cst.
     return bool(here) and len(here) == len(made) and all(order[each] > order[node] for each in here)
 
 
+def holder_of(models: ModelKinds, part: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return the model that something is sharded with, as it stands there: ``model`` of ``model.head``.
+
+    ``pair.net.inner.load_state_dict(x)`` above ``pair.net = FSDP(pair.net)`` has none in ``pair``, which is
+    known by its parts alone: ``pair.other`` may be sharded by then.
+    """
+    holder = models.sharded_with(part)
+    while holder is not None and _is_wrapped_below(models, part, holder):
+        part, holder = holder, models.sharded_with(holder)
+    return holder
+
+
+def _is_wrapped_below(models: ModelKinds, part: cst.BaseExpression, holder: cst.BaseExpression) -> bool:
+    """Tell whether a part of a holder, of which parts alone are sharded, is only wrapped below."""
+    key, own = models.key_of(holder), models.key_of(part)
+    if key is None or own is None or not models.made.get(own) or key in models.evidence:
+        return False
+    if "*" in models.wholes.get(key, "*") or not models.is_before_wrapping(part):
+        return False
+    return models.is_wrapped_in_parts_alone(holder)
+
+
 def is_held_otherwise(models: ModelKinds, node: cst.CSTNode) -> bool:
     """Tell whether it is what another wrapper holds, ``model.module``, by the name that was given it too.
 

@@ -49,6 +49,7 @@ from fsdp_migrate.source.python.nodes import (
     walk_for,
 )
 from fsdp_migrate.source.python.one_rank import runs_on_one_rank
+from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.read_states import is_summed_state
 from fsdp_migrate.source.python.shown_alone import is_shown_alone
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
@@ -183,6 +184,10 @@ _MOVED = (
     "into it moves nothing. Call {} of the model in place of this loop, on every rank: it moves the "
     "parameters, their gradients and the buffers, and frees what they held."
 )
+_STATE_PUT = (
+    "assigning .data does not reach a DTensor, of which the optimizer's state is made now: put what is meant "
+    "into the state's dict, state[key] = value.to(...), on every rank."
+)
 _MOVES = frozenset({"cpu", "cuda"})
 _DEVICE = re.compile(
     r"device|^(cpu|cuda|xpu|npu|hpu|mps|meta)(:\d+)?$|\b(local_)?rank\b|\bgpu(_id)?$", re.IGNORECASE
@@ -306,6 +311,8 @@ def _of_statements(values: ParameterValues) -> Iterator[tuple[cst.CSTNode, str]]
 def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression) -> str:
     """Return what is said of an assignment to ``.data``: of one that moves a parameter, what moves all."""
     above = source.index.parents[target]
+    if STATE in source.models.kinds(parameter):
+        return _STATE_PUT
     value: cst.BaseExpression | None = above.value if isinstance(above, cst.Assign) else None
     if isinstance(value, cst.Name):
         value = last_value(source.index, value)

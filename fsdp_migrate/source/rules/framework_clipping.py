@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.framework_words import is_an_accelerator
+from fsdp_migrate.source.framework_words import is_an_accelerator, is_of_fabric
 from fsdp_migrate.source.python.freed_models import may_be_forgotten
 from fsdp_migrate.source.python.nodes import args_by_name, last_name, named_arguments, text_of
 from fsdp_migrate.source.python.parameters import model_of
@@ -121,7 +121,7 @@ def may_accumulate(source: Source) -> bool:
 
 def _is_fabrics_norm(source: Source, call: cst.Call, model: cst.BaseExpression) -> bool:
     """Tell whether Fabric is asked for a norm, or may be by ``**``, and not told to take each."""
-    if not _is_sharded_by(source, model, ("fabric",)):
+    if not is_of_fabric(source, call, model):
         return False
     in_order = (arg for arg in call.args if arg.keyword is None and not arg.star)
     placed = dict(zip(_FABRICS, in_order, strict=False))

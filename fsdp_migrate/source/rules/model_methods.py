@@ -15,6 +15,7 @@ from fsdp_migrate.source.initialising import initialises
 from fsdp_migrate.source.method_calls import sureness, was_fsdp1s
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of
+from fsdp_migrate.source.python.own_parts import holder_of
 from fsdp_migrate.source.python.strategies import is_sharded_for_certain
 from fsdp_migrate.source.runs_elsewhere import COMPUTES
 from fsdp_migrate.source.sharded_parts import whole_of
@@ -213,11 +214,11 @@ def _is_of_a_part(source: Source, call: cst.Call, func: cst.Attribute) -> bool:
     """Tell whether a function is applied to a part of a sharded model: ``model.blocks.apply(init)``."""
     if len(call.args) != 1 or call.args[0].keyword is not None:
         return False
-    node = source.models.sharded_with(func.value)
+    node = holder_of(source.models, func.value)
     while node is not None:
         if source.models.certainty(node) is not None:
             return not is_without_parameters(source, node, call)
-        node = source.models.sharded_with(node)
+        node = holder_of(source.models, node)
     return False
 
 

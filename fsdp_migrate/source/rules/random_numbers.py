@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues, is_itself
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
+from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
@@ -33,6 +34,16 @@ _MAY_BE_PLAIN = (
     "Where this method is called before the model is sharded too, p is plain there, without to_local(): ask "
     "isinstance(p, DTensor) first."
 )
+_RESET = (
+    "this draws weights anew, which are DTensors now: for the same seed they are others than under FSDP1, "
+    "which showed each rank's part of a flat parameter; and on a GPU torch 2.13 sets the random state of "
+    "every rank to rank 0's (2.7 does not), without an error. Call it before the model is sharded, or delete "
+    "this comment, if other weights are as good."
+)
+_RESETS = frozenset({"_reset_parameters", "initialize_parameters", "reset_parameters", "reset_weights"})
+# Of torch's layers, those which draw by what takes a flat part as well.
+_OWN_DRAWS = frozenset({"Embedding", "EmbeddingBag"})
+_DEEPEST = 4
 _LIKE = frozenset({"bernoulli", "rand_like", "randint_like", "randn_like"})
 _IN_PLACE = frozenset({"bernoulli_", "normal_", "uniform_"})
 _INIT = frozenset({"normal_", "trunc_normal_", "uniform_"})
@@ -43,6 +54,7 @@ _TORCH, _OF_INIT = "torch.", "torch.nn.init."
 def find(source: Source) -> Iterator[Found]:
     """Find calls that draw random numbers for what is a DTensor now."""
     values = ParameterValues(source)
+    yield from (Found("FM336", call, _RESET, "commented") for call in _resets(values))
     for call in source.calls:
         last = last_name(call.func)
         if last not in _LIKE | _IN_PLACE | _INIT:
@@ -54,6 +66,67 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM336", call, _MEANT.format(given[1]), "commented")
         elif _is_of_itself(source, call, given[0]):
             yield Found("FM336", call, f"{_MEANT.format(given[1])} {_MAY_BE_PLAIN}", "commented")
+
+
+def _resets(values: ParameterValues) -> Iterator[cst.Call]:
+    """Yield the calls by which a sharded model, a part of one, or each of its modules draws its weights."""
+    source = values.source
+    for call in source.calls:
+        func = call.func
+        if not isinstance(func, cst.Attribute) or func.attr.value not in _RESETS:
+            continue
+        is_its = whole_of(source, func.value) is not None or values.is_module_of_one(func.value)
+        if not is_its or _is_of_other_layers(source, func):
+            continue
+        own = [*_methods(source, func.attr.value)]
+        if not source.contexts.is_summoned(call) and (not own or any(_draws(source, each) for each in own)):
+            yield call
+
+
+def _is_of_other_layers(source: Source, func: cst.Attribute) -> bool:
+    """Tell whether modules are asked where they were found to be layers of torch that draw nothing flat.
+
+    Under FSDP1 those of ``nn.Linear`` raised: they draw nothing into one dimension.
+    """
+    model = text_of(func.value)
+    for test, truth in source.models.guards.facts(func):
+        asked = [each for each in walk_for(test, cst.Call) if dotted(each.func) == "isinstance"]
+        for each in asked if truth else ():
+            named = [*walk_for(each.args[-1].value, cst.Attribute), *walk_for(each.args[-1].value, cst.Name)]
+            known = {name for node in named for name in source.index.qualified(node)}
+            if text_of(each.args[0].value) == model and known and all(map(_is_other_layer, known)):
+                return True
+    return False
+
+
+def _is_other_layer(name: str) -> bool:
+    return name.startswith("torch") and name.rpartition(".")[2] not in _OWN_DRAWS
+
+
+def _methods(source: Source, name: str) -> Iterator[cst.FunctionDef]:
+    """Yield the methods of this name that classes of the source have."""
+    for node in source.index.by_kind.get(cst.FunctionDef, ()):
+        function = cst.ensure_type(node, cst.FunctionDef)
+        if function.name.value == name and source.index.class_of(function) is not None:
+            yield function
+
+
+def _draws(source: Source, function: cst.FunctionDef, depth: int = 0) -> bool:
+    """Tell whether a method draws weights, by functions and other methods of this source too."""
+    for call in walk_for(function.body, cst.Call):
+        last = last_name(call.func)
+        if last in _LIKE | _IN_PLACE | _INIT and _drawn_for(source, call, last) is not None:
+            return True
+        if depth < _DEEPEST and any(_draws(source, each, depth + 1) for each in _called(source, call)):
+            return True
+    return False
+
+
+def _called(source: Source, call: cst.Call) -> Iterator[cst.FunctionDef]:
+    """Yield what a call may run: a function, a method of the same object, or one that resets a part."""
+    yield from source.models.guards.functions(call.func)
+    if isinstance(call.func, cst.Attribute) and call.func.attr.value in _RESETS:
+        yield from _methods(source, call.func.attr.value)
 
 
 def _is_of_itself(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:

@@ -11,7 +11,7 @@ import libcst as cst
 from fsdp_migrate.source.called_methods import is_own, is_the_model, methods_that_may_run
 from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
-from fsdp_migrate.source.looked_up import held_from_outside, looked_up, one_from_outside
+from fsdp_migrate.source.looked_up import held_from_outside, is_of_numbers, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.nodes import (
     dotted,
@@ -129,6 +129,11 @@ _OTHERS = (
     "the parameters in summon_full_params are other objects than those outside of it, which FSDP1's were "
     "under use_orig_params: look them up by their names, of named_parameters(), in what was made outside."
 )
+_NUMBERED = (
+    "the parameters in summon_full_params are new objects each time, which FSDP1's were not under "
+    "use_orig_params: what id() gives of one is not what it was outside, and comes again in the next context "
+    "for another. Take their names for it, of named_parameters()."
+)
 _SHARDED = (
     "these parameters were taken outside of summon_full_params and stay sharded in it, where FSDP1's showed "
     "the whole under use_orig_params: take model.named_parameters() inside of it."
@@ -171,7 +176,9 @@ def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
     if block is None or not call.args:
         return
     for body, _ in _bodies(source, block, call):
-        yield from (Found("FM313", node, _OTHERS, "commented") for node in looked_up(source, body))
+        for node in looked_up(source, body):
+            said = _NUMBERED if is_of_numbers(source, node, body) else _OTHERS
+            yield Found("FM313", node, said, "commented")
         yield from (Found("FM313", node, _SHARDED, "commented") for node in held_from_outside(source, body))
     taken = one_from_outside(source, block.body, text_of(call.args[0].value))
     yield from (Found("FM313", node, _ONE, "commented") for node in taken)

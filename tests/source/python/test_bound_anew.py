@@ -74,6 +74,38 @@ def test_a_name_that_is_another_model_in_the_other_branch() -> None:
     assert {"FM308", "FM333"} & _found(f"{_MIXED}{loop.format('FSDP(model)')}")
 
 
+@pytest.mark.parametrize(
+    ("sharding", "before", "is_plain"),
+    [
+        ("ref = FSDP(model)\nrun(ref)\ndel ref\ndel model\nmodel = build(args)", "", True),
+        ("ref = FSDP(model)\nmodel = Net(args)", "", True),
+        ("model = FSDP(model)\nmodel = Net(args)", "", True),
+        ("if args:\n    ref = FSDP(model)\ndel model\nmodel = build(args)", "", True),
+        ("ref = FSDP(model)\ndel model\nif args:\n    model = build(args)", "", False),
+        ("ref = FSDP(model)\ndel model\nmodel = build(args)\nmodel = setup_model(model)", "", False),
+        ("ref = FSDP(model)\ndel model\nmodel = build(args)\nnew = FSDP(model)", "", False),
+        ("ref = FSDP(model)\ndel model\nmodel = build(ref)", "", False),
+        ("ref = FSDP(model)\ndel model\nmodel = build(args)", "for x in xs:", False),
+    ],
+)
+def test_a_name_that_the_branch_which_shards_binds_to_a_plain_model(
+    sharding: str, before: str, *, is_plain: bool
+) -> None:
+    """It counted as sharded below the branch, and advice was given there that raises."""
+    branch = f"if sharded:\n{textwrap.indent(sharding, '    ')}\nelse:\n    run(model)\n"
+    used = f"{branch}for p in model.parameters():\n    p.uniform_(-1, 1)\n"
+    used = f"{before}\n{textwrap.indent(used, '    ')}" if before else used
+    assert ("FM336" not in _found(f"model = Net(args)\n{used}")) is is_plain
+
+
+def test_a_model_that_a_function_is_given_may_be_sharded_where_it_does_not_shard_it() -> None:
+    body = (
+        "def f(model, sharded):\n    if sharded:\n        ref = FSDP(model)\n        model = Net(1)\n"
+        "    model.load_state_dict(state)\nf(FSDP(net), x)\n"
+    )
+    assert {"FM308", "FM333"} & {code for code, _ in codes(body)}
+
+
 def test_a_name_that_is_wrapped_in_a_later_round() -> None:
     loop = "for x in xs:\n    model.load_state_dict(state)\n    model = FSDP(net)\n"
     assert "FM308" in _found(f"model = Net(args)\n{loop}")

@@ -500,6 +500,15 @@ def test_a_parameter_that_is_moved_is_moved_with_its_model(value: str, said: str
         assert [said in use.becomes for use in found] == [True]
 
 
+def test_a_state_of_an_optimizer_is_moved_by_no_model() -> None:
+    """It was said to call `.to("cpu")` of the model, which moves the weights, and leaves the state there."""
+    moved = "for s in o.state.values():\n    for v in s.values():\n        v.data = v.data.to('cpu')\n"
+    found = uses(f"{HEADER}{MODEL}o = torch.optim.AdamW(m.parameters())\n{moved}")
+    said = [use.becomes for use in found if use.code == "FM423"]
+    assert len(said) == 1
+    assert "state[key] = value.to(...)" in said[0]
+
+
 def test_parameters_of_a_part_of_a_model() -> None:
     body = "for name, p in model.module.decoders.named_parameters():\n    loss += torch.sum(p ** 2)\n"
     assert ("FM423", "commented") in codes(f"model = FSDP(net)\n{body.replace('p ** 2', 'p')}")

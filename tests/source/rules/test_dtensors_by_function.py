@@ -184,3 +184,44 @@ NORM = (
 def test_what_a_function_makes_a_list_of_first(made: str, *, is_said: bool) -> None:
     found = codes(NORM.format(made), HEADER)
     assert (("FM423", "commented") in found) is is_said
+
+
+IN_BRANCHES = (
+    f"{MODEL}kept = []\nfor p in m.parameters():\n    g = p.grad\n    {{}}\n    kept.append(g)\n"
+    "x = torch.nn.utils.get_total_norm(kept)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        (
+            "if not isinstance(g, DTensor) and mesh:\n        g = DTensor.from_local(g, mesh, [Replicate()])",
+            True,
+        ),
+        ("if one:\n        g = g * 2", True),
+        ("if g is None:\n        g = torch.zeros_like(p)", True),
+        ("if isinstance(g, DTensor):\n        g = g.full_tensor()", False),
+        ("if isinstance(g, DTensor):\n        g = whole(g)", False),
+        ("if one:\n        g = gathered(g)", False),
+        ("if one:\n        g, x = losses", False),
+        ("g = len(g)", False),
+    ],
+)
+def test_a_gradient_that_a_branch_changes_is_one(line: str, *, is_said: bool) -> None:
+    """A norm of them went without a word, though it is of the whole now: beside DTensors of its own too."""
+    assert (("FM423", "commented") in codes(IN_BRANCHES.format(line), HEADER)) is is_said
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("grads = [g for g in grads if g is not None]", True),
+        ("grads = [g.full_tensor() for g in grads]", False),
+        ("grads = [g.full_tensor() if isinstance(g, DTensor) else g for g in grads]", False),
+    ],
+)
+def test_a_list_of_gradients_that_a_branch_changes_is_one(line: str, *, is_said: bool) -> None:
+    made = f"{MODEL}grads = [p.grad for p in m.parameters()]\nif one:\n    {line}\n"
+    found = codes(f"{made}x = torch.nn.utils.get_total_norm(grads)\n", HEADER)
+    assert (("FM423", "commented") in found) is is_said

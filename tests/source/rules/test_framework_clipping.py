@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.explanations import explain_code
-from fsdp_migrate.source import scan_source
+from fsdp_migrate.source import scan_paths, scan_source
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 pytestmark = pytest.mark.any_torch
@@ -226,3 +231,36 @@ def test_the_explanation_has_every_kind_of_clipping() -> None:
     assert "`error_if_nonfinite=False`" in told.action
     for name in ("torch", "timm", "Accelerate", "Fabric"):
         assert name in told.why
+
+
+CLIPS_UNSEEN = (
+    "from lightning.fabric import Fabric\nfrom made import get_class\n\nclass Trainer:\n"
+    "    def __init__(self, fabric: Fabric, config):\n        self.fabric = fabric\n"
+    "        self.net = get_class(config.name)(fabric)\n        {}\n"
+    "    def step(self):\n        norm = self.fabric.clip_gradients(self.net, self.opt, max_norm=1.0)\n"
+    "        self.fabric.log_dict({{'norm': norm}})\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "makes", "is_clipped"),
+    [
+        ("FSDPStrategy()", "pass", True),
+        ("DDPStrategy()", "pass", False),
+        ("ModelParallelStrategy()", "pass", False),
+        ("FSDPStrategy()", "self.fabric = Fabric(strategy='ddp')", False),
+    ],
+)
+def test_a_fabric_of_fsdp_clips_models_that_are_not_seen_too(
+    strategy: str, makes: str, *, is_clipped: bool, tmp_path: Path
+) -> None:
+    """Its norm went without a word where a config names what makes the model."""
+    imports = f"from lightning.fabric.strategies import {strategy.removesuffix('()')}\n"
+    (tmp_path / "main.py").write_text(
+        f"from lightning.fabric import Fabric\n{imports}from trainer import Trainer\n"
+        f"Trainer(Fabric(strategy={strategy}), config).step()\n"
+    )
+    (tmp_path / "trainer.py").write_text(CLIPS_UNSEEN.format(makes))
+    found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("trainer.py")}
+    assert ({"FM326", "FM423"} <= found) is is_clipped
+    assert is_clipped or not {"FM326", "FM423"} & found

@@ -456,3 +456,24 @@ def test_composers_own_model_had_no_wrapper(tmp_path: Path, asked: str, *, is_sa
     )
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("calls.py")}
     assert ("FM333" in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("test", "then", "other", "is_said"),
+    [
+        ("hasattr(model, 'module')", "model.module.save_pretrained(p)", "else:\n    torch.save(s, p)", True),
+        ("x and hasattr(model, 'module') and hasattr(model.module, 'f')", "model.module.f(p)", "", True),
+        ("hasattr(model, 'module')", "model.module.reset()", "else:\n    log('x')", True),
+        ("hasattr(model, 'module')", "model.module.f(p, s)", "else:\n    model.f(p)", False),
+        ("hasattr(model, 'module')", "model.module.f(p)", "elif x:\n    pass\nelse:\n    model.f(p)", False),
+        ("hasattr(model, 'module')", "model = model.module", "model.f(p)", False),
+        ("hasattr(model, 'module')", "inner = model.module", "else:\n    inner = model", False),
+        ("hasattr(model, 'module') or x", "model.module.f(p)", "", False),
+        ("not hasattr(model, 'module')", "model.f(p)", "else:\n    model.module.g(p)", False),
+        ("hasattr(other, 'module')", "other.module.f(p)", "", False),
+    ],
+)
+def test_what_is_done_with_the_model_within_alone(test: str, then: str, other: str, *, is_said: bool) -> None:
+    """It was said that the model itself is taken, where another branch does something else, or none."""
+    found = codes(f"{MODEL}if {test}:\n    {then}\n{other}\n")
+    assert (("FM315", "commented") in found) is is_said

@@ -76,6 +76,24 @@ def test_accelerate_is_given_a_list_of_models(given: str, *, is_said: bool) -> N
     assert (("FM312", "commented") in codes(once)) is ("no_sync(" in given)
 
 
+@pytest.mark.parametrize(
+    "prepares",
+    [
+        "prepare(model, device_placement=[True])",
+        "prepare_model(model, device_placement=True, evaluation_mode=mode)",
+        "prepare_model(model=model, evaluation_mode=mode)",
+    ],
+)
+def test_what_one_model_is_prepared_with_makes_no_list_of_it(prepares: str) -> None:
+    """The model was taken for a list, and advice was given by which ``accumulate`` raises."""
+    body = ACCELERATE.replace(
+        "model, optimizer = accelerator.prepare(model, optimizer)", f"model = accelerator.{prepares}"
+    )
+    found = codes(f"{body}with accelerator.accumulate(model):\n    x = model.state_dict()\n")
+    assert ("FM312", "commented") not in found
+    assert ("FM333", "commented") in found, "it is a sharded model"
+
+
 PREPARED = ACCELERATE.replace(
     "models = [model]", "head = Head()\nmodels = [model, head]\nholder = Holder(model)"
 )

@@ -139,6 +139,62 @@ def test_so_is_one_that_is_asked_for_by_its_name(part: str, found: list[str]) ->
     assert ("FM425" in dict(codes(code))) is bool(found)
 
 
+PAIR = """\
+import peft
+class Trainer:
+    def __init__(self, state, parts):
+        self.pair = {}
+        self.pair.other = FSDP(self.pair.other)
+        {}
+
+    def load(self, state):
+        {}
+"""
+WRAP = "self.pair.net = FSDP(self.pair.net)"
+PART = "self.pair.net.inner.load_state_dict(state)"
+SET_BY_NAMES = "for name in parts: setattr(self.pair, name, FSDP(getattr(self.pair, name)))"
+
+
+def is_stopped(*lines: str, pair: str = "Pair()", later: str = "pass") -> bool:
+    """Tell whether a run is stopped by what is done with a part of a holder that has sharded ones."""
+    found = codes(PAIR.format(pair, "\n        ".join(lines), later))
+    return not {("FM322", "commented"), ("FM333", "commented")}.isdisjoint(found)
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        PART,
+        "self.kept = self.pair.net.inner.state_dict()",
+        "peft.set_peft_model_state_dict(self.pair.net.inner, state)",
+        "self.pair.net.inner.apply(init)",
+    ],
+)
+def test_a_part_that_is_sharded_below_is_plain_above(does: str) -> None:
+    """A stop was set above the sharding of a part, where other parts of its holder are sharded already."""
+    assert not is_stopped(does, WRAP)
+    assert is_stopped(WRAP, does)
+
+
+@pytest.mark.parametrize(
+    ("lines", "later"),
+    [
+        (("for _ in parts:", f"    {PART}", f"    {WRAP}"), "pass"),
+        ((WRAP, "self.load(state)"), PART),
+        (("self.load(state)", WRAP), f"{PART}\n\n    def again(self):\n        self.load(1)"),
+        ((PART, WRAP, "self.pair = FSDP(self.pair)"), "self.pair.body.inner.load_state_dict(state)"),
+        ((SET_BY_NAMES, PART, WRAP), "pass"),
+    ],
+)
+def test_a_part_that_may_be_sharded_by_then_is_said(lines: tuple[str, ...], later: str) -> None:
+    assert is_stopped(*lines, later=later)
+
+
+def test_a_part_of_a_sharded_holder_is_said_above_its_own_sharding() -> None:
+    assert is_stopped(PART, WRAP, pair="FSDP(Pair())")
+    assert is_stopped("self.load(state)", WRAP, later=PART), "another may call it below"
+
+
 EDITS = """\
 def prune(net, masks):
     model = FSDP(net)

@@ -123,3 +123,63 @@ def test_a_method_of_a_sharded_model_draws_for_its_own(
     assert ("FM336" in found) is is_said
     one = SHARDS.format(asks).replace("from net import Net\n", "") + NET.format(draws)
     assert ("FM336" in {use.code for use in scan_source(one)}) is is_said
+
+
+RESET = """\
+def init_normal(module, std):
+    torch.nn.init.{}(module.weight, std)
+
+class Block(torch.nn.Module):
+    def reset_parameters(self):
+        init_normal(self.up, 0.2)
+
+class Net(torch.nn.Module):
+    def reset_parameters(self):
+        for block in self.blocks:
+            block.reset_parameters()
+
+net = Net()
+{}
+"""
+WRAP = "model = FSDP(net, use_orig_params=True)"
+
+
+@pytest.mark.parametrize(
+    ("draws", "lines", "is_said"),
+    [
+        ("trunc_normal_", [WRAP, "net.reset_parameters()"], True),
+        ("trunc_normal_", [WRAP, "model.reset_parameters()"], True),
+        ("trunc_normal_", [WRAP, "model.module.blocks[0].reset_parameters()"], True),
+        ("trunc_normal_", [WRAP, "for m in model.modules():", "    m.reset_parameters()"], True),
+        ("trunc_normal_", ["net.reset_parameters()", WRAP], False),
+        ("trunc_normal_", [WRAP, "other.reset_parameters()"], False),
+        ("trunc_normal_", [WRAP, "with FSDP.summon_full_params(model): net.reset_parameters()"], False),
+        ("constant_", [WRAP, "net.reset_parameters()"], False),
+    ],
+)
+def test_a_model_that_draws_its_weights_anew(draws: str, lines: list[str], *, is_said: bool) -> None:
+    """Its method drew other weights without a word, where the same in a loop over parameters was said."""
+    found = uses(RESET.format(draws, "\n".join(lines)))
+    assert any(use.code == "FM336" and "draws weights anew" in use.becomes for use in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_said"), [("Embedding", True), ("Linear", False), ("LayerNorm", False), ("", True)]
+)
+def test_layers_of_torch_that_draw_their_weights_anew(asked: str, *, is_said: bool) -> None:
+    test = f"isinstance(m, torch.nn.{asked})" if asked else "hasattr(m, 'reset_parameters')"
+    found = codes(f"{WRAP}\nfor m in model.modules():\n    if {test}: m.reset_parameters()\n")
+    assert (("FM336", "commented") in found) is is_said
+
+
+def test_a_model_of_another_file_that_draws_its_weights_anew(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n    def reset_parameters(self):\n"
+        "        torch.nn.init.normal_(self.up.weight)\n"
+    )
+    (tmp_path / "train.py").write_text(
+        f"from net import Net\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+        f"net = Net()\n{WRAP}\nnet.reset_parameters()\n"
+    )
+    found = [use for use in scan_paths([tmp_path]).uses if use.code == "FM336"]
+    assert ("train.py", 5) in {(use.path.rpartition("/")[2], use.line) for use in found}
