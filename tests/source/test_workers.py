@@ -45,7 +45,7 @@ def _working(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """Wait until two of its processes have worked for a second."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
         if sum(sum(each.cpu_times()[:2]) > 1 for each in children) >= 2:
             return children
         time.sleep(0.1)
