@@ -164,7 +164,7 @@ def test_what_becomes_of_outputs_in_low_precision_is_said() -> None:
     casts = "p = Plugin(mixed_precision_policy=MixedPrecision(param_dtype=torch.half), sharding_strategy=1)\n"
     assert "Write `.float()` on an output" in comments(casts, ACCELERATE)
     assert "`model.forward = accelerator.autocast()(model.forward)`" in comments(casts, ACCELERATE)
-    assert "output_dtype=torch.float32)`" in comments(casts, ACCELERATE)
+    assert "output_dtype=None)`" in comments(casts, ACCELERATE)
     assert "an early stop, is chosen by them" in comments(casts, ACCELERATE)
     reduced = comments(casts.replace("param_dtype", "reduce_dtype"), ACCELERATE)
     assert ".float()" not in reduced
