@@ -33,7 +33,7 @@ def training_scripts(texts: Mapping[Path, str], report: ScanReport) -> list[str]
 
     Example:
         >>> from fsdp_migrate.source.uses import ScanReport
-        >>> training_scripts(texts_of(["/absent"]), ScanReport((), 0))
+        >>> training_scripts({}, ScanReport((), 0))
         []
     """
     sharding = {Path(each.path) for each in report.uses}

@@ -87,7 +87,7 @@ def test_a_step_that_rounding_makes_is_alike_where_fsdp1s_own_run_makes_it_too(
     """Of a right migration the last line was "Different", below "cause: rounding", and the exit code 1."""
     assert main(compared(tmp_path, factor="(1 + 2**-22)")) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "The runs part in step 1, at gradient key.bias" in said
+    assert said.startswith("By rounding the runs part in step 1, at gradient key.bias")
     assert "cause: rounding. The gradients of this step are the same but for rounding" in said
     assert re.search(r"a\.pt: differs: .*\. FSDP1's own run, rounded otherwise, differs by as much", said)
     end = (
@@ -106,6 +106,7 @@ def test_a_small_gradient_that_is_another_one_is_no_rounding(
     """Beside the largest it is as small as rounding, and was called that."""
     assert main(compared(tmp_path, times="3")) == 1
     said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("The runs part in step 1, at gradient small")
     assert "cause: not known. What differs first is small beside the largest gradient" in said
     assert "does not part by as much at gradient small, step 1." in said
     assert said.endswith("Different: 8 of 63 tensors of 4 steps; the first is gradient small, step 1.")

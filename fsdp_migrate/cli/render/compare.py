@@ -64,7 +64,10 @@ def _pairs(report: ScriptReport, most: int | None) -> Iterator[str]:
 
 
 def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:
-    yield from (line for line in lines_of(first) if not line.startswith("  explained:"))
+    head, *lines = lines_of(first)
+    # Of runs that are alike below, `part` alone would say the contrary.
+    yield f"By rounding t{head[1:]}" if report.alike else head
+    yield from (line for line in lines if not line.startswith("  explained:"))
     if said := cause(report):
         yield f"  cause:     {said}"
     others = report.differences[1:][:most]
