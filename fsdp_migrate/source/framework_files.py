@@ -105,6 +105,12 @@ _SAYS_HF = re.compile(
     r"\bfsdp['\"]?\s*[:=]\s*['\"]+(?:full_shard|shard_grad_op|hybrid_shard)"
     r"|--fsdp[\s'\",=\\]+(?:full_shard|shard_grad_op|hybrid_shard)"
 )
+# A project's own switch: `if args.using_fsdp:`, and below it `model = accelerator.prepare_model(model)`.
+_PREPARES_BY_SWITCH = re.compile(
+    r"^([ \t]*)if[ \t]+(?:[\w.]+[ \t]+and[ \t]+)?[\w.]*fsdp\w*[ \t]*(?:and\b[^\n]*)?:[^\n]*\n"
+    r"(?:\1[ \t]+[^\n]*\n|[ \t]*\n){0,20}?\1[ \t]+[^\n#]*\baccelerator\.prepare(?:_model)?\(",
+    re.MULTILINE | re.IGNORECASE,
+)
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)
 _ASKS_ITSELF = re.compile(r"\bself\.is_fsdp_enabled\b")
 # `if training_args.fsdp:`, `if len(args.fsdp) > 0:`; not where that raises.
@@ -372,7 +378,7 @@ def _running_trainers(project: Project, around: Iterable[str | os.PathLike[str]]
         return set()
     own = (text for text in texts.values() if "TrainingArguments" in text or "trl" in text)
     is_asked = any(asks(text, ASKS_HF) for text in own) or any(map(_asks_otherwise, texts.values()))
-    is_asked = is_asked or _name_its_files(texts, around)
+    is_asked = is_asked or _name_its_files(texts, around) or any(map(_prepares_by_switch, texts.values()))
     if not is_asked and asked_around(around, ASKS_HF):
         return found - launched_otherwise(found, texts, around)
     # A question holds for FSDP2 too: where that alone is run, it tells nothing.
@@ -383,6 +389,14 @@ def _running_trainers(project: Project, around: Iterable[str | os.PathLike[str]]
     if not is_asked and is_question and not fsdp2_around(around):
         return found - RunsWithoutFSDP(project, around, imports_in(project)).alone(found)
     return found if is_asked else set()
+
+
+def _prepares_by_switch(text: str) -> bool:
+    """Tell whether an Accelerator of a source prepares a model where FSDP is on, whatever launches it so.
+
+    The Trainer's Accelerator is of the same launch.
+    """
+    return "Accelerator(" in text and "fsdp" in text and _PREPARES_BY_SWITCH.search(text) is not None
 
 
 def _is_unsloths(text: str) -> bool:

@@ -357,3 +357,29 @@ def test_a_fabric_that_is_handed_its_strategy(
         (tmp_path / file).write_text(code)
     found = {use.code for use in scan_paths([tmp_path]).uses if use.path.endswith("engine.py")}
     assert ("FM333" in found) is is_asked
+
+
+@pytest.mark.parametrize(
+    ("test", "makes", "is_told"),
+    [
+        ("args.using_fsdp", "accelerator.prepare_model(model)", True),
+        ("args.peft and use_fsdp", "self.accelerator.prepare(model)", True),
+        ("not args.using_fsdp", "accelerator.prepare_model(model)", False),
+        ("args.using_fsdp", "accelerator.print(model)", False),
+        ("args.using_ddp", "accelerator.prepare_model(model)", False),
+    ],
+)
+def test_a_trainer_beside_an_accelerator_that_prepares_by_a_switch(
+    test: str, makes: str, *, is_told: bool, tmp_path: Path
+) -> None:
+    """What the Trainer's model was asked for had nothing: it stops the run at the first save."""
+    (tmp_path / "train.py").write_text(
+        "from accelerate import Accelerator\nfrom transformers import Trainer, TrainingArguments\n\n\n"
+        "def get(args, model):\n"
+        f"    accelerator = Accelerator()\n    if {test}:\n        # It is large.\n        model = {makes}\n"
+        "    return model\n\n\ndef main(args, net):\n    model = get(args, net)\n"
+        "    trainer = Trainer(model=model, args=TrainingArguments('out'))\n    trainer.train()\n"
+        "    trainer.model.save_pretrained('out')\n"
+    )
+    uses = scan_paths([tmp_path]).uses
+    assert bool([use for use in uses if use.code == "FM333" and "save_pretrained" in use.text]) is is_told
