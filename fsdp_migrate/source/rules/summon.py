@@ -13,6 +13,8 @@ from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
 from fsdp_migrate.source.looked_up import held_from_outside, is_of_numbers, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
+from fsdp_migrate.source.python.loops import binds, loops_around
+from fsdp_migrate.source.python.made_sure import asks_class
 from fsdp_migrate.source.python.nodes import (
     dotted,
     given_by_name,
@@ -197,7 +199,7 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return Found("FM313", call, _UNSEEN, "commented", covers=covers)
     new = source.local_name(SUMMON)
     # Accelerate 1.14 on makes the embeddings a unit of their own, which FSDP1's outermost unit held.
-    is_whole = frameworks_shard(source, _model_given(call))
+    is_whole = frameworks_shard(source, _model_given(call)) and not _is_entered_for_each(source, call)
 
     def build(updated: cst.Call) -> cst.Call:
         args: list[cst.Arg] = []
@@ -214,6 +216,26 @@ def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) ->
         return updated.with_changes(func=cst.Name(new), args=args)
 
     return Found("FM313", call, f"{new}(...)", "rewritten", (Replace(call, build),), (SUMMON,), covers)
+
+
+def _is_entered_for_each(source: Source, call: cst.Call) -> bool:
+    """Tell whether each unit gets a context of its own, that of the embeddings too.
+
+    In a loop through modules, or a function that calls itself, below ``if isinstance(module, FSDP)``.
+    """
+    given = _model_given(call)
+    if not isinstance(given, cst.Name):
+        return False
+    facts = source.models.guards.facts(call)
+    checks = (test for test, truth in facts if truth and isinstance(test, cst.Call))
+    if not any(asks_class(each) and text_of(each.args[0].value) == given.value for each in checks):
+        return False
+    if any(binds(loop, given.value) for loop in loops_around(source.index, call)):
+        return True
+    function = source.index.function(call)
+    return function is not None and any(
+        last_name(each.func) == function.name.value for each in walk_for(function.body, cst.Call)
+    )
 
 
 def _model_given(call: cst.Call) -> cst.BaseExpression:

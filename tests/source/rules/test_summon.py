@@ -448,3 +448,38 @@ def test_methods_that_may_run_the_model_by_whatever_name(runs: str, is_said: boo
         f"        return {runs}\n"
     )
     assert (("FM332", "commented") in codes(body)) is is_said
+
+
+BELOW = "def send(module):\n    for child in module.children():\n        send(child)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "is_kept"),
+    [
+        (BELOW + "    if isinstance(module, FSDP):\n{}", True),
+        (
+            "def send(model):\n    for module in model.modules():\n        if isinstance(module, FSDP):\n{}",
+            True,
+        ),
+        # The outermost unit alone, whose embeddings are read.
+        ("def send(module):\n    if isinstance(module, FSDP):\n{}", False),
+        (BELOW + "    if module.ready:\n{}", False),
+    ],
+)
+def test_each_unit_of_a_framework_in_its_turn_shows_its_own_parameters(body: str, *, is_kept: bool) -> None:
+    """What a model that needs to be sharded is sent by: all at once would not fit."""
+    lines = [
+        "        with FSDP.summon_full_params(module, recurse=False, writeback=False):",
+        "            for name, param in module.named_parameters():",
+        "                put(name, param)",
+    ]
+    deeper = "    " if "in model.modules" in body else ""
+    text = (
+        "from accelerate import Accelerator\n"
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n\n\n"
+        + body.format("".join(f"{deeper}{line}\n" for line in lines))
+        + "\n\naccelerator = Accelerator()\nmodel, other = accelerator.prepare(model, other)\nsend(model)\n"
+    )
+    after = turned(text, header="")
+    given = "module, recurse=False, writeback=False" if is_kept else "module, writeback=False"
+    assert f"with summon_full_params({given}):\n" in after
