@@ -15,6 +15,8 @@ import libcst as cst
 from fsdp_migrate.source.flat_parameters import DECIDES, flat_of, of_flat
 from fsdp_migrate.source.model_runs import OPTIMIZERS
 from fsdp_migrate.source.parameter_values import ParameterValues
+from fsdp_migrate.source.python.frameworks import by_whom
+from fsdp_migrate.source.python.held import MODEL, taken
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, last_name, parameters_of, text_of, walk_for, word_of
 from fsdp_migrate.source.python.optimizers import is_optimizer, stepped
@@ -88,7 +90,8 @@ class _Said:
 
     def of(self, part: Part, deed: _Deed) -> str:
         """Return what is said of a part; nothing where it had its own parameters, or is a unit."""
-        if self.source.models.sharded_by(part.model) in _KEEP:
+        whom = self.source.models.sharded_by(part.model) or _whom_by_parts(self.source, part.model)
+        if whom in _KEEP:
             return ""
         held = units_of(self.source).held_by(part)
         if held == "all":
@@ -100,6 +103,16 @@ class _Said:
         known = self._of_all(meant, outcome)
         said = flat_of(self.source, part.model, known, meant, outcome)
         return f"{said}{_UNIT}" if said and held == "unknown" else said
+
+
+def _whom_by_parts(source: Source, model: cst.BaseExpression) -> str:
+    """Return the framework that shards the parts of an object, where nothing else makes it a sharded one."""
+    if any(source.models.is_constructor(call.func) for call in source.calls):
+        return ""
+    kinds = source.models.kinds(model)
+    steps = {kind.removesuffix(f">{MODEL}") for kind in kinds if kind.endswith(f">{MODEL}")}
+    found = {by_whom(taken(step, kinds)) for step in steps}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _acted_on(source: Source, call: cst.Call) -> Iterator[tuple[cst.BaseExpression, _Deed]]:

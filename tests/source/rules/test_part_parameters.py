@@ -249,3 +249,23 @@ def test_fsdp1_gave_parts_the_parameters_of_units_alone(*, keeps: bool) -> None:
     if not keeps:
         with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
             torch.optim.SGD(model[0].parameters())
+
+
+def test_parts_that_fabric_shards_have_their_own_parameters(tmp_path: Path) -> None:
+    """Fabric asks for use_orig_params itself."""
+    (tmp_path / "parts.py").write_text(
+        "import torch\n\n\n"
+        "def setup(fabric, net):\n    model = Parts(net)\n    model.unet = fabric.setup(model.unet)\n"
+        "    groups = [{'params': model.unet.parameters()}]\n"
+        "    groups.append({'params': model.text.parameters()})\n    optimizer = torch.optim.AdamW(groups)\n"
+        "    model.text = fabric.setup(model.text)\n    return model, optimizer\n\n\n"
+        "class Parts(torch.nn.Module):\n    def __init__(self, net):\n        self.unet = net\n"
+        "        self.text = net.text\n\n    def save(self):\n        return self.text.state_dict()\n"
+    )
+    (tmp_path / "main.py").write_text(
+        "from lightning.fabric import Fabric\nfrom lightning.fabric.strategies import FSDPStrategy\n"
+        "from parts import setup\n\nsetup(Fabric(strategy=FSDPStrategy()), net)\n"
+    )
+    found = {use.code for use in scan_paths([tmp_path]).uses}
+    assert "FM333" in found, "the parts are sharded"
+    assert "FM318" not in found
