@@ -38,28 +38,32 @@ _OF_ONE = re.compile(r"(?:^|[._])(?:grad|p|param(?:eter)?|tensor|w|weight|bias)$
 _DEEPEST = 3
 
 
-def looked_up(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def looked_up(
+    source: Source, block: cst.CSTNode, context: cst.CSTNode | None = None
+) -> Iterator[cst.CSTNode]:
     """Yield the expressions of a block that look for a parameter in what was made outside of the block.
 
     Args:
         source: The source.
         block: What runs where parameters are other objects than they are outside of it.
+        context: From where the block is run, if it is a function's.
     """
+    run_at = context or block
     for subscript in walk_for(block, cst.Subscript):
         key = subscript.slice[0].slice if len(subscript.slice) == 1 else None
         is_read = not isinstance(source.index.parents[subscript], (cst.AssignTarget, cst.Del))
         if isinstance(key, cst.Index) and is_read and _is_parameter(source, key.value, block):
-            yield from _of(source, subscript, subscript.value, block)
+            yield from _of(source, subscript, subscript.value, block, run_at)
     for call in walk_for(block, cst.Call):
         func = call.func
         is_asked = isinstance(func, cst.Attribute) and func.attr.value in _BY_KEY and bool(call.args)
         if is_asked and _is_parameter(source, call.args[0].value, block):
-            yield from _of(source, call, cst.ensure_type(func, cst.Attribute).value, block)
+            yield from _of(source, call, cst.ensure_type(func, cst.Attribute).value, block, run_at)
     for comparison in walk_for(block, cst.Comparison):
         target = comparison.comparisons[0]
         is_one = len(comparison.comparisons) == 1 and _is_parameter(source, comparison.left, block)
         if is_one and isinstance(target.operator, (cst.In, cst.Is, cst.IsNot, cst.NotIn)):
-            yield from _of(source, comparison, target.comparator, block)
+            yield from _of(source, comparison, target.comparator, block, run_at)
 
 
 def is_of_numbers(source: Source, node: cst.CSTNode, block: cst.CSTNode) -> bool:
@@ -166,7 +170,7 @@ def _is_made_outside(source: Source, held: cst.BaseExpression, block: cst.CSTNod
 
 
 def _of(
-    source: Source, node: cst.CSTNode, held: cst.BaseExpression, block: cst.CSTNode
+    source: Source, node: cst.CSTNode, held: cst.BaseExpression, block: cst.CSTNode, run_at: cst.CSTNode
 ) -> Iterator[cst.CSTNode]:
     """Yield a place, where what it asks was made outside and is not filled in the block."""
     if not _is_made_outside(source, held, block):
@@ -181,7 +185,7 @@ def _of(
     filled = (call.func for call in walk_for(block, cst.Call) if isinstance(call.func, cst.Attribute))
     is_filled |= any(func.attr.value in _FILLS and text_of(func.value) == text for func in filled)
     # Numbers of objects that one context has made are given to those of the next.
-    if not is_filled or (is_of_numbers(source, node, block) and _outlives_a_round(source, held, block)):
+    if not is_filled or (is_of_numbers(source, node, block) and _outlives_a_round(source, held, run_at)):
         yield node
 
 

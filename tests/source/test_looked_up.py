@@ -145,3 +145,25 @@ count(FSDP(net))
 def test_numbers_of_objects_by_way_of_names_and_functions(does: str, *, is_said: bool) -> None:
     found = found_comments(BY_WAY.format(does))
     assert ("FM313" in {code for code, _ in found}) is is_said
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "is_said"),
+    [
+        ("parts_of(unit)", "id(entry.parameter)", True),
+        ("parts_of(unit)", "entry.name", False),
+        # What was taken above keeps its numbers.
+        ("outside", "id(entry.parameter)", False),
+    ],
+)
+def test_numbers_of_objects_in_a_function_that_gets_what_is_made_of_the_model(
+    given: str, key: str, *, is_said: bool
+) -> None:
+    body = (
+        "def count(model, outside):\n    seen = set()\n\n    def add(parts):\n        for part in parts:\n"
+        f"            for entry in part.support():\n                key = {key}\n"
+        "                if key in seen: continue\n                seen.add(key)\n\n"
+        "    for unit in FSDP.fsdp_modules(model):\n        with FSDP.summon_full_params(unit):\n"
+        f"            add({given})\n\ncount(FSDP(net), [])\n"
+    )
+    assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said

@@ -182,8 +182,19 @@ def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
             said = _NUMBERED if is_of_numbers(source, node, body) else _OTHERS
             yield Found("FM313", node, said, "commented")
         yield from (Found("FM313", node, _SHARDED, "commented") for node in held_from_outside(source, body))
+    for body in _given_what_it_makes(source, block.body, text_of(call.args[0].value)):
+        asked = (each for each in looked_up(source, body, block) if is_of_numbers(source, each, body))
+        yield from (Found("FM313", node, _NUMBERED, "commented") for node in asked)
     taken = one_from_outside(source, block.body, text_of(call.args[0].value))
     yield from (Found("FM313", node, _ONE, "commented") for node in taken)
+
+
+def _given_what_it_makes(source: Source, body: cst.CSTNode, model: str) -> Iterator[cst.CSTNode]:
+    """Yield functions that a block gives what it makes of the model, ``count(entries_of(model))``."""
+    for call in walk_for(body, cst.Call):
+        made = (arg.value for arg in call.args if isinstance(arg.value, cst.Call))
+        if any(text_of(arg.value) == model for each in made for arg in each.args):
+            yield from (function.body for function in source.models.guards.functions(call.func))
 
 
 def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:
