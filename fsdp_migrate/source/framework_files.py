@@ -108,7 +108,7 @@ _SAYS_HF = re.compile(
 # A project's own switch: `if args.using_fsdp:`, and below it `model = accelerator.prepare_model(model)`.
 _PREPARES_BY_SWITCH = re.compile(
     r"^([ \t]*)if[ \t]+(?:[\w.]+[ \t]+and[ \t]+)?[\w.]*fsdp\w*[ \t]*(?:and\b[^\n]*)?:[^\n]*\n"
-    r"(?:\1[ \t]+[^\n]*\n|[ \t]*\n){0,20}?\1[ \t]+[^\n#]*\baccelerator\.prepare(?:_model)?\(",
+    r"(?:\1[ \t]+\S[^\n]*\n|[ \t]*\n){0,20}?\1[ \t]+[^\n#]*\baccelerator\.prepare(?:_model)?\(",
     re.MULTILINE | re.IGNORECASE,
 )
 _ASKS_A_TRAINER = re.compile(r"trainer\.is_fsdp_enabled\b", re.IGNORECASE)

@@ -373,10 +373,12 @@ def test_a_trainer_beside_an_accelerator_that_prepares_by_a_switch(
     test: str, makes: str, *, is_told: bool, tmp_path: Path
 ) -> None:
     """What the Trainer's model was asked for had nothing: it stops the run at the first save."""
+    blank = "        \n" * 15  # each was taken for a line of code as well: a scan did not end
     (tmp_path / "train.py").write_text(
         "from accelerate import Accelerator\nfrom transformers import Trainer, TrainingArguments\n\n\n"
         "def get(args, model):\n"
-        f"    accelerator = Accelerator()\n    if {test}:\n        # It is large.\n        model = {makes}\n"
+        f"    accelerator = Accelerator()\n    if {test}:\n        # It is large.\n"
+        f"{blank}        model = {makes}\n"
         "    return model\n\n\ndef main(args, net):\n    model = get(args, net)\n"
         "    trainer = Trainer(model=model, args=TrainingArguments('out'))\n    trainer.train()\n"
         "    trainer.model.save_pretrained('out')\n"
