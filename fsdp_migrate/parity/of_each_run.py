@@ -30,10 +30,12 @@ _UNIT: Final = re.compile(
     r"(?![\w/])"
 )
 _ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+# Looked for first, and what stands before a bar is short: a line may be a long list.
+_HAS_BARS: Final = re.compile(r"%\||\[\d+:\d\d|[━╸╺]{3}")
 # Of tqdm, with what stands before it, and where it does not know the end; of rich.
 _BARS: Final = re.compile(
-    r"(?:[^\s|{}][^|{}]*?: +)?\s*\d{1,3}%\|[^|]*\|\s*\S+/\S+ \[[^\]]*\]"
-    r"|(?:[^\s|{}][^|{}]*?: +)?\b\d+(?:\.\d+)?[kMG]?[A-Za-z]+ \[\d+:\d\d(?::\d\d)?, [^\]]*/[^\]]*\]"
+    r"(?:[^\s|{}][^|{}]{0,80}?: +)?\s*\d{1,3}%\|[^|]*\|\s*\S+/\S+ \[[^\]]*\]"
+    r"|(?:[^\s|{}][^|{}]{0,80}?: +)?\b\d+(?:\.\d+)?[kMG]?[A-Za-z]+ \[\d+:\d\d(?::\d\d)?, [^\]]*/[^\]]*\]"
     r"|^.*[━╸╺]{3}.*\d.*$"
 )
 
@@ -91,4 +93,5 @@ def without_bars(line: str) -> str:
         >>> without_bars(" 75%|#######5  | 3/4 [00:02<00:00,  1.18it/s]")
         ''
     """
-    return _BARS.sub("", _ESCAPES.sub("", line))
+    line = _ESCAPES.sub("", line)
+    return _BARS.sub("", line) if _HAS_BARS.search(line) else line

@@ -91,6 +91,15 @@ def test_bars_are_left_out_and_what_stands_beside_them_is_not(line: str, left: s
     assert without_bars(line) == left
 
 
+@pytest.mark.parametrize("bar", ["", BAR])
+def test_a_line_that_is_a_long_list_is_looked_at_in_time(bar: str) -> None:
+    """Each of its places was the begin of what may stand before a bar: minutes for 100 KB."""
+    line = "step 1: " + "0.123, a: " * 30_000
+    left = without_bars(f"{line}{bar}")
+    assert line.startswith(left)
+    assert len(left) > len(line) - 100  # what stands before a bar goes with it
+
+
 def test_bars_of_one_run_are_not_printed_by_it_only(tmp_path: Path) -> None:
     """They were listed: each redraws when it comes to it."""
     assert printed(tmp_path, f"{BAR}\rloss 0.5\r{BAR}\n\x1b[A", "loss 0.5") == (0, 0, 0)
