@@ -203,13 +203,15 @@ def _keys(node: cst.CSTNode) -> list[cst.BaseExpression]:
     return [each.value for each in slices if isinstance(each, cst.Index)]
 
 
-def _is_number(source: Source, node: cst.BaseExpression, block: cst.CSTNode) -> bool:
+def _is_number(source: Source, node: cst.BaseExpression, block: cst.CSTNode, depth: int = 0) -> bool:
     """Tell whether something is made, in a block, of ``id(parameter)``: by a name or by a function too."""
+    if depth > _DEEPEST:  # names may be made of one another, round after round
+        return False
     if isinstance(node, cst.Name):
         made = last_value(source.index, node) if node in source.index.scopes else None
-        return made is not None and _is_in(source, made, block) and _is_number(source, made, block)
+        return made is not None and _is_in(source, made, block) and _is_number(source, made, block, depth + 1)
     if isinstance(node, cst.Tuple):
-        return any(_is_number(source, each.value, block) for each in node.elements)
+        return any(_is_number(source, each.value, block, depth + 1) for each in node.elements)
     if not isinstance(node, cst.Call) or not _is_of_the_block(source, node, block):
         return False
     return _gives_number(source, node, 0)

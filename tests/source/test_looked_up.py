@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import found_comments
+from tests.source.samples import found_comments, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -167,3 +167,25 @@ def test_numbers_of_objects_in_a_function_that_gets_what_is_made_of_the_model(
         f"            add({given})\n\ncount(FSDP(net), [])\n"
     )
     assert ("FM313" in {code for code, _ in found_comments(body)}) is is_said
+
+
+def test_names_that_are_made_of_one_another_come_to_an_end() -> None:
+    body = (
+        "def count(model, a, b):\n    seen = set()\n    for unit in FSDP.fsdp_modules(model):\n"
+        "        with FSDP.summon_full_params(unit):\n            for entry in unit.support():\n"
+        "                a, b = (b, 1), (a, 1)\n                if a in seen: break\n"
+        "                key = id(entry.weight)\n                if key in seen: continue\n"
+        "                seen.add(key)\n\ncount(FSDP(net), 1, 2)\n"
+    )
+    (line,) = (line for code, line in found_comments(body) if code == "FM313")
+    assert body.splitlines()[line - 1].strip() == "if key in seen: continue"
+
+
+def test_a_function_that_gets_the_model_too_is_said_once() -> None:
+    body = (
+        "def count(model):\n    seen = set()\n\n    def add(unit, parts):\n        for entry in parts:\n"
+        "            key = id(entry.weight)\n            if key in seen: return\n"
+        "    for unit in FSDP.fsdp_modules(model):\n        with FSDP.summon_full_params(unit):\n"
+        "            add(unit, parts_of(unit))\n\ncount(FSDP(net))\n"
+    )
+    assert [use.code for use in uses(body) if use.action == "commented"].count("FM313") == 1

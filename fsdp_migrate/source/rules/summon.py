@@ -177,24 +177,27 @@ def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
     block = _block_of(source, call)
     if block is None or not call.args:
         return
-    for body, _ in _bodies(source, block, call):
+    bodies = [body for body, _ in _bodies(source, block, call)]
+    for body in bodies:
         for node in looked_up(source, body):
             said = _NUMBERED if is_of_numbers(source, node, body) else _OTHERS
             yield Found("FM313", node, said, "commented")
         yield from (Found("FM313", node, _SHARDED, "commented") for node in held_from_outside(source, body))
-    for body in _given_what_it_makes(source, block.body, text_of(call.args[0].value)):
+    for body in _given_what_it_makes(source, block.body, text_of(call.args[0].value)) - {*bodies}:
         asked = (each for each in looked_up(source, body, block) if is_of_numbers(source, each, body))
         yield from (Found("FM313", node, _NUMBERED, "commented") for node in asked)
     taken = one_from_outside(source, block.body, text_of(call.args[0].value))
     yield from (Found("FM313", node, _ONE, "commented") for node in taken)
 
 
-def _given_what_it_makes(source: Source, body: cst.CSTNode, model: str) -> Iterator[cst.CSTNode]:
-    """Yield functions that a block gives what it makes of the model, ``count(entries_of(model))``."""
+def _given_what_it_makes(source: Source, body: cst.CSTNode, model: str) -> set[cst.CSTNode]:
+    """Return functions that a block gives what it makes of the model, ``count(entries_of(model))``."""
+    found: set[cst.CSTNode] = set()
     for call in walk_for(body, cst.Call):
         made = (arg.value for arg in call.args if isinstance(arg.value, cst.Call))
         if any(text_of(arg.value) == model for each in made for arg in each.args):
-            yield from (function.body for function in source.models.guards.functions(call.func))
+            found.update(function.body for function in source.models.guards.functions(call.func))
+    return found
 
 
 def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:
@@ -244,9 +247,9 @@ def _is_entered_for_each(source: Source, call: cst.Call) -> bool:
     if any(binds(loop, given.value) for loop in loops_around(source.index, call)):
         return True
     function = source.index.function(call)
-    return function is not None and any(
-        last_name(each.func) == function.name.value for each in walk_for(function.body, cst.Call)
-    )
+    name = function.name.value if function is not None else ""
+    called = walk_for(function.body, cst.Call) if function is not None else ()
+    return any(dotted(each.func) in {name, f"self.{name}", f"cls.{name}"} for each in called)
 
 
 def _model_given(call: cst.Call) -> cst.BaseExpression:

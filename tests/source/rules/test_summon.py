@@ -464,6 +464,8 @@ BELOW = "def send(module):\n    for child in module.children():\n        send(ch
         # The outermost unit alone, whose embeddings are read.
         ("def send(module):\n    if isinstance(module, FSDP):\n{}", False),
         (BELOW + "    if module.ready:\n{}", False),
+        # A method of another object by the same name is none of its own.
+        ("def send(module):\n    client.send(module)\n    if isinstance(module, FSDP):\n{}", False),
     ],
 )
 def test_each_unit_of_a_framework_in_its_turn_shows_its_own_parameters(body: str, *, is_kept: bool) -> None:
