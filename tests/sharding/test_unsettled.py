@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fsdp_migrate.cli import main
+from fsdp_migrate.errors import SourceError
 from fsdp_migrate.left_comments import MARK
-from fsdp_migrate.sharding.unsettled import unsettled_in
+from fsdp_migrate.sharding.unsettled import refuse_unsettled, unsettled_in
 
 
 if TYPE_CHECKING:
@@ -80,6 +82,34 @@ def test_a_module_of_the_run_counts_and_what_is_installed_does_not(tmp_path: Pat
     done = run(tmp_path / "main.py")
     assert "saving.py:1 FM307" in done.stderr
     assert "left 1 use of FSDP1 to you" in done.stderr
+
+
+def test_modules_that_come_go_and_take_a_name_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked at is not looked at again: but what was loaded since, also by a name that was there."""
+
+    def load(name: str, file: str) -> None:
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / file)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    (tmp_path / "plain.py").write_text("x = 1\n")
+    for left in ("one.py", "two.py"):
+        (tmp_path / left).write_text(f"{MARK}FM307 its type is known only when this runs.\n")
+    refuse_unsettled()
+    load("own_one", "plain.py")
+    load("own_two", "one.py")
+    with pytest.raises(SourceError, match=r"one\.py:1 FM307"):
+        refuse_unsettled()
+    monkeypatch.delitem(sys.modules, "own_two")
+    refuse_unsettled()
+    load("own_one", "two.py")
+    with pytest.raises(SourceError, match=r"two\.py:1 FM307"):
+        refuse_unsettled()
+    load("own_one", "plain.py")
+    refuse_unsettled()
 
 
 KEPT = """
