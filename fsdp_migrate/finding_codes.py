@@ -399,6 +399,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "An optimizer that FSDP1's flat parameters left without any: it trained nothing, and trains now.",
         ),
+        "FM454": FindingCode(
+            "changed",
+            "What is sharded goes into code that is not read here, or is asked for what is not known.",
+        ),
         "FM460": FindingCode(
             "changed", "What an optimizer notes of a parameter, such as `use_muon`, is the checkpoint's now."
         ),

@@ -318,6 +318,14 @@ EXPLANATIONS = {
         " a config picks it, or an object that is not seen holds it. `scan` and `rewrite` name the place, and change nothing there.",
         "Find out which model it is. If it is the sharded one, do what the line says; if it is not, nothing.",
     ),
+    "FM454": (
+        "The sharded model, its parameters or its gradients go into a function of another package, whose code `scan` does not read, or into one of"
+        " torch's of which nothing is known here for `DTensor`s. FSDP1 gave it plain tensors with one rank's part. `scan` and `rewrite` name the"
+        " place, and change nothing there.",
+        "Look into that function. If it only calls the model, nothing is to be done. If it reads, copies, saves or changes parameters, see that it takes"
+        " `DTensor`s: a norm or sum of one is of the whole, and a plain tensor beside one raises. `fsdp-migrate compare` runs your command before and"
+        " after, and names what differs.",
+    ),
     "FM426": (
         "Under `SHARDED_STATE_DICT` each rank saved its shards by `torch.save`. FSDP1's are `ShardedTensor`s, FSDP2's `DTensor`s. The rewritten code"
         " reads what it has saved itself, at the same number of ranks.",

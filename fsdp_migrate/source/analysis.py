@@ -26,6 +26,7 @@ from fsdp_migrate.source.rules import (
     class_checks,
     leftovers,
     unfollowed,
+    unread,
     unused_imports,
 )
 from fsdp_migrate.source.unreached import with_questions
@@ -94,16 +95,20 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
     source = Source(code, path, links)
     # What no other rule has anything to say of is looked at for models that could not be followed alone.
     found = with_questions(source, list(_find(source))) if _has_uses(code, links) else []
-    near = (
-        use
-        for use in unfollowed.find(source, found)
-        if not source.models.never.holds(use.node) and not is_in_other_engines_branch(source, use.node)
-    )
+    near = (use for use in unfollowed.find(source, found) if not _never_comes(source, use.node))
     found += [(unfollowed.NAME, use) for use in near]
+    beyond = (use for use in unread.find(source, found) if not _never_comes(source, use.node))
+    beyond = (use for use in beyond if not _is_of_others(source, use))
+    found += [(unread.NAME, use) for use in beyond]
     is_left = links.is_left_whole
     if is_left_whole(code, found) if is_left is None else is_left:
         found = left_as_it_is(found)
     return source, [*found, *((unused_imports.NAME, use) for use in unused_imports.find(source, found))]
+
+
+def _never_comes(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether no sharded model comes to a place: it never runs with FSDP, or is another engine's."""
+    return source.models.never.holds(node) or is_in_other_engines_branch(source, node)
 
 
 def _find(source: Source) -> Iterator[tuple[str, Found]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -27,20 +28,26 @@ _KNOWN: Final = frozenset(
 )
 
 
+_DEFINED: Final = re.compile(r"\b(?:class|def)\s+(\w+)")
+
 # It stands in torch's name, and is another's: SageMaker's, in its containers alone.
 _WITHIN_TORCH: Final = "torch.sagemaker"
 
 
 def with_foreign_packages(project: Project, links: dict[Path, Links]) -> dict[Path, Links]:
     """Tell each file that speaks of FSDP which packages it imports from that are not the project's."""
-    naming = [path for path, text in project.texts.items() if "fsdp" in text.lower()]
+    naming = [path for path, text in project.texts.items() if "fsdp" in text.lower() or path in links]
+    defined = frozenset(name for text in project.texts.values() for name in _DEFINED.findall(text))
     own = {part for path in project.texts for part in parts_of(path)}
     found: dict[Path, frozenset[str]] = {}
     for path in naming:
         written = (name for name, _ in written_imports(project.texts[path]) if not name.startswith("."))
         tops = {_WITHIN_TORCH if _is_in_torch(name) else name.partition(".")[0] for name in written}
         found[path] = frozenset(tops - own - _KNOWN - set(path.parts) - sys.stdlib_module_names)
-    told = {p: replace(links.get(p, NOTHING), foreign=names) for p, names in found.items() if names}
+    told = {
+        path: replace(links.get(path, NOTHING), foreign=names, defined=defined)
+        for path, names in found.items()
+    }
     return {**links, **told}
 
 

@@ -130,7 +130,10 @@ _SHOWN_AGAIN = (
 )
 _NOTEBOOKS = "Change the notebooks by hand, which `fsdp-migrate rewrite` leaves alone, as is said below"
 _SETTLE = "Settle by hand what got a comment, and delete it"
-_UNCLEAR = "Look at the places under `To be looked at`, to which a model comes that could not be followed"
+_UNCLEAR = {
+    "FM450": "Look at the places under `To be looked at`, to which a model comes that could not be followed",
+    "FM454": "Look at the places under `To be looked at` where what is sharded goes into code that is unread",
+}
 
 
 class Done(TypedDict):
@@ -231,8 +234,10 @@ def next_steps(
 
 def _steps_to_look(report: ScanReport) -> Iterator[Step]:
     """Yield what no command does: places that are not clear, and what cells of notebooks hold."""
-    if unclear := [use for use in report.uses if use.cell is None and use.action == "unclear"]:
-        yield Step(f"{_UNCLEAR}: {_amount(unclear, 'place')}. See FM450.", ())
+    unclear = [use for use in report.uses if use.cell is None and use.action == "unclear"]
+    for code, text in _UNCLEAR.items():
+        if some := [use for use in unclear if (use.code == "FM454") is (code == "FM454")]:
+            yield Step(f"{text}: {_amount(some, 'place')}. See {code}.", ())
     in_cells = [use for use in report.uses if use.cell is not None]
     if in_cells := [use for use in in_cells if use.is_for_people or use.action == "unclear"]:
         yield Step(f"{_NOTEBOOKS}: {_amount(in_cells, 'place')}.", ())

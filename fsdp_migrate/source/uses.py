@@ -19,7 +19,8 @@ Action = Literal["rewritten", "kept", "commented", "mentioned", "unclear"]
 
 ``rewritten``: it becomes FSDP2 code. ``kept``: it stays, and is right as it is. ``commented``: it cannot be
 turned with certainty, and gets a comment that says what to do. ``mentioned``: in a comment or a string, which
-nothing is done to. ``unclear``: it is not seen whether it is about a sharded model; nothing is done to it.
+nothing is done to. ``unclear``: it is not seen whether it is about a sharded model, or what is done with one;
+nothing is done to it.
 """
 
 ACTIONS: tuple[Action, ...] = get_args(Action)

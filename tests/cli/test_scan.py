@@ -225,11 +225,25 @@ def test_models_that_are_not_followed_are_shown_by_scan_and_rewrite(
     assert "To be looked at: 1 place\n  A model or its optimizer comes here" in shown
     assert "to which a model comes that could not be followed: 1 place in 1 file." in shown
     assert "tools.py:2:12: FM450 model.state_dict()\n    the sharded model's state" in shown
-    assert "it is not seen whether the model there is the sharded one" in Path("scan.html").read_text()
+    assert "a model that could not be followed, or code that is not read" in Path("scan.html").read_text()
     assert main(["rewrite", ".", "--write"]) == 0
     assert "Look at tools.py:2:12 too" in capsys.readouterr().out
     assert main(["scan", "."]) == 0
     assert "To be looked at: 1 place" in capsys.readouterr().out
+
+
+def test_code_that_is_not_read_is_shown_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "import flops\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    Path("train.py").write_text(f"{head}\n\ndef run(net):\n    flops.count(FSDP(net))\n")
+    assert main(["scan", "."]) == 0
+    shown = capsys.readouterr().out
+    assert "To be looked at: 1 place\n  What is sharded goes here into code that is not read" in shown
+    assert "goes into code that is unread: 1 place in 1 file. See FM454." in shown
+    assert "could not be followed" not in shown
+    assert "train.py:6:5: FM454 flops.count(FSDP(net))\n    the sharded model goes into `count`" in shown
 
 
 def test_what_proves_the_run_comes_before_its_config_is_converted(

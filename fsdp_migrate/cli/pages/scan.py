@@ -29,7 +29,7 @@ _MEANS = {
     "kept": "right as it is",
     "commented": "to be done by hand",
     "mentioned": "in a comment or a string",
-    "unclear": "to be looked at: it is not seen whether the model there is the sharded one",
+    "unclear": "to be looked at: a model that could not be followed, or code that is not read",
 }
 
 

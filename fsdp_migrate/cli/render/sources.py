@@ -49,6 +49,10 @@ _UNCLEAR = (
     "A model or its optimizer comes here from where it could not be followed. What is said below holds if it "
     "is the sharded one; if it is not, the line is right as it is."
 )
+_UNREAD = (
+    "What is sharded goes here into code that is not read, or is asked for what is not known of DTensors. "
+    "Look there, or try it in a short run: nothing is to be done where it works."
+)
 _IN_NOTEBOOK = "`rewrite` leaves notebooks alone. In a source it would become:"
 _EXPORT = "weights alone, and apart from what runs go on from"
 _BY_DATE = (
@@ -102,15 +106,7 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
         out.print(f"[bold]To be done by hand: {counted(len(by_hand), 'place')}[/]")
         _show_groups(out, by_hand, _PLACES)
         out.print(f"`fsdp-migrate explain {by_hand[0].code}` says what a code means and what to do.\n")
-    unclear = [use for use in uses if use.action == "unclear"]
-    if unclear:
-        # Files that hold FSDP come first.
-        near = {use.path for use in uses if use.action != "unclear"}
-        unclear.sort(key=lambda use: use.path not in near)
-        out.print(f"[bold]To be looked at: {counted(len(unclear), 'place')}[/]")
-        print_text(out, _UNCLEAR, indent="  ")
-        _show_groups(out, unclear, len(unclear))
-        out.print()
+    _show_what_is_unclear(uses)
     rewritten = Counter(use.code for use in uses if use.action == "rewritten" and not use.is_left_alone)
     if rewritten:
         out.print(f"[bold]Done by `fsdp-migrate rewrite`: {counted(rewritten.total(), 'use')}[/]")
@@ -124,6 +120,24 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
     if rest := len(uses) - named:
         needs = "need" if rest > 1 else "needs"
         out.print(f"{counted(rest, 'more use')} {needs} no action; --all shows every use.")
+
+
+def _show_what_is_unclear(uses: Sequence[Use]) -> None:
+    """Show what is to be looked at: first what could not be followed."""
+    unclear = [use for use in uses if use.action == "unclear"]
+    if not unclear:
+        return
+    # Files that hold FSDP come first.
+    near = {use.path for use in uses if use.action != "unclear"}
+    unclear.sort(key=lambda use: use.path not in near)
+    out = console()
+    out.print(f"[bold]To be looked at: {counted(len(unclear), 'place')}[/]")
+    unread = [use for use in unclear if use.code == "FM454"]
+    for meant, some in ((_UNCLEAR, [use for use in unclear if use.code != "FM454"]), (_UNREAD, unread)):
+        if some:
+            print_text(out, meant, indent="  ")
+            _show_groups(out, some, len(some))
+    out.print()
 
 
 def _is_another_number(use: Use) -> bool:

@@ -254,6 +254,9 @@ class Links:
     foreign: frozenset[str] = frozenset()
     """Packages that this file imports from and the project does not have, the frameworks' left out."""
 
+    defined: frozenset[str] = frozenset()
+    """The names of all functions, methods and classes of the project."""
+
     without_group: bool = False
     """Whether this is a test that calls nothing which makes a process group: no model is sharded there."""
 

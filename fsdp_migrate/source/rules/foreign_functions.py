@@ -61,7 +61,7 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM450", call, _CLIPS.format(clipping), "unclear")
             continue
         name, storing = _foreign(source, call.func), _by_name(source, call.func, _STORING)
-        if not (name or storing) or not any(_has_model(source, arg.value) for arg in call.args):
+        if not (name or storing) or not any(has_model(source, arg.value) for arg in call.args):
             continue
         if not name:
             yield Found("FM450", call, _STORES.format(storing), "unclear")
@@ -72,24 +72,37 @@ def find(source: Source) -> Iterator[Found]:
             yield Found("FM450", call, _FUNCTION.format(name), "unclear")
 
 
-def _foreign(source: Source, func: cst.BaseExpression) -> str:
-    """Return another package's name for FSDP that is called, or that made the object whose method is."""
+def in_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
+    """Yield names within another package: of what is called, or of what made the object whose method is."""
+    yield from behind_packages(source, func)
+    if made := _maker(source, func):
+        yield from ([*names, func.attr.value] for names in behind_packages(source, made))
+
+
+def _maker(source: Source, func: cst.BaseExpression) -> cst.BaseExpression | None:
+    """Return what was called to make the object whose method this is."""
     made = func.value if isinstance(func, cst.Attribute) else None
     if isinstance(made, (cst.Attribute, cst.Name)):
         made = last_value(source.index, made)
-    return _named(source, func) or (_named(source, made.func) if isinstance(made, cst.Call) else "")
+    return made.func if isinstance(made, cst.Call) else None
+
+
+def _foreign(source: Source, func: cst.BaseExpression) -> str:
+    """Return another package's name for FSDP that is called, or that made the object whose method is."""
+    made = _maker(source, func)
+    return _named(source, func) or (_named(source, made) if made is not None else "")
 
 
 def _by_name(source: Source, func: cst.BaseExpression, wanted: re.Pattern[str]) -> str:
     """Return the name of another package's function, where it says that it does what is wanted."""
-    for names in _behind_packages(source, func):
+    for names in behind_packages(source, func):
         if not any(each[:1].isupper() for each in names) and wanted.search(names[-1]):
             return names[-1]
     return ""
 
 
 def _named(source: Source, func: cst.BaseExpression) -> str:
-    for names in _behind_packages(source, func):
+    for names in behind_packages(source, func):
         # A module may be called so for other reasons: of it the class counts, and the function.
         own = [each for each in names[:-1] if each[:1].isupper()] + names[-1:]
         named = [each for each in own if _FSDP.search(each) and each not in _TORCHS]
@@ -98,7 +111,7 @@ def _named(source: Source, func: cst.BaseExpression) -> str:
     return ""
 
 
-def _behind_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
+def behind_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
     """Yield the names behind that of another package by which something is known."""
     for known in source.index.qualified(func):
         for package in source.links.foreign:
@@ -113,10 +126,10 @@ def _is_timms(source: Source, call: cst.Call) -> bool:
 def _has_gradients(source: Source, given: cst.BaseExpression) -> bool:
     """Tell whether it is a sharded model, its parameters or its optimizer."""
     values = ParameterValues(source)
-    return _has_model(source, given) or values.is_many(given) or has_groups(source.models.kinds(given))
+    return has_model(source, given) or values.is_many(given) or has_groups(source.models.kinds(given))
 
 
-def _has_model(source: Source, given: cst.BaseExpression) -> bool:
+def has_model(source: Source, given: cst.BaseExpression) -> bool:
     """Tell whether it is a sharded model, or a list or a dict that holds one."""
     kinds = source.models.kinds(given)
     paths = (kind.split(">") for kind in kinds)

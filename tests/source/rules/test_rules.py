@@ -10,7 +10,7 @@ import pytest
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.source import rewrite_source, scan_source
 from fsdp_migrate.source.python import mentions
-from fsdp_migrate.source.rules import RULES, leftovers, unfollowed, unused_imports
+from fsdp_migrate.source.rules import RULES, leftovers, unfollowed, unread, unused_imports
 from fsdp_migrate.source.settings_in_python import SAID
 from tests.ranks import ROOT
 from tests.source.samples import IMPORTS
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.any_torch
 
 PAGE = (ROOT / "docs" / "rules.md").read_text()
 ROWS = dict(re.findall(r"^\| `([a-z-]+)` \| (FM[^|]*) \|", PAGE, re.MULTILINE))
-EVERY = (*RULES, leftovers, unfollowed, unused_imports, mentions)
+EVERY = (*RULES, leftovers, unfollowed, unread, unused_imports, mentions)
 
 
 def test_every_rule_is_documented_with_its_codes_and_no_other() -> None:
