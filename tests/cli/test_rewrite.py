@@ -40,6 +40,26 @@ def test_rewrite_shows_a_diff_and_writes_nothing(scripts: Path, capsys: pytest.C
     assert (scripts / "train.py").read_text() == CODE
 
 
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("model = FSDP(net, **given)\nFSDP.set_state_dict_type(model, kind)\n", "FM307"),
+        ("model = FSDP(net, **given)\nmodel.apply(init)\n", "FM322"),
+        ("model = FSDP(net)\nFSDP.rekey_optim_state_dict(a, b, model)\nmodel.apply(init)\n", "FM309"),
+        ("model = FSDP(net, **given)\n", "FM302"),
+    ],
+)
+def test_what_stops_a_run_is_what_is_to_be_explained(
+    lines: str, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``rewrite`` named the first code, of which there is nothing to do; ``scan`` what stops no run."""
+    script = tmp_path / "train.py"
+    script.write_text(f"from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n{lines}")
+    for command in (["scan", str(script)], ["rewrite", str(script), "--write"]):
+        assert main(command) == 0
+        assert f"`fsdp-migrate explain {code}` says" in " ".join(capsys.readouterr().out.split())
+
+
 def test_check_tells_by_its_exit_code(scripts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rewrite", str(scripts), "--check"]) == 1
     assert (scripts / "train.py").read_text() == CODE

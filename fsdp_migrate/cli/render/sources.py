@@ -15,7 +15,7 @@ from fsdp_migrate.cli.render.findings import COLOURS, FIDELITIES
 from fsdp_migrate.cli.render.screen import console, escape, print_text
 from fsdp_migrate.finding_codes import FINDING_CODES
 from fsdp_migrate.findings import counted, listed
-from fsdp_migrate.left_comments import MARK, what_they_stop
+from fsdp_migrate.left_comments import MARK, ends_runs, stops_runs, what_they_stop
 from fsdp_migrate.source.still_fsdp1 import said_of_still
 from fsdp_migrate.source.surroundings import ConfigFound
 from fsdp_migrate.source.uses import ACTIONS
@@ -101,7 +101,7 @@ def _show_what_is_left(uses: Sequence[Use]) -> None:
     """Show by hand what has to be done by hand, what matters most first; the rest is counted."""
     out = console()
     by_hand = [use for use in uses if use.is_for_people]
-    by_hand.sort(key=lambda use: FIDELITIES.index(FINDING_CODES[use.code].fidelity))
+    by_hand.sort(key=lambda use: _urgency(use.code))
     if by_hand:
         out.print(f"[bold]To be done by hand: {counted(len(by_hand), 'place')}[/]")
         _show_groups(out, by_hand, _PLACES)
@@ -138,6 +138,11 @@ def _show_what_is_unclear(uses: Sequence[Use]) -> None:
             print_text(out, meant, indent="  ")
             _show_groups(out, some, len(some))
     out.print()
+
+
+def _urgency(code: str) -> tuple[bool, bool, int]:
+    """Rank what is left to people: what stops a run comes first, what is as before last."""
+    return not stops_runs(code), not ends_runs(code), FIDELITIES.index(FINDING_CODES[code].fidelity)
 
 
 def _is_another_number(use: Use) -> bool:
@@ -304,7 +309,7 @@ def _what_is_left(report: RewriteReport, *, is_checked: bool) -> Iterator[str]:
         counts = ", ".join(f"{code} ({count})" for code, count in sorted(left.items()))
         yield f"To be settled by hand: {counted(left.total(), 'comment')} `{MARK}...`: {counts}."
         yield what_they_stop(left, is_checked=is_checked)
-        yield f"`fsdp-migrate explain {min(left)}` says what to do."
+        yield f"`fsdp-migrate explain {min(sorted(left), key=_urgency)}` says what to do."
     if report.unclear:
         places = listed((use.place for use in report.unclear), _SHOWN)
         yield (f"Look at {places} too: `fsdp-migrate scan` says what to do if that model is the sharded one.")
