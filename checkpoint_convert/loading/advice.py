@@ -11,6 +11,7 @@ from fsdp_migrate.checkpoint_convert.formats.file_names import SIDE_FILE
 from fsdp_migrate.checkpoint_convert.manifest.classify import MODEL_NAMES
 from fsdp_migrate.checkpoint_convert.manifest.keys import strip_wrappers
 from fsdp_migrate.checkpoint_convert.sources.lightning import FABRICS
+from fsdp_migrate.checkpoint_convert.sources.optimizer_names import FLAT_REFUSALS
 from fsdp_migrate.checkpoint_convert.sources.rank_files import find_counted, stem_of
 from fsdp_migrate.checkpoint_convert.storage.compressed import is_packed
 from fsdp_migrate.checkpoint_convert.storage.folders import is_url
@@ -145,6 +146,19 @@ def _extra(manifest: Manifest) -> list[str]:
     asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
     more = ", ..." if len(others) > _MOST_EXTRA else ""
     return [f"extra={{{asked}{more}}}"]
+
+
+def loads_unconverted(manifest: Manifest, refused: Iterable[str]) -> bool:
+    """Tell whether what a conversion refuses loads into a model of ``prepare_fully_shard`` as it is.
+
+    That knows how FSDP1 flattened it, which a conversion has to be told.
+
+    Args:
+        manifest: What the checkpoint holds.
+        refused: The codes of what a conversion refuses.
+    """
+    codes = set(refused)
+    return bool(codes) and codes <= FLAT_REFUSALS and manifest.layout != "file"
 
 
 def lacks_optimizer(manifest: Manifest) -> bool:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 _Named = tuple[dict[int, str] | None, str]
-_FLAT_REFUSALS: Final = frozenset({"FM238", "FM239"})
+FLAT_REFUSALS: Final = frozenset({"FM238", "FM239"})
+"""What is refused of flat parameters until the model, and how FSDP1 flattened it, are known."""
 _STATE: Final = "state"
 _GROUPS: Final = "param_groups"
 # torch.nn.modules.batchnorm: buffers of BatchNorm, SyncBatchNorm and InstanceNorm.
@@ -54,7 +55,7 @@ def name_numbers(contents: Contents, options: SourceOptions) -> None:
     if len(numbered) > 1 and any(names is None for names, _ in found.values()):
         found = _names_together(numbered, models, contents.entries, options) or found
     # Flat parameters that could not be taken apart are the reason, and were said to be.
-    is_flat = any(finding.code in _FLAT_REFUSALS for finding in contents.findings)
+    is_flat = any(finding.code in FLAT_REFUSALS for finding in contents.findings)
     for part, (names, reason) in found.items():
         if names is None:
             if not is_flat:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
-from fsdp_migrate.errors import FSDPMigrateError
+from fsdp_migrate.errors import FSDPMigrateError, PlanError
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Outlook:
 
     Attributes:
         is_needed: Whether what reads it under FSDP2 needs it converted.
-        reader: Who loads it as it is, where it is not needed.
+        reader: Who loads it as it is, where it is not needed; empty where nothing but ``call`` does.
         call: The line of Python that does too, of a project that has no framework for it.
         is_whole: Whether a model and an optimizer are in it, as in what a run goes on from.
         is_weights: Whether there is nothing in it but one model.
@@ -91,7 +91,10 @@ def _look_at(checkpoint: CheckpointFound) -> Outlook | None:
 
     try:
         manifest = inspect_checkpoint(checkpoint.path)
-        plan = plan_conversion(manifest)
+        try:
+            plan = plan_conversion(manifest)
+        except PlanError as error:
+            return _of_refused(manifest, error)
     except (FSDPMigrateError, OSError, RecursionError):
         return None
     if not BEFORE_LOADING.isdisjoint(finding.code for finding in plan.findings):
@@ -109,6 +112,22 @@ def _look_at(checkpoint: CheckpointFound) -> Outlook | None:
     return Outlook(
         is_needed=False, reader=reader, call=call, is_whole=is_whole, is_weights=is_weights, lacks=lacks
     )
+
+
+def _of_refused(manifest: Manifest, error: PlanError) -> Outlook | None:
+    """Return what becomes of what cannot be converted, where a prepared model loads it as it is."""
+    from fsdp_migrate.checkpoint_convert.loading.advice import (
+        BEFORE_LOADING,
+        advise_loading,
+        loads_unconverted,
+    )
+
+    call = advise_loading(manifest).call
+    is_ready = BEFORE_LOADING.isdisjoint(finding.code for finding in manifest.findings)
+    if not is_ready or "\n" in call or not loads_unconverted(manifest, (f.code for f in error.findings)):
+        return None
+    kinds = [part.kind for part in manifest.parts]
+    return Outlook(is_needed=False, call=call, is_whole={"model", "optimizer"}.issubset(kinds))
 
 
 def _reader(manifest: Manifest, checkpoint: CheckpointFound, *, is_named: bool) -> str:

@@ -28,10 +28,10 @@ _INSPECT = (
     "that loads it; and what FSDP1 itself does wrong when it goes on from it."
 )
 _OTHERS = "If another run has still to go on under FSDP2:"
-_CONVERT = "Only where `inspect` says that it needs it: convert it, and compare the two."
+_CONVERT = "Only where `inspect` says `needs it converted`: convert it, and compare the two."
 _CONVERT_SURELY = "Convert it, as what reads it under FSDP2 needs it, and compare the two."
 _NOT_NEEDED = "No conversion is needed of {}: {} loads it as it is."
-_AS_INSPECT_WRITES = " or load_checkpoint of fsdp_migrate, as `inspect` writes it,"
+_AS_INSPECT_WRITES = "load_checkpoint of fsdp_migrate, as `inspect` writes it,"
 _CONVERT_LIGHTNINGS = "Convert it, as Lightning's Trainer needs it, and compare the two."
 _FULL = (
     "A script that reads a full state with torch.load or load_file needs no conversion: rewritten, it does "
@@ -80,7 +80,7 @@ _GO_ON = (
 )
 _OR_ANOTHER = " If no script goes on from {}, take one that a script goes on from ({})."
 _SAME = (
-    ": the same one twice where `inspect` says that FSDP2 loads it as it is, else what it was converted to"
+    ": the same one twice where `inspect` says `Nothing needs to be converted`, else what it was converted to"
 )
 
 
@@ -201,9 +201,10 @@ def _said_of_ready(waiting: Sequence[CheckpointFound]) -> Iterator[str]:
             of_readers.setdefault(each.outlook.reader, []).append(each)
     for reader, found in of_readers.items():
         calls = [each.outlook.call for each in found if each.outlook is not None and each.outlook.call]
-        own = f" or fsdp_migrate's `{calls[0]}`" if calls else ""
+        own = f"fsdp_migrate's `{calls[0]}`" if calls else ""
         own = _AS_INSPECT_WRITES if len(calls) > 1 else own
-        yield _NOT_NEEDED.format(listed([each.path for each in found], _MOST_OTHERS), f"{reader}{own}")
+        who = " or ".join(filter(None, (reader, own)))
+        yield _NOT_NEEDED.format(listed([each.path for each in found], _MOST_OTHERS), who)
 
 
 def _is_ready(checkpoint: CheckpointFound) -> bool:

@@ -221,3 +221,16 @@ def test_what_cannot_be_converted_is_said_once(tmp_path: Path, capsys: pytest.Ca
     assert main(["inspect", str(tmp_path / "flat.pt")]) == 0
     said = capsys.readouterr().out
     assert said.count("cannot be converted") == 1
+
+
+def test_scan_names_the_words_by_which_inspect_says_what_is_to_be_converted(
+    clean: Path, compiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``scan`` spoke of what "needs it", and ``inspect`` never did."""
+    unknown = CheckpointFound("b", "a folder of DCP", target="out/b")
+    [_, step, start] = steps_for_checkpoints([unknown], [], ".")
+    convert, same = step.text.split("`")[3], start.text.split("`")[5]
+    for path, words, others in ((compiled, convert, same), (clean, same, convert)):
+        assert main(["inspect", str(path)]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert (words in said, others in said) == (True, False)

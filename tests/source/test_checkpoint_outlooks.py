@@ -109,3 +109,34 @@ def test_a_head_that_is_broken_large_or_packed_is_left_to_inspect(tmp_path: Path
     torch.save(WEIGHTS, tmp_path / "net.pt.tar")
     found = with_outlooks(find_checkpoints([tmp_path]))
     assert [each.outlook for each in found] == [None] * 3
+
+
+def _with_files_of_ranks(folder: Path) -> Path:
+    """As a script saves them: the model whole, and each rank's optimizer as it is, of flat parameters."""
+    folder.mkdir(parents=True)
+    torch.save({"up.weight": torch.ones(4), "up.bias": torch.ones(4)}, folder / "model.pt")
+    torch.save({"step": 8, "scheduler": {"last_epoch": 8}}, folder / "trainer.pt")
+    for rank in range(2):
+        flat = {0: {"exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4), "step": torch.tensor(2.0)}}
+        state = {"state": flat, "param_groups": [{"lr": 0.1, "params": [0]}]}
+        torch.save(state, folder / f"optimizer_rank{rank}.pt")
+    return folder
+
+
+def test_a_prepared_model_loads_files_of_ranks_that_cannot_be_converted_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``scan`` printed `convert` for it, of which ``inspect`` says that it cannot be converted."""
+    monkeypatch.chdir(tmp_path)
+    _with_files_of_ranks(tmp_path / "runs" / "step-8")
+    (tmp_path / "train.py").write_text(
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(net)\n"
+    )
+    main(["scan", "."])
+    said = " ".join(capsys.readouterr().out.split())
+    call = "load_checkpoint('runs/step-8', model, optimizer, extra={'trainer': None})"
+    assert f"No conversion is needed of runs/step-8: fsdp_migrate's `{call}` loads it as it is." in said
+    assert "fsdp-migrate convert" not in said
+    main(["inspect", "runs/step-8"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.index("Nothing needs to be converted") < said.index("cannot be converted:")

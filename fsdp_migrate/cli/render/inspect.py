@@ -13,6 +13,7 @@ from fsdp_migrate.checkpoint_convert.loading.advice import (
     WITHOUT_OPTIMIZER,
     advise_loading,
     lacks_optimizer,
+    loads_unconverted,
 )
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 20
 _WIDE = 100
-_FLAT = frozenset({"FM238", "FM239"})
 _NOT_COPIED = "FM212"
 _KNOWS_ITS_UNITS = (
-    "A model of `prepare_fully_shard` knows how FSDP1 flattened it. It loads the files of all ranks as they "
-    "are, without these options."
+    "Nothing needs to be converted for a model of `prepare_fully_shard`: it knows how FSDP1 flattened it, "
+    "and loads the files of all ranks as they are."
 )
+_NEEDS_MORE = "A conversion needs more than is in it:"
 
 
 def show_manifest(manifest: Manifest) -> None:
@@ -108,11 +109,12 @@ def show_outlook(
     """
     out = console()
     if plan is None:
-        out.print(escape(str(problem)))
         refused = {finding.code for finding in problem.findings} if problem is not None else set()
-        if refused and refused <= _FLAT and manifest.layout != "file":
+        if loads_unconverted(manifest, refused):
             print_text(out, _KNOWS_ITS_UNITS)
             _show_loading(manifest, is_better_converted=False)
+            out.print(_NEEDS_MORE)
+        out.print(escape(str(problem)))
         others = (f.as_dict() for f in manifest.findings if f.code not in refused)
         show_named_findings(others, manifest.source, everything=everything)
         return
