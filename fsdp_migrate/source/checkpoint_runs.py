@@ -52,7 +52,7 @@ def placed(found: Sequence[CheckpointFound], roots: Iterable[str | Path] = ()) -
         if str(Path(each.path)) not in outputs
     ]
     latest = _latest(kept)
-    return [replace(each, is_latest=each.path in latest) for each in kept]
+    return [replace(each, is_latest=each.path in latest, before=latest.get(each.path, "")) for each in kept]
 
 
 def target_of(path: str, taken: set[str]) -> str:
@@ -154,8 +154,8 @@ def saved_since(found: Sequence[CheckpointFound], turned: float | None) -> list[
     ]
 
 
-def _latest(found: Iterable[CheckpointFound]) -> set[str]:
-    """Return the newest of each run: of names that differ in their numbers, the one with the highest.
+def _latest(found: Iterable[CheckpointFound]) -> dict[str, str]:
+    """Return the newest of each run, and the one before: of names that differ in their numbers, by these.
 
     What a run that was stopped left incomplete is none that the next one can start from.
     """
@@ -163,7 +163,12 @@ def _latest(found: Iterable[CheckpointFound]) -> set[str]:
     for each in found:
         path = Path(each.path)
         runs[str(path.parent), _NUMBER.sub("#", path.name), path.is_dir()].append(each)
-    return {max(of_run, key=_order).path for of_run in runs.values()}
+    latest = {}
+    for of_run in runs.values():
+        *earlier, newest = sorted(of_run, key=_order)
+        whole = [each.path for each in earlier if not each.is_incomplete]
+        latest[newest.path] = whole[-1] if whole else ""
+    return latest
 
 
 def _order(found: CheckpointFound) -> tuple[bool, list[int]]:

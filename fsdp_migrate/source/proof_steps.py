@@ -79,6 +79,11 @@ _GO_ON = (
     "`-- bash -c 'mkdir -p OUT && cp -r CKPT OUT && COMMAND --save-to OUT'`."
 )
 _OR_ANOTHER = " If no script goes on from {}, take one that a script goes on from ({})."
+_ENDED = (
+    " If the run ended with that checkpoint, nothing is left to train from it: take one before it ({}){}, or "
+    "let COMMAND train further."
+)
+_ABOVE_TOO = ", in the commands above too"
 _SAME = (
     ": the same one twice where `inspect` says `Nothing needs to be converted`, else what it was converted to"
 )
@@ -157,7 +162,8 @@ def steps_for_checkpoints(
         loads = [one.path] if one.is_full or _is_ready(one) else [one.path, one.target]
         loads = [one.target] if _is_surely_converted(one) else loads
         both = tuple(_compare(folder, "--checkpoint", one.path, each) for each in loads)
-        go_on = _GO_ON.format(_SAME if len(loads) > 1 else "") + _or_another(one, waiting)
+        go_on = _GO_ON.format(_SAME if len(loads) > 1 else "")
+        go_on += _ended(one, loads) + _or_another(one, waiting)
         start = _START_AS_IT_IS if loads == [one.path] and all(map(_is_ready, waiting)) else _START
         clips = _CLIPS.format(_BY_DEFAULT if any(map(is_trainers, waiting)) else "")
         steps.append(Step(" ".join(filter(None, (start, clips, _ANEW if anew else "", go_on))), both))
@@ -220,6 +226,11 @@ def _is_surely_converted(checkpoint: CheckpointFound) -> bool:
 def _is_lightnings_folder(checkpoint: CheckpointFound) -> bool:
     """Tell whether ``inspect`` is sure to ask for a conversion: Lightning's Trainer reads other names now."""
     return checkpoint.is_lightnings and not checkpoint.is_full
+
+
+def _ended(one: CheckpointFound, loads: Sequence[str]) -> str:
+    """Say what to take where the run has nothing left to do: whether it has is not seen of a checkpoint."""
+    return _ENDED.format(one.before, "" if loads == [one.path] else _ABOVE_TOO) if one.before else ""
 
 
 def _or_another(one: CheckpointFound, waiting: Sequence[CheckpointFound]) -> str:

@@ -135,6 +135,7 @@ class CheckpointFound:
         target: Where its conversion belongs: apart, so that nothing takes it for the newest of the old run.
         is_converted: Whether there is something at the target already.
         is_latest: Whether none of the same run is newer.
+        before: The one before it, of the same run.
         is_lightnings: Whether Lightning's Trainer saved it.
         saved: When it was saved last, in seconds.
         is_fsdp2s: Whether it was saved after FSDP1 was gone from the sources and configs, or converted.
@@ -150,6 +151,7 @@ class CheckpointFound:
     target: str = ""
     is_converted: bool = False
     is_latest: bool = True
+    before: str = ""
     is_lightnings: bool = False
     saved: float = 0.0
     is_fsdp2s: bool = False

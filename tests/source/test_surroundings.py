@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from fsdp_migrate.source import scan_paths
+from fsdp_migrate.source.checkpoint_outlooks import Outlook
 from fsdp_migrate.source.launchers import find_launches
 from fsdp_migrate.source.proof_steps import steps_for_checkpoints
 from fsdp_migrate.source.steps import next_steps
@@ -201,6 +202,23 @@ def test_where_another_run_may_be_the_one_that_resumes_it_is_named() -> None:
         " If no script goes on from runs/old/step-3, take one that a script goes on from (runs/new/step-3)."
     )
     assert "If no script goes on" not in steps_for_checkpoints(found[:1], [], ".")[-1].text
+
+
+def test_where_a_run_may_have_ended_the_checkpoint_before_is_named(tmp_path: Path) -> None:
+    """From the last one of a finished run nothing is trained, and nothing is compared."""
+    for name in ("step-6", "step-12", "step-9"):
+        shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / name)
+    # What a run that was stopped left is none to start from.
+    (tmp_path / "step-9" / ".metadata").unlink()
+    (last,) = (each for each in find_checkpoints([tmp_path]) if each.is_latest)
+    assert (Path(last.path).name, Path(last.before).name) == ("step-12", "step-6")
+    said = steps_for_checkpoints([last], [], str(tmp_path))[-1].text
+    assert f"take one before it ({last.before}), in the commands above too, or let COMMAND train" in said
+    as_it_is = Outlook(is_needed=False, reader="dcp.load")
+    said = steps_for_checkpoints([replace(last, outlook=as_it_is)], [], str(tmp_path))[-1].text
+    assert f"take one before it ({last.before}), or let COMMAND train further." in said
+    alone = replace(last, before="")
+    assert "If the run ended" not in steps_for_checkpoints([alone], [], str(tmp_path))[-1].text
 
 
 @pytest.mark.parametrize(
