@@ -25,6 +25,7 @@ from fsdp_migrate.parity.printed_lines import MOST_LINES, Run, most_pairs, print
 from fsdp_migrate.parity.report import place, read_difference
 from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
 from fsdp_migrate.parity.watching import FOUND, KEPT, ROUNDED, STEPS, WITH
+from fsdp_migrate.source.checkpoint_runs import copied_first
 
 
 if TYPE_CHECKING:
@@ -266,8 +267,7 @@ def _starts(
     if not any(map(_CKPT.search, command)):
         raise ConfigError(
             "The command has no `CKPT`. Write `CKPT` where the script is given the checkpoint to go on from. "
-            "Where it finds one by itself, copy it there first: "
-            "`-- bash -c 'mkdir -p OUT && cp -r CKPT OUT && COMMAND --save-to OUT'`.",
+            f"Where it finds one by itself, copy it there first: `{copied_first(checkpoints[0])}`.",
             field="command",
         )
     for each in checkpoints:

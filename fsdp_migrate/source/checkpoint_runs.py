@@ -1,4 +1,4 @@
-"""Which checkpoints are of one run, which is the latest, and where its conversion belongs."""
+"""Which checkpoints are of one run, which is the latest, and where its conversion, or a copy, belongs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ _TOGETHER = 2.0
 _STEPS = re.compile(
     r"step|epoch|iter|check|ckpt|(?:^|[_\-.])(?:ep|ba|e|s|it)[_\-.]?\*|^[_\-.]?\*", re.IGNORECASE
 )
+# Accelerate looks there in its `project_dir`, if it names checkpoints itself.
+_ACCELERATES = re.compile(r"checkpoints/checkpoint_\d+")
+_KEPT_IN = re.compile(r"checkpoints?|ckpts?", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|.*[-_=.])\d+")
 
 
@@ -81,6 +84,25 @@ def target_of(path: str, taken: set[str]) -> str:
         target = str(folder / source.name.replace(".", "-"))
     taken.add(target)
     return target
+
+
+def copied_first(path: str) -> str:
+    """Return what ``compare`` runs for a script that finds the newest checkpoint by itself, in its output.
+
+    Example:
+        >>> copied_first("runs/step-10.pt")
+        "-- bash -c 'mkdir -p OUT && cp -r CKPT OUT && COMMAND --save-to OUT'"
+        >>> copied_first("runs/ckpt/step-10")
+        "-- bash -c 'mkdir -p OUT/ckpt && cp -r CKPT OUT/ckpt && COMMAND --save-to OUT'"
+    """
+    above = Path(path).parent
+    is_below = _ACCELERATES.fullmatch("/".join(Path(path).parts[-2:])) is not None
+    # The output of a run is above it, if there is something above it.
+    is_below = is_below or (
+        _KEPT_IN.fullmatch(above.name) is not None and above.parent.name not in {"", ".."}
+    )
+    out = f"OUT/{above.name}" if is_below else "OUT"
+    return f"-- bash -c 'mkdir -p {out} && cp -r CKPT {out} && COMMAND --save-to OUT'"
 
 
 def _is_where_conversions_are(path: str, roots: Iterable[Path]) -> bool:

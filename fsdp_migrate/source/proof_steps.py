@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.checkpoint_convert.formats.file_names import METADATA_FILE
 from fsdp_migrate.findings import listed
 from fsdp_migrate.source.checkpoint_readers import said_of_readers
+from fsdp_migrate.source.checkpoint_runs import copied_first
 from fsdp_migrate.source.next_step import Step
 from fsdp_migrate.source.publishing import TRAINERS, is_trainers, steps_to_publish
 from fsdp_migrate.source.saved_files import SAVED
@@ -75,8 +76,8 @@ _NO_COPY = (
 )
 _GO_ON = (
     "To see before that it goes on alike, give `compare` both{}, and write `CKPT` into COMMAND where the "
-    "script is given its checkpoint. A script that finds the newest by itself gets a copy first: "
-    "`-- bash -c 'mkdir -p OUT && cp -r CKPT OUT && COMMAND --save-to OUT'`."
+    "script is given its checkpoint. A script that finds the newest by itself gets a copy first, where it "
+    "looks: `{}`."
 )
 _OR_ANOTHER = " If no script goes on from {}, take one that a script goes on from ({})."
 _ENDED = (
@@ -162,7 +163,7 @@ def steps_for_checkpoints(
         loads = [one.path] if one.is_full or _is_ready(one) else [one.path, one.target]
         loads = [one.target] if _is_surely_converted(one) else loads
         both = tuple(_compare(folder, "--checkpoint", one.path, each) for each in loads)
-        go_on = _GO_ON.format(_SAME if len(loads) > 1 else "")
+        go_on = _GO_ON.format(_SAME if len(loads) > 1 else "", copied_first(one.path))
         go_on += _ended(one, loads) + _or_another(one, waiting)
         start = _START_AS_IT_IS if loads == [one.path] and all(map(_is_ready, waiting)) else _START
         clips = _CLIPS.format(_BY_DEFAULT if any(map(is_trainers, waiting)) else "")

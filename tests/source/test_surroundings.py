@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.parity.script_runs import compare_scripts
 from fsdp_migrate.source import scan_paths
 from fsdp_migrate.source.checkpoint_outlooks import Outlook
 from fsdp_migrate.source.launchers import find_launches
@@ -219,6 +221,28 @@ def test_where_a_run_may_have_ended_the_checkpoint_before_is_named(tmp_path: Pat
     assert f"take one before it ({last.before}), or let COMMAND train further." in said
     alone = replace(last, before="")
     assert "If the run ended" not in steps_for_checkpoints([alone], [], str(tmp_path))[-1].text
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("proj/checkpoints/checkpoint_1", "OUT/checkpoints"),
+        ("checkpoints/checkpoint_1", "OUT/checkpoints"),  # of Accelerate, with `project_dir="."`
+        ("runs/full/ckpt/step-12.ckpt", "OUT/ckpt"),
+        ("checkpoints/step-10", "OUT"),  # the folder that the script saves to
+        ("../ckpts/step-10", "OUT"),
+        ("work/a/step10.pt", "OUT"),
+        ("step10.pt", "OUT"),
+    ],
+)
+def test_a_script_that_finds_its_checkpoint_gets_a_copy_where_it_looks(path: str, folder: str) -> None:
+    """Accelerate that names checkpoints itself looks in `checkpoints`, and found nothing in `OUT`."""
+    said = f"`-- bash -c 'mkdir -p {folder} && cp -r CKPT {folder} && COMMAND --save-to OUT'`"
+    steps = steps_for_checkpoints([CheckpointFound(path, "a folder of DCP")], [], ".")
+    assert said in steps[-1].text
+    with pytest.raises(ConfigError, match="The command has no `CKPT`") as error:
+        compare_scripts(".", ".", ["python", "train.py"], checkpoints=(path, path))
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
