@@ -40,6 +40,12 @@ WITHOUT_OPTIMIZER: Final = (
 )
 """What is said of what :func:`lacks_optimizer` tells."""
 _MOST_EXTRA: Final = 6
+# What is written for a number and for anything else, which come back.
+_STANDING_IN: Final = ("0", "None")
+_COMES_BACK: Final = (
+    "All that was saved by a name in `extra` comes back in `.values` of the report that it returns{}. An "
+    "object with a `load_state_dict`, such as a scheduler, is loaded instead."
+)
 _OF_ADAPTERS: Final = re.compile(r"(?:\A|[._])(?:lora|adapter|ia3|dora)(?:[._]|\Z)", re.IGNORECASE)
 _OF_TORCH: Final = re.compile(r"\.(?:bin|ckpt|pt|pth|tar)\Z")
 _NUMBERS: Final = frozenset({"step", "steps", "global_step", "epoch", "epochs", "iteration", "iter", "batch"})
@@ -56,6 +62,7 @@ class LoadAdvice:
         by_framework: How the framework's own FSDP2, or a script of plain torch, loads it as it is, where one
             does.
         others: Who reads the files beside it, where there are some.
+        given_back: What comes back of what `extra` asks for, where it asks for something.
     """
 
     call: str
@@ -63,6 +70,7 @@ class LoadAdvice:
     trainer: str | None = None
     by_framework: str | None = None
     others: str | None = None
+    given_back: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
@@ -72,6 +80,7 @@ class LoadAdvice:
             "by_framework": self.by_framework,
             "better_converted": list(self.better_converted),
             "others": self.others,
+            "given_back": self.given_back,
         }
 
 
@@ -88,7 +97,8 @@ def advise_loading(manifest: Manifest) -> LoadAdvice:
         trainer = f"Trainer(..., callbacks=[FSDP2Migration()], load_path={manifest.source!r})"
     by_framework = _by_framework(manifest)
     better = tuple(_better_converted(manifest, loads_itself=by_framework is not None))
-    return LoadAdvice(_call(manifest), better, trainer, by_framework, _others(manifest))
+    others, given_back = _others(manifest), _given_back(manifest)
+    return LoadAdvice(_call(manifest), better, trainer, by_framework, others, given_back)
 
 
 def _call(manifest: Manifest) -> str:
@@ -132,15 +142,28 @@ def _lines(manifest: Manifest) -> Iterator[str]:
         yield f"load_checkpoint({', '.join(arguments)})"
 
 
-def _extra(manifest: Manifest) -> list[str]:
-    """Return the argument that asks for what is neither a model nor an optimizer."""
+def _asked_for(manifest: Manifest) -> list[str]:
+    """Return the names of what is neither a model nor an optimizer."""
     names = [part.name for part in manifest.parts]
     # A name above others stands for them, too.
-    others = [
+    return [
         part.name
         for part in manifest.parts
         if part.kind == "other" and not any(name.startswith(f"{part.name}.") for name in names)
     ]
+
+
+def _given_back(manifest: Manifest) -> str | None:
+    """Say what comes back of what :func:`_extra` asks for, with the first name that is no object's."""
+    asked = _asked_for(manifest)[:_MOST_EXTRA]
+    values = [name for name in asked if _variable(name) in _STANDING_IN]
+    shown = f": `report.values[{values[0]!r}]`" if values else ""
+    return _COMES_BACK.format(shown) if asked else None
+
+
+def _extra(manifest: Manifest) -> list[str]:
+    """Return the argument that asks for what is neither a model nor an optimizer."""
+    others = _asked_for(manifest)
     if not others:
         return []
     asked = ", ".join(f"{name!r}: {_variable(name)}" for name in others[:_MOST_EXTRA])
@@ -273,7 +296,8 @@ def _variable(name: str) -> str:
     # Several are a list, as Lightning saves them: it has no `load_state_dict`.
     if "sched" in last.lower() and last.isidentifier() and not last.endswith("s"):
         return last
-    return "0" if last.lower() in _NUMBERS else "None"
+    number, value = _STANDING_IN
+    return number if last.lower() in _NUMBERS else value
 
 
 def _better_converted(manifest: Manifest, *, loads_itself: bool) -> list[str]:

@@ -32,6 +32,7 @@ _OTHERS = "If another run has still to go on under FSDP2:"
 _CONVERT = "Only where `inspect` says `needs it converted`: convert it, and compare the two."
 _CONVERT_SURELY = "Convert it, as what reads it under FSDP2 needs it, and compare the two."
 _NOT_NEEDED = "No conversion is needed of {}: {} loads it as it is."
+_COMES_BACK = " All that was saved by a name with `None` comes back in `.values` of what that returns."
 _AS_INSPECT_WRITES = "load_checkpoint of fsdp_migrate, as `inspect` writes it,"
 _CONVERT_LIGHTNINGS = "Convert it, as Lightning's Trainer needs it, and compare the two."
 _FULL = (
@@ -211,7 +212,8 @@ def _said_of_ready(waiting: Sequence[CheckpointFound]) -> Iterator[str]:
         own = f"fsdp_migrate's `{calls[0]}`" if calls else ""
         own = _AS_INSPECT_WRITES if len(calls) > 1 else own
         who = " or ".join(filter(None, (reader, own)))
-        yield _NOT_NEEDED.format(listed([each.path for each in found], _MOST_OTHERS), who)
+        more = _COMES_BACK if any(": None" in call for call in calls) else ""
+        yield _NOT_NEEDED.format(listed([each.path for each in found], _MOST_OTHERS), who) + more
 
 
 def _is_ready(checkpoint: CheckpointFound) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fsdp_migrate import load_checkpoint
 from fsdp_migrate.cli import main
 from fsdp_migrate.source.checkpoint_outlooks import with_outlooks
 from fsdp_migrate.source.proof_steps import steps_for_checkpoints
@@ -157,11 +158,43 @@ def test_inspect_says_what_to_type_to_load_it(capsys: pytest.CaptureFixture[str]
     shown = " ".join(capsys.readouterr().out.split())
     assert f"load_checkpoint('{COMPOSER}', model, optimizer, extra={{" in shown
     assert f"Trainer(..., callbacks=[FSDP2Migration()], load_path='{COMPOSER}')" in shown
-    assert "What `extra` asks for comes back in `.values`" in shown
+    assert "All that was saved by a name in `extra` comes back in `.values`" in shown
     _, document = run_json("inspect", NEWEST)
     assert document["loading"]["call"].startswith(f"load_checkpoint('{NEWEST}', model, optimizer")
     assert document["loading"]["trainer"] is None
     assert document["loading"]["better_converted"] == ["the run is started many times from it"]
+
+
+def test_what_a_name_of_a_file_beside_the_model_gives_back_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That `None` stands for the whole content of `trainer.pt` was on no screen."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    told = {"step": 8, "scheduler": {"last_epoch": 8}}
+    torch.save(told, tmp_path / "trainer.pt")
+    assert main(["inspect", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"load_checkpoint('{tmp_path}', model, optimizer, extra={{'trainer': None}})" in said
+    assert "comes back in `.values` of the report that it returns: `report.values['trainer']`." in said
+    report = load_checkpoint(tmp_path, model, optimizer, extra={"trainer": None})
+    assert report.values["trainer"] == told
+    found = with_outlooks([CheckpointFound(str(tmp_path), "model and optimizer apart, in one folder")])
+    said = " ".join(step.text for step in steps_for_checkpoints(found, [], None))
+    assert "All that was saved by a name with `None` comes back in `.values` of what that returns." in said
+    # What is an object by its name is loaded: there is no value to be named.
+    state = {"model": model.state_dict(), "scheduler": {"last_epoch": 8}}
+    torch.save(state, tmp_path / "all.pth")
+    assert main(["inspect", str(tmp_path / "all.pth")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "extra={'scheduler': scheduler}" in said
+    assert "of the report that it returns. An object with a `load_state_dict`" in said
+    found = with_outlooks([CheckpointFound(str(tmp_path / "all.pth"), "full state in one file")])
+    assert "with `None`" not in " ".join(step.text for step in steps_for_checkpoints(found, [], None))
 
 
 def test_what_is_shown_is_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

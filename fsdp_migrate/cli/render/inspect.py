@@ -154,13 +154,8 @@ def _show_loading(manifest: Manifest, *, is_better_converted: bool) -> None:
     out.print("Without converting, `fsdp_migrate.load_checkpoint` loads it into a model:")
     for line in advice.call.splitlines():
         print_text(out, line, indent="      ", first="  ")
-    if "extra=" in advice.call:
-        print_text(
-            out,
-            "What `extra` asks for comes back in `.values` of the report that it returns; what has a "
-            "`load_state_dict`, such as a scheduler, is loaded.",
-            indent="  ",
-        )
+    if advice.given_back is not None:
+        print_text(out, advice.given_back, indent="  ")
     if advice.others is not None:
         print_text(out, advice.others, indent="  ")
     if advice.trainer is not None:
