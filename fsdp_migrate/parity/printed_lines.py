@@ -11,7 +11,7 @@ from fsdp_migrate.parity.of_each_run import NUMBER, numbers_of, without_bars, wi
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 
@@ -22,6 +22,10 @@ _ROUNDED = 1e-6
 _TIMES = re.compile(
     r"\b(?:elapsed|eta|ms|secs?|seconds?|speed|throughput|time)\b|\d ?m?s\b|/s(?:ec)?\b", re.IGNORECASE
 )
+_OF_PARAMETERS = re.compile(r"\bparam(?:eter)?s?\b", re.IGNORECASE)
+_THOUSANDS = re.compile(r" ?(?:[KkMBT]|thousand|million|billion)\b")
+# Of two ranks each has half, and what FSDP1 filled up.
+_MANY_MORE = 1.5
 _WARNS = re.compile(r"[Ww]arn(?:ing)?\b|\bW\d{4} |\*{9}")
 # What torchrun and logging write before a line, and what differs whenever something runs.
 _OF_THIS_RUN = re.compile(
@@ -75,6 +79,30 @@ def printed_order(pair: tuple[str, str]) -> tuple[bool, float]:
     """
     may_be_time = any(map(_TIMES.search, pair)) and not any(is_other for _, is_other in numbers_of(pair[0]))
     return may_be_time, -part_that_differs(*pair)
+
+
+def counts_whole(pairs: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether a line counts parameters, and many more of them under FSDP2: all, where it was a shard.
+
+    Example:
+        >>> counts_whole([("Total params: 21.4 K", "Total params: 42.8 K")])
+        True
+        >>> counts_whole([("params: 42.9 K", "params: 42.8 K"), ("loss 0.1", "loss 0.3")])
+        False
+    """
+    return any(
+        float(theirs[0]) > _MANY_MORE * float(mine[0]) > 0
+        and _is_count(mine, one)
+        and _is_count(theirs, other)
+        for one, other in pairs
+        if _OF_PARAMETERS.search(one)
+        for (mine, _), (theirs, _) in zip(numbers_of(one), numbers_of(other), strict=False)
+    )
+
+
+def _is_count(number: re.Match[str], line: str) -> bool:
+    """Tell whether a number may be one of things: a whole one, or one of thousands. A norm is none."""
+    return bool(_WHOLE_NUMBER.fullmatch(number[0]) or _THOUSANDS.match(line, number.end()))
 
 
 def part_that_differs(one: str, other: str) -> float:

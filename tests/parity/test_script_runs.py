@@ -631,6 +631,32 @@ def test_noise_about_zero_is_shown_after_a_count_that_is_wrong(
     assert "more" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_told"),
+    [
+        ("Trainable params: 21.4 K", "Trainable params: 42.8 K", True),  # Lightning's, of two ranks
+        ("| 0 | net | CharLM | 21.4 K | train\n10,816 params", "| 0 | net\n21,632 params", True),
+        ("4643 parameters", "9285 parameters", True),
+        ("4643 parameters", "4640 parameters", False),
+        ("9285 parameters", "4643 parameters", False),
+        ("norm of the parameters 1.25", "norm of the parameters 2.5", False),
+        ("4643 tokens", "9285 tokens", False),
+        ("loss 0.1", "loss 0.4", False),
+    ],
+)
+def test_that_a_model_has_not_grown_is_said_where_a_run_counts_parameters(
+    before: str, after: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning's summary of a model shows twice as many under FSDP2, and nothing said why."""
+    common: dict[str, Any] = {"before": "a", "after": "b", "command": (), "steps_before": 2, "steps_after": 2}
+    printed = tuple(zip(before.splitlines(), after.splitlines(), strict=True))
+    show_comparison(
+        ScriptReport(**common, compared=4, differences=(), num_differences=0, printed=printed, num_pairs=1)
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("the model has not grown" in said) is is_told
+
+
 def test_the_frames_of_the_script_are_shown_whatever_is_below_them(tmp_path: Path) -> None:
     deep = "".join(f"def f{i}():\n    f{i + 1}()\n" for i in range(12))
     installed = tmp_path / "site-packages"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.cli.render.screen import console
-from fsdp_migrate.parity.printed_lines import printed_order
+from fsdp_migrate.parity.printed_lines import counts_whole, printed_order
 from fsdp_migrate.parity.report import lines_of, place, what_differs
 from fsdp_migrate.parity.script_report import cause, verdict
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 3
+_WHOLE = (
+    "  Of parameters FSDP1's run counts this rank's shards, and FSDP2's the whole, as in Lightning's "
+    "summary of a model: the model has not grown."
+)
 
 
 def show_comparison(report: ScriptReport, *, everything: bool = False) -> None:
@@ -61,6 +65,8 @@ def _pairs(report: ScriptReport, most: int | None) -> Iterator[str]:
         yield f"  FSDP2: {other}"
     if (left := report.num_pairs - len(pairs)) > 0:
         yield f"  and {left:,} more"
+    if counts_whole(report.printed):
+        yield _WHOLE
 
 
 def _differences(report: ScriptReport, first: Difference, most: int | None) -> Iterator[str]:
