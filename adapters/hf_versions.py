@@ -148,7 +148,11 @@ def state_type_as_it_ran(value: Any, block: Block) -> Outcome:
             f"Where the FSDP1 run had transformers {reads.since} or newer there is nothing to do. Write "
             f"FULL_STATE_DICT if an older one ran it: {none}"
         )
-        return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
+        installed = block.settings.transformers()
+        if not is_within(installed, reads.since, ""):
+            return Outcome("FM358", text, hint, value=outcome.value, has_value=outcome.has_value)
+        # Then FSDP1 ran by `version: 1` alone, and read it.
+        return replace(outcome, message=f"{text} {installed} is installed here.", hint=hint)
     text = f"{unread}. It becomes FULL_STATE_DICT, as it ran: {none}"
     hint = "Write SHARDED_STATE_DICT to save checkpoints in parts, and see to the final model yourself."
     return Outcome("FM343", text, hint, value="FULL_STATE_DICT", has_value=True)
@@ -232,14 +236,14 @@ def say_versions(block: Block, items: tuple[str, ...], draft: Draft, keys: tuple
         since = TRANSFORMERS["json_on_command_line"].since
         text += f" Before {since} `--fsdp_config` takes the name of a file alone, and they stop."
     hint = f"With transformers {state.since} or newer there is nothing to do: it does all that this says."
-    installed = block.settings.transformers()
+    installed, code = block.settings.transformers(), "FM358"
     if is_within(installed, state.since, "") and not (HF_STRATEGIES - {"full_shard"}) & set(items):
         text = f"It is for transformers {state.versions}; {installed} is installed here."
-        hint = "If the run has that too, there is nothing to do."
+        hint, code = "If the run has that too, there is nothing to do.", "FM340"
     if items:
         gone = TRANSFORMERS["words_deprecated"]
         hint += f" {gone.versions} warn that words in `fsdp` will go: `fsdp: true` says the same to them."
-    draft.say("FM358", block.name, text, hint)
+    draft.say(code, block.name, text, hint)
 
 
 def _writes_sharded(block: Block, values: Mapping[str, Any]) -> bool:

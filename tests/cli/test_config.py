@@ -181,9 +181,9 @@ def test_settings_that_no_key_leads_to_are_called_the_whole_file(
 ) -> None:
     path = tmp_path / "fsdp.json"
     path.write_text('{"transformer_layer_cls_to_wrap": ["Block"]}')
-    assert main(["config", str(path), "--from", "hf", "-o", str(tmp_path / "new.json")]) == 0
+    assert main(["config", str(path), "--from", "hf", "-o", str(tmp_path / "new.json"), "--all"]) == 0
     shown = capsys.readouterr()
     told = shown.out + shown.err
     assert "hf: the whole file: converted to FSDP2." in told
-    assert re.search(r"FM358  the whole file\n", told)
+    assert re.search(r"FM3(?:40|58)  the whole file\n", told)  # by the version that is installed
     assert "`.`" not in told
