@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.python.last_values import last_value
+from fsdp_migrate.source.python.last_values import assigned_at, last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsdp_migrate.source.python.guards import Guards
     from fsdp_migrate.source.python.scopes import Index
 
@@ -29,12 +31,66 @@ _FIRST = re.compile(
 )
 _NODES = re.compile(r"local_?rank\W{0,8}==0|0==\w*local_?rank|not\W?\w*local_?rank|is_local_main")
 _ONLY = re.compile(r"(^|\.)(rank_zero_only|on_(local_)?(main_|last_)?process|master_only|rank0_only)$")
+_NOTHING = frozenset({"None", "False", "0"})
+_UNSEEN = cst.Ellipsis()
+_OF_OPTIMIZERS = frozenset({"load_state_dict", "state_dict", "step", "zero_grad"})
 _VARIABLES = re.compile(r"^(os\.)?(environ(\.get)?|getenv)$")
 
 
-def is_of_one_rank(guards: Guards, node: cst.CSTNode) -> bool:
+def is_of_one_rank(guards: Guards, node: cst.CSTNode, depth: int = 0) -> bool:
     """Tell whether a place is reached by one rank, or by one of each node, as far as names tell."""
-    return any(_says_so(test, truth=truth) for test, truth in guards.facts(node))
+    return any(
+        _says_so(test, truth=truth) or _holds_for_one(guards, test, depth, truth=truth)
+        for test, truth in guards.facts(node)
+    )
+
+
+def _holds_for_one(guards: Guards, test: cst.BaseExpression, depth: int, *, truth: bool) -> bool:
+    """Tell whether what is asked for is one rank's alone: ``self.writer``, made below ``rank == 0``."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return _holds_for_one(guards, test.expression, depth, truth=not truth)
+    if isinstance(test, cst.BooleanOperation):
+        is_all = isinstance(test.operator, cst.And) is truth
+        parts = (test.left, test.right) if is_all else ()
+        return any(_holds_for_one(guards, part, depth, truth=truth) for part in parts)
+    if isinstance(test, cst.Comparison) and len(test.comparisons) == 1:
+        other = test.comparisons[0]
+        if (
+            not isinstance(other.operator, cst.IsNot if truth else cst.Is)
+            or text_of(other.comparator) != "None"
+        ):
+            return False
+        test, truth = test.left, True
+    if not truth or depth == _DEEPEST or not isinstance(test, (cst.Attribute, cst.Name)):
+        return False
+    values = [(each, place) for each, place in _given_to(guards.index, test) if text_of(each) not in _NOTHING]
+    return bool(values) and all(_is_for_one(guards, each, place, depth + 1) for each, place in values)
+
+
+def _given_to(
+    index: Index, node: cst.Attribute | cst.Name
+) -> Iterator[tuple[cst.BaseExpression, cst.CSTNode]]:
+    """Yield the values that a name, or an attribute of ``self``, is given, and where; of others nothing."""
+    if isinstance(node, cst.Name):
+        bindings = index.scopes[node].lookup(node.value) if node in index.scopes else ()
+        for each in bindings:
+            # What nothing shows, as an argument, is taken for what every rank has.
+            yield (each.value if each.value is not None and each.index is None else _UNSEEN), each.node
+        return
+    text, owner = dotted(node) or "", index.class_of(node)
+    places = index.places_set(text) if text.startswith("self.") and owner is not None else ()
+    for place in places:
+        value = assigned_at(index, place)
+        if index.class_of(place) is owner:
+            yield value if value is not None else _UNSEEN, place
+
+
+def _is_for_one(guards: Guards, value: cst.BaseExpression, place: cst.CSTNode, depth: int) -> bool:
+    """Tell whether one rank alone gives a name a value: ``log = Log() if rank == 0 else None``."""
+    if isinstance(value, cst.IfExp) and text_of(value.orelse) in _NOTHING:
+        return _says_so(value.test, truth=True) or _holds_for_one(guards, value.test, depth, truth=True)
+    is_test = isinstance(value, (cst.BooleanOperation, cst.Comparison, cst.UnaryOperation))
+    return (is_test and _says_so(value, truth=True)) or is_of_one_rank(guards, place, depth)
 
 
 def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int = 0) -> bool:
@@ -48,7 +104,7 @@ def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int
     if any(_ONLY.search(dotted(e.func if isinstance(e, cst.Call) else e) or "") for e in decorators):
         return True
     if index.class_of(function) is not None:
-        calls = index.calls_of_method(function.name.value)
+        calls = _calls_of_its_own(index, function.name.value)
     else:
         if function.name.value in index.names_given:
             return False  # `spawn(main, nprocs=8)`
@@ -62,6 +118,14 @@ def runs_on_one_rank(index: Index, guards: Guards, node: cst.CSTNode, depth: int
             for each in calls
         )
     )
+
+
+def _calls_of_its_own(index: Index, name: str) -> list[cst.Call]:
+    """Return the calls that may be those of a project's method: ``self.policy.train()`` is of torch's."""
+    calls = index.calls_of_method(name)
+    if name not in catalog.MODULE_METHODS | _OF_OPTIMIZERS:
+        return calls
+    return [each for each in calls if dotted(each.func) in {f"self.{name}", f"cls.{name}"}]
 
 
 def saves_on_each_node(index: Index) -> bool:

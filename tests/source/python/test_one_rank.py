@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.source.samples import MODEL, codes, turned
+from tests.source.samples import MODEL, codes, turned, uses
 
 
 pytestmark = pytest.mark.any_torch
@@ -118,3 +118,50 @@ def test_a_state_that_each_node_saves_is_rank_0s_alone(strategy: str, test: str,
         f"    state = model.state_dict()\nif {test}:\n    torch.save(state, path)\n"
     )
     assert ("FM308 under HYBRID_SHARD FSDP1 gave this to rank 0 of each node" in after) is is_said
+
+
+@pytest.mark.parametrize(
+    ("made", "test", "is_said"),
+    [
+        ("self.log = Log() if rank == 0 else None", "self.log is not None", True),
+        ("self.log = None\n        if rank == 0:\n            self.log = Log()", "self.log", True),
+        ("self.shows = not rank and args.show", "self.shows and step", True),
+        ("self.log = Log() if args.log else None", "self.log is not None", False),
+        ("self.log = Log() if rank == 0 else None", "self.log is None", False),
+        (
+            "self.log = None\n        if rank == 0:\n            self.log = Log()\n        self.log = b",
+            "self.log",
+            False,
+        ),
+        ("self.shows = shows\n        if rank == 0:\n            self.shows = True", "self.shows", False),
+    ],
+)
+def test_what_one_rank_alone_has_is_asked_for(made: str, test: str, *, is_said: bool) -> None:
+    """A user who took `.full_tensor()` below `if self.log:` waited for ever: nothing told it."""
+    found = uses(
+        "class Loop:\n    def __init__(self, net, rank, args, shows):\n"
+        f"        {made}\n        self.net = FSDP(net)\n"
+        f"    def show(self, step):\n        if {test}:\n"
+        "            norms = torch.stack([p.grad.norm() for p in self.net.parameters()])\n"
+        "            self.log.add(norms * 2)\n"
+    )
+    said = [each.becomes for each in found if each.code == "FM423"]
+    assert len(said) == 1
+    assert ("One rank alone comes here" in said[0]) is is_said
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "is_said"),
+    [("train", "self.net.eval_of().train", False), ("train", "self.train", True), ("fit", "loop.fit", True)],
+)
+def test_torchs_own_methods_show_no_rank(name: str, asked: str, *, is_said: bool) -> None:
+    """`self.policy.train()` on rank 0 was taken for a call of the Trainer's own `train`."""
+    found = uses(
+        "class Loop:\n    def __init__(self, net):\n        self.net = FSDP(net)\n"
+        f"    def {name}(self, parts):\n"
+        "        torch.nn.utils.clip_grad_norm_([p for p in self.net.parameters() if p in parts], 1.0)\n"
+        f"    def resume(self, rank, loop):\n        if rank == 0:\n            {asked}(parts)\n"
+    )
+    said = [each.becomes for each in found if each.code == "FM326"]
+    assert len(said) == 1
+    assert ("One rank alone comes here" in said[0]) is is_said
