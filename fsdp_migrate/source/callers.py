@@ -196,10 +196,13 @@ class Callers:
 
     def is_named_in_vain(self, function: Definition) -> bool:
         """Tell whether something that never runs speaks of a function."""
-        name = function.node.name
-        modules = filter(None, map(self.project.module, self.holding(name)))
-        spoken = ((module, node) for module in modules for node in self._spoken(module).get(name, ()))
+        spoken = self.mentions(function.node.name)
         return any(id(node) in self.around(module).never for module, node in spoken)
+
+    def mentions(self, name: str) -> Iterator[tuple[Module, ast.AST]]:
+        """Yield the names, attributes, imports and texts of the project that are a word, with their files."""
+        for module in filter(None, map(self.project.module, self.holding(name))):
+            yield from ((module, node) for node in self._spoken(module).get(name, ()))
 
     def stands_for(self, text: str, place: Place) -> Definition | None:
         """Return the function or class that a name stands for, also a method of ``self``."""

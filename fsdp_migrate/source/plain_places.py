@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from fsdp_migrate.source.asked_of_models import OF_MODELS, asked_in, may_be_one
 from fsdp_migrate.source.call_arguments import given_by
 from fsdp_migrate.source.callers import Callers
+from fsdp_migrate.source.constructed import Constructed
 from fsdp_migrate.source.framework_models import given_to_plain_fabric
 from fsdp_migrate.source.left_branches import is_left_out
 from fsdp_migrate.source.object_classes import Objects
@@ -79,6 +80,7 @@ class PlainPlaces:
     _doubts: Doubts = field(init=False, repr=False)
     _objects: Objects = field(init=False, repr=False)
     _below: ShardedBelow = field(init=False, repr=False)
+    _constructed: Constructed = field(init=False, repr=False)
     _known: dict[tuple[object, ...], bool] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,7 @@ class PlainPlaces:
         self._doubts = Doubts(self.project, self.callers)
         self._objects = Objects(self.project, self.callers)
         self._below = ShardedBelow(self.callers, self._doubts)
+        self._constructed = Constructed(self._doubts, lambda node, place: self._is_plain(node, place, 0))
 
     def of(self, path: Path) -> frozenset[tuple[int, str]]:
         """Return the line and the text of each expression that something is done with, and that is plain.
@@ -101,11 +104,12 @@ class PlainPlaces:
         return frozenset(found[True] - found[False])
 
     def above_sharding(self, path: Path) -> frozenset[tuple[int, str]]:
-        """Return the same of each that the same function shards below: whatever others give it."""
+        """Return the same of each that the same function shards below, or what runs a constructor."""
         module = self.project.module(path)
         found: dict[bool, set[tuple[int, str]]] = {True: set(), False: set()}
         for node, text, place in asked_in(module, self.project.texts[path]) if module is not None else ():
-            found[self._below.holds(place, text)].add((node.lineno, text))
+            is_above = self._below.holds(place, text) or self._constructed.holds(place, text)
+            found[is_above].add((node.lineno, text))
         return frozenset(found[True] - found[False])
 
     def _is_plain(self, node: ast.expr, place: Place, depth: int) -> bool:
