@@ -11,6 +11,8 @@ from fsdp_migrate.source.python.nodes import dotted, last_name, text_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fsdp_migrate.source.python.text import Source
 
 
@@ -39,6 +41,40 @@ def is_shown_alone(source: Source, node: cst.BaseExpression, depth: int = 0) -> 
             return answer
         below = above
     return False
+
+
+def is_asked_to_show(source: Source, test: cst.BaseExpression) -> bool:
+    """Tell whether a question decides on what is shown alone: ``if p.ndim > 1: print(n)``."""
+    below: cst.CSTNode = test
+    for above in source.index.ancestors(test):
+        if isinstance(above, cst.If):
+            other = above.orelse.body if isinstance(above.orelse, cst.Else) else None
+            blocks = [above.body] if above.orelse is None else [above.body, other]
+            return above.test is below and all(_shows_alone(source, each) for each in blocks)
+        if not isinstance(above, (cst.BooleanOperation, cst.UnaryOperation)):
+            return False
+        below = above
+    return False
+
+
+def _shows_alone(source: Source, block: cst.BaseSuite | None) -> bool:
+    """Tell whether a block prints, logs or counts what is printed, and nothing else."""
+    lines = [part for line in block.body for part in _parts(line)] if block is not None else []
+    return bool(lines) and all(
+        (isinstance(part, cst.Expr) and _is_of_people(source, part.value))
+        or (isinstance(part, cst.AugAssign) and is_shown_alone(source, part.value))
+        for part in lines
+    )
+
+
+def _parts(line: cst.CSTNode) -> Sequence[cst.CSTNode]:
+    return line.body if isinstance(line, cst.SimpleStatementLine) else [line]
+
+
+def _is_of_people(source: Source, node: cst.BaseExpression) -> bool:
+    name = last_name(node.func) if isinstance(node, cst.Call) else ""
+    is_shown = isinstance(node, cst.Call) and _SHOWS.match(name) is not None
+    return is_shown and isinstance(node, cst.Call) and not _computes(source, node.func)
 
 
 def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -> bool | None:

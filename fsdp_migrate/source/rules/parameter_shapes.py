@@ -18,6 +18,7 @@ from fsdp_migrate.source.python.held import FLAT, has_model
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.loops import loops_around
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.shown_alone import is_asked_to_show
 from fsdp_migrate.source.python.strategies import keep_shapes
 from fsdp_migrate.source.python.summoned_functions import summoned_around
 from fsdp_migrate.source.rules.own_optimizers import classes_given_parameters, is_prepared_with_its_model
@@ -138,11 +139,11 @@ def _of_packages(source: Source) -> Iterator[Found]:
 def _is_of_wholes(source: Source, owner: cst.CSTNode, test: cst.Comparison) -> bool:
     """Tell whether a test is about whole parameters: before sharding, or where they are summoned.
 
-    Also in an optimizer's constructor that runs before sharding.
+    Or decides on what is printed alone. Also in an optimizer's constructor that runs before sharding.
     """
     if _is_before_wrapping(source, test) or _is_called_above_sharding(source, test):
         return True
-    if _is_of_summoned(source, test):
+    if _is_of_summoned(source, test) or is_asked_to_show(source, test):
         return True
     if not isinstance(owner, cst.ClassDef):
         return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import scan_paths, scan_source
-from tests.source.samples import IMPORTS, assert_commented, assert_left_alone, codes
+from tests.source.samples import IMPORTS, MODEL, assert_commented, assert_left_alone, codes
 
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ COMMENTED = [
     ("muon = [p for p in model.parameters() if len(p.size()) > 1]\n", "FM318"),
     ("for p in model.parameters():\n    shape = p.shape\n    x = len(shape) > 1\n", "FM318"),
     ("for p in model.parameters():\n    d = p.dim()\n    if d == 1:\n        p.wd = 0\n", "FM318"),
+    (
+        "for p in model.parameters():\n    if p.dim() > 1:\n        print(p)\n        muon.append(p)\n",
+        "FM318",
+    ),
+    (
+        "for p in model.parameters():\n    if p.dim() > 1:\n        print(p)\n    else:\n        a(p)\n",
+        "FM318",
+    ),
     (
         (
             "nd = {n: p.ndim for n, p in model.named_parameters()}\n"
@@ -76,8 +84,21 @@ LEFT_ALONE = [
         "for i, ids in enumerate(tokens):\n    assert ids.ndim == 1\nfor p in model.parameters():\n    p\n"
     ),
     "for x in model(batch):\n    assert x.ndim == 2\nfor p in model.parameters():\n    p\n",
+    # What decides on what is shown alone: FM318 stopped the run.
+    "for n, p in model.named_parameters():\n    if p.requires_grad and p.dim() > 1:\n        print(n)\n",
+    (
+        "for n, p in model.named_parameters():\n    if p.ndim < 2:\n        print(n)\n"
+        "    else:\n        logger.info(n)\n"
+    ),
     "nd = {n: x.ndim for n, x in things}\nxs = [n for n, p in model.named_parameters() if nd[n] < 2]\n",
 ]
+
+
+@pytest.mark.parametrize(("shown", "is_said"), [("print(count)", False), ("lr = 1 / count", True)])
+def test_a_count_by_dimensions_is_no_choice_where_it_is_shown(shown: str, *, is_said: bool) -> None:
+    loop = "for p in model.parameters():\n    if p.ndim < 2:\n        count += p.numel()\n"
+    body = f"{MODEL}count = 0\n{loop}{shown}\n"
+    assert (("FM318", "commented") in codes(body)) is is_said
 
 
 @pytest.mark.parametrize("body", LEFT_ALONE)
