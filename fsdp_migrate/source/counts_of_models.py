@@ -16,6 +16,7 @@ from fsdp_migrate.source.python.counting_methods import (
     may_count,
 )
 from fsdp_migrate.source.python.nodes import dotted, last_name
+from fsdp_migrate.source.python.strategies import are_whole
 
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ def counts_about_ranks(values: ParameterValues) -> Iterator[cst.BaseExpression]:
 
     ``numel()`` stands in the class, which says nothing of ranks: it is named where it is asked for.
     """
-    yield from _given_counts(values)
     source = values.source
+    if are_whole(source.models):
+        return  # NO_SHARD's were whole before
+    yield from _given_counts(values)
     own = counting_methods([parse_any(source.code)]) if may_count(source.code) else frozenset()
     names = OF_TRANSFORMERS | source.links.counting_methods | own
     if not any(name in source.code for name in names):
@@ -59,7 +62,8 @@ def counts_of_elements(values: ParameterValues, named: Container[cst.CSTNode]) -
     The number is another one; it is of no rank any more, and so nothing is done wrongly with it.
     """
     source = values.source
-    for call in source.calls:
+    # NO_SHARD's were whole before: nothing is another number.
+    for call in () if are_whole(source.models) else source.calls:
         func = call.func
         if not isinstance(func, cst.Attribute) or func.attr.value not in _SIZES or call in named:
             continue

@@ -52,6 +52,7 @@ from fsdp_migrate.source.python.one_rank import runs_on_one_rank
 from fsdp_migrate.source.python.optimizers import STATE
 from fsdp_migrate.source.python.read_states import is_summed_state
 from fsdp_migrate.source.python.shown_alone import is_shown_alone
+from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.rules.after_evaluation import is_after_evaluation
 from fsdp_migrate.source.uses import Found
@@ -416,7 +417,7 @@ def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
         return _statistic(source)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
-    if name != "numel":
+    if name != "numel" or are_whole(source.models):  # NO_SHARD's were whole before
         return ""
     if asks_whether_empty(source, call):
         return _EMPTY if takes_of_some(source, call, values.is_one) else ""

@@ -23,6 +23,7 @@ from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.told_states import bound_for_it_alone
 from fsdp_migrate.source.rules.rank_files import file_of, is_made_to_load, is_of_a_rank
 from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.whole_states import LOADED, LOADED_ALONE, LOADED_APART, SAVED, of_wholes
 
 
 if TYPE_CHECKING:
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
 NAME = "raw-optimizer-state"
 CODES = ("FM333", "FM425")
 
-_SAVED = (
-    "this is one rank's part of the state, keyed by numbers, now as DTensors: save "
-    "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
-    "asked for on every rank. The first gives rank 0 the whole, to save it, and the others {}."
-)
 _MAYBE = (
     "where this optimizer has a sharded model, this is one rank's part of the state, keyed by numbers: save "
     "full_optimizer_state_dict(model, optimizer) of fsdp_migrate.runtime, or sharded_state_dict, "
@@ -71,25 +67,7 @@ _BY_NUMBERS = "keyed by numbers"
 _GIVE_NAMES = frozenset({"full_optim_state_dict", "optim_state_dict", "sharded_optim_state_dict"})
 _DEEPEST = 2
 _MODEL = re.compile(r"model|module|net", re.IGNORECASE)
-_LOADED = (
-    "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit: take "
-    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer), which puts the parts of all ranks together. "
-    "It reads what full_optimizer_state_dict(model, optimizer, rank0_only=False) saved in these files, too."
-)
-_LOADED_APART = (
-    "FSDP1 saved one rank's part of the state here, of flat parameters, which does not fit. "
-    "fsdp_migrate.load_checkpoint(FOLDER, model, optimizer) joins that of all ranks where FOLDER holds the "
-    "model too, in their files or in one beside them, as `fsdp-migrate inspect FOLDER` says. Else let the "
-    "old script load it once, and below that, on every rank, take full_optimizer_state_dict(model, "
-    "optimizer) of fsdp_migrate.runtime, which rank 0 saves; or begin it anew. What that function saved "
-    "is loaded by optimizer.load_state_dict(optim_state_dict_to_load(model, optimizer, state))."
-)
-_LOADED_ALONE = (
-    "what an FSDP1 run saved of this optimizer by itself is one rank's part, of flat parameters, which does "
-    "not fit. What full_optimizer_state_dict saves goes through optim_state_dict_to_load(model, optimizer, "
-    "state) of fsdp_migrate.runtime."
-)
-_MAY_BE_LOADED = f"where this optimizer has a sharded model, {_LOADED_ALONE}"
+_MAY_BE_LOADED = f"where this optimizer has a sharded model, {LOADED_ALONE}"
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -101,7 +79,7 @@ def find(source: Source) -> Iterator[Found]:
         is_its = found.code == "FM425" and isinstance(func, cst.Attribute)
         added = said_of_own_state(source, cst.ensure_type(func, cst.Attribute).value) if is_its else ""
         said = found.becomes.replace(", of flat parameters,", ", by names,") if is_by_name else found.becomes
-        yield replace(found, becomes=f"{said}{added}")
+        yield replace(found, becomes=f"{of_wholes(source.models, said)}{added}")
 
 
 def _saves_by_names(source: Source) -> bool:
@@ -138,10 +116,10 @@ def _found(source: Source) -> Iterator[Found]:
         # A path that names a rank or a shard is one of several files, each with one rank's part.
         if source.uses_fsdp1 and file is not None and file.args and is_of_a_rank(source, file.args[0].value):
             is_joined = _is_beside_its_model(source, file)
-            yield Found("FM425", call, _LOADED if is_joined else _LOADED_APART, "commented")
+            yield Found("FM425", call, LOADED if is_joined else LOADED_APART, "commented")
         elif name_of(source, func.value) in saved or _is_of_a_model(source, func.value):
-            yield Found("FM425", call, _LOADED_ALONE, "commented")
-            loaded[name_of(source, func.value)] = _SAVED
+            yield Found("FM425", call, LOADED_ALONE, "commented")
+            loaded[name_of(source, func.value)] = SAVED
         elif not saved and _is_of_another_place(source, func.value):
             yield Found("FM425", call, _MAY_BE_LOADED, "commented")
             loaded[name_of(source, func.value)] = _MAYBE
@@ -292,7 +270,7 @@ def _said_of_saved(source: Source, call: cst.Call, saves: str) -> str:
     """Return what is to be saved in the place of a state: the whole on each rank that saves a file."""
     if _is_saved_by_ranks(source, call):
         return _SAVED_BY_RANKS if saves == "certain" else _MAY_BE_SAVED_BY_RANKS
-    return _SAVED if saves == "certain" else _MAYBE
+    return SAVED if saves == "certain" else _MAYBE
 
 
 def _is_saved_by_ranks(source: Source, call: cst.Call) -> bool:
