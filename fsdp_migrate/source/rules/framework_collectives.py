@@ -41,6 +41,10 @@ _NORM = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which has no {}(): take .full_tensor() of it before "
     "this, on every rank."
 )
+_GATHERED = (
+    "Accelerate's FSDP2 gives the norm as a DTensor, and what is made of it is one, which collectives do not "
+    "take: take .full_tensor() of the norm first, on every rank. It is the same on each."
+)
 _TEXT = (
     "Accelerate's FSDP2 gives the norm as a DTensor, which takes no format and stands in no list for "
     "torch.tensor: take .full_tensor() of it, on every rank."
@@ -55,19 +59,23 @@ _ARRAYS = frozenset({"numpy", "tolist"})
 # Of a DTensor these give one, on 2.13 and below.
 _SAME = frozenset(
     {
-        *("bfloat16", "clone", "contiguous", "cpu", "cuda", "detach", "double", "expand", "flatten", "float"),
-        *("half", "max", "mean", "min", "ravel", "requires_grad_", "reshape", "sqrt", "squeeze", "sum", "to"),
-        *("type", "unsqueeze", "view"),
+        *("abs", "all", "any", "bfloat16", "bool", "clone", "contiguous", "cpu", "cuda", "detach", "double"),
+        *("expand", "flatten", "float", "half", "int", "isfinite", "isinf", "isnan", "logical_not", "long"),
+        *("max", "mean", "min", "ravel", "requires_grad_", "reshape", "sqrt", "squeeze", "sum", "to", "type"),
+        *("unsqueeze", "view"),
     }
 )
 _MAKES = frozenset(
     {
         *("torch.as_tensor", "torch.asarray", "torch.atleast_1d", "torch.flatten", "torch.ravel"),
-        *("torch.reshape", "torch.squeeze", "torch.tensor", "torch.unsqueeze"),
+        *("torch.isfinite", "torch.isinf", "torch.isnan", "torch.logical_not", "torch.reshape"),
+        *("torch.squeeze", "torch.tensor", "torch.unsqueeze"),
     }
 )
 _JOINS = frozenset({"torch.cat", "torch.hstack", "torch.stack"})
 _DEEPEST = 3
+_MADE_BY = (cst.Call, cst.Comparison, cst.IfExp, cst.UnaryOperation)
+_COMPARES = (cst.Equal, cst.GreaterThan, cst.GreaterThanEqual, cst.LessThan, cst.LessThanEqual, cst.NotEqual)
 # `hasattr(norm, "item")`, `isinstance(norm, torch.Tensor)`, `torch.is_tensor(norm)`
 _ASKS_FOR_TENSORS = re.compile(
     r"hasattr\([\w.]+, ?['\"](?:item|full_tensor|to_local)['\"]\)\Z"
@@ -89,6 +97,8 @@ def find(source: Source) -> Iterator[Found]:
         if is_collective and first is not None and values.is_one(first):
             if not (source.contexts.is_summoned(call) or _is_weights(first)):
                 yield Found(refused(source, call), call, _MEANT, "commented")
+        elif is_collective and first is not None and _is_norm(source, first):
+            yield Found(refused(source, call), call, _GATHERED, "commented")
         elif isinstance(func, cst.Attribute) and func.attr.value in _ARRAYS and _is_norm(source, func.value):
             yield Found(refused(source, call), call, _NORM.format(func.attr.value), "commented")
     yield from _of_texts(source)
@@ -168,7 +178,7 @@ def _is_norm(source: Source, node: cst.BaseExpression, depth: int = 0) -> bool:
     values = list(values_of(source.index, node)) if is_name and depth < _DEEPEST else []
     # `row = norm.reshape(-1)`; by another value of a name it may be a number.
     return bool(values) and all(
-        isinstance(each, cst.Call) and _is_norm(source, each, depth + 1) for each in values
+        isinstance(each, _MADE_BY) and _is_norm(source, each, depth + 1) for each in values
     )
 
 
@@ -176,6 +186,13 @@ def _made_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | N
     """Return what a tensor is made of, whose kind it has: ``torch.as_tensor(norm).reshape(-1)``."""
     if isinstance(node, cst.Attribute):
         return node.value if node.attr.value == "data" else None
+    if isinstance(node, cst.UnaryOperation):
+        return None if isinstance(node.operator, cst.Not) else node.expression
+    if isinstance(node, cst.Comparison):
+        return node.left if all(isinstance(e.operator, _COMPARES) for e in node.comparisons) else None
+    if isinstance(node, cst.IfExp):  # `norm.float() if torch.is_tensor(norm) else torch.tensor(norm)`
+        is_asked = _ASKS_FOR_TENSORS.match(text_of(node.test)) is not None
+        return node.body if is_asked and isinstance(node.body, cst.Call) else None
     if not isinstance(node, cst.Call):
         return None
     if source.index.qualified(node.func) & _MAKES and node.args and not node.args[0].star:
@@ -192,7 +209,9 @@ def _is_made_a_number(source: Source, node: cst.BaseExpression) -> bool:
         return False
     around, order = {*source.index.ancestors(node)}, source.index.order
     for each in source.index.bindings_of(node):
-        tests = [each.value.test] if isinstance(each.value, cst.IfExp) else []
+        is_kept = isinstance(each.value, cst.IfExp) and _made_of(source, each.value) is not None
+        is_kept = is_kept and _is_norm(source, cst.ensure_type(each.value, cst.IfExp).body)
+        tests = [each.value.test] if isinstance(each.value, cst.IfExp) and not is_kept else []
         branches = [above for above in source.index.ancestors(each.node) if isinstance(above, cst.If)]
         tests += [each.test for each in branches if each not in around and order[each] < order[node]]
         if any(_ASKS_FOR_TENSORS.match(text_of(test)) for test in tests):

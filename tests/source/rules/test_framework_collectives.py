@@ -29,6 +29,7 @@ FABRIC = (
     "fabric = Fabric(strategy=FSDPStrategy(), devices=2)\nmodel = fabric.setup_module(model)\n"
 )
 LOOP = "for p in model.parameters():\n    "
+LOCAL = "here = norm.detach().float() if torch.is_tensor(norm) else torch.tensor(norm)\n"
 CLIPS = "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
 
 
@@ -62,6 +63,10 @@ def is_said(text: str) -> bool:
         f"import torch\n{ACCELERATE}{CLIPS}total = torch.zeros(1)\ntotal.add_(norm)\n",
         f"{ACCELERATE}{CLIPS}if rank:\n    norm = norm.item()\nprint(f'{{norm:.3f}}')\n",
         f"{ACCELERATE}{CLIPS}if hasattr(norm, 'item'):\n    print(f'{{norm:.3f}}')\n",
+        f"import torch\n{ACCELERATE}{CLIPS}x = gather(torch.isfinite(norm).long())\n",
+        f"import torch\n{ACCELERATE}{CLIPS}bad = ~torch.isfinite(norm)\nx = accelerator.gather(bad)\n",
+        f"import torch\n{ACCELERATE}{CLIPS}{LOCAL}x = accelerator.reduce((~here.isfinite()).int())\n",
+        f"{ACCELERATE}{CLIPS}bad = norm > 5.0\nx = accelerator.gather(bad.long())\n",
         f"{FABRIC}g = fabric.all_gather(model.head.weight)\n",
         f"{FABRIC}{LOOP}g = fabric.all_reduce(p.grad)\n",
     ],
@@ -97,6 +102,9 @@ def test_what_takes_no_dtensors(text: str) -> None:
         f"{ACCELERATE}{CLIPS}x = torch.tensor([norm.item() if torch.is_tensor(norm) else norm])\n",
         f"{ACCELERATE}{CLIPS}if torch.is_tensor(norm):\n    norm = float(norm)\nx = f'{{norm:.3f}}'\n",
         f"{ACCELERATE}{CLIPS}x = norm.item() if isinstance(norm, Tensor) else norm\ny = f'{{x:.3f}}'\n",
+        f"import torch\n{ACCELERATE}{CLIPS}x = accelerator.gather(torch.isfinite(norm.full_tensor()))\n",
+        f"import torch\n{ACCELERATE}{CLIPS}bad = not torch.isfinite(norm)\nx = accelerator.gather(bad)\n",
+        f"import torch\n{ACCELERATE}{CLIPS}bad = 5.0 in norm\nx = accelerator.gather(bad)\n",
         f"{FABRIC}x = fabric.all_gather(loss)\n",
         f"{FABRIC.replace('FSDPStrategy()', chr(39) + 'ddp' + chr(39))}{LOOP}g = fabric.all_reduce(p.grad)\n",
     ],
