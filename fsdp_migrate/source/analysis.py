@@ -98,7 +98,7 @@ def analyse(code: str, path: str, links: Links = NOTHING) -> tuple[Source, list[
     near = (use for use in unfollowed.find(source, found) if not _never_comes(source, use.node))
     found += [(unfollowed.NAME, use) for use in near]
     beyond = (use for use in unread.find(source, found) if not _never_comes(source, use.node))
-    beyond = (use for use in beyond if not _is_of_others(source, use))
+    beyond = (_where_sharded(source, use) for use in beyond if not _is_of_others(source, use))
     found += [(unread.NAME, use) for use in beyond]
     is_left = links.is_left_whole
     if is_left_whole(code, found) if is_left is None else is_left:
@@ -214,7 +214,11 @@ def _beside_torchrec(found: Found) -> Found:
 
 def _where_sharded(source: Source, found: Found) -> Found:
     """Return a comment as it holds of a framework's models, which another strategy may leave whole."""
-    if found.action != "commented" or source.uses_fsdp1 or not source.models.are_by_frameworks:
+    if (
+        found.action not in {"commented", "unclear"}
+        or source.uses_fsdp1
+        or not source.models.are_by_frameworks
+    ):
         return found
     is_said = found.becomes.startswith(("this may be", "where "))
     return found if is_said else replace(found, becomes=f"{_BY_FRAMEWORK}{found.becomes}")

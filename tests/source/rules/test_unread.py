@@ -95,6 +95,18 @@ def test_it_is_whole_where_parameters_are_gathered(tmp_path: Path) -> None:
     assert [each for each in scan_paths([tmp_path]).uses if each.rule == "unread"] == []
 
 
+def test_a_model_that_a_framework_shards_may_be_whole(tmp_path: Path) -> None:
+    makes = "accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())\n"
+    (tmp_path / "train.py").write_text(
+        "import flops\nfrom accelerate import Accelerator, FullyShardedDataParallelPlugin\n\n"
+        f"{makes}net, optimizer = accelerator.prepare(net, optimizer)\nflops.count(net)\n"
+    )
+    (use,) = (each for each in scan_paths([tmp_path]).uses if each.rule == "unread")
+    assert use.becomes.startswith(
+        "where the framework shards this model: the sharded model goes into `count`"
+    )
+
+
 def _of_torch(does: str) -> list[tuple[str, str]]:
     return [(use.text, use.becomes) for use in uses(MODEL + does) if use.code == "FM454"]
 
