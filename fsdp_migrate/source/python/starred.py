@@ -35,14 +35,14 @@ def given_to(index: Index, call: cst.Call, *, or_taken: bool = False) -> list[st
         for node in _names(arg.value)
         if node in index.scopes and (value := _grown(index, call, node)) is not None
     }
-    parsed = _parsed(index.module, call)
+    parsed = parsed_again(index.module, call)
     if not isinstance(parsed, ast.Call):
         return []
     found = _given(parsed, lambda name: names.get(name.id))
     above = index.parents.get(call)
     if found or not or_taken or not isinstance(above, cst.Assign):
         return found
-    return _taken(_parsed(index.module, above.targets[0].target))
+    return _taken(parsed_again(index.module, above.targets[0].target))
 
 
 def added_to(index: Index, call: cst.Call) -> Iterator[tuple[cst.CSTNode, list[str]]]:
@@ -56,7 +56,7 @@ def added_to(index: Index, call: cst.Call) -> Iterator[tuple[cst.CSTNode, list[s
 def _grown(index: Index, call: cst.Call, name: cst.Name) -> ast.expr | None:
     """Return what a name holds for a call: a list with what is always added to it."""
     value = _list_of(index, name)
-    parsed = _parsed(index.module, value) if value is not None else None
+    parsed = parsed_again(index.module, value) if value is not None else None
     if isinstance(parsed, (ast.List, ast.Tuple)):
         for place, items in _added(index, call, name, value):
             if items is None or not was_run(index, place, call):
@@ -86,7 +86,7 @@ def _added(
         is_between = order[value] < order[node] < order[call] and not index.excludes(node, call)
         if is_between and index.function(node) is function:
             given = node.args[0].value if isinstance(node, cst.Call) else node.value
-            parsed = _parsed(index.module, given)
+            parsed = parsed_again(index.module, given)
             if isinstance(node, cst.Call) and _method(node) == "append":
                 yield node, [parsed] if parsed is not None else None
             else:
@@ -125,10 +125,11 @@ def _names(node: cst.CSTNode) -> Iterator[cst.Name]:
             yield from _names(arg.value)
 
 
-def _parsed(module: cst.Module, node: cst.CSTNode) -> ast.expr | None:
+def parsed_again(module: cst.Module, node: cst.CSTNode) -> ast.expr | None:
+    """Return an expression as the standard library parses it; None if it is written for a newer Python."""
     try:
         return ast.parse(f"({module.code_for_node(node)})", mode="eval").body
-    except SyntaxError:  # written for a newer Python
+    except SyntaxError:
         return None
 
 

@@ -11,6 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.errors import FSDPMigrateError
 from fsdp_migrate.source.python.nodes import text_of
+from fsdp_migrate.source.python.starred import parsed_again
 from fsdp_migrate.source.uses import Found
 
 
@@ -33,6 +34,8 @@ _SETTINGS = re.compile(r"^[ \t]*fsdp_config[ \t]*:", re.MULTILINE)
 _IS_NEW = re.compile(r"^[ \t]*fsdp_version[ \t]*:[ \t]*['\"]?2", re.MULTILINE)
 _UNKNOWN = "1"
 """What stands in a text for a value that is known when it runs."""
+_OPEN = "${value}"
+"""What stands in a dict for one: configs have it for what is put in later."""
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -47,7 +50,7 @@ def find(source: Source) -> Iterator[Found]:
             if _is_one(text := _written(node)):
                 yield Found("FM320", node, _said(text), "commented")
     for node in source.index.by_kind.get(cst.Dict, ()):
-        if (text := _of_dict(cst.ensure_type(node, cst.Dict))) and _is_one(text):
+        if (text := _of_dict(source, cst.ensure_type(node, cst.Dict))) and _is_one(text):
             yield Found("FM320", node, _said(text), "commented")
 
 
@@ -66,17 +69,28 @@ def _written(node: cst.BaseExpression) -> str:
     return "".join(each.value if isinstance(each, cst.FormattedStringText) else _UNKNOWN for each in parts)
 
 
-def _of_dict(node: cst.Dict) -> str:
+def _of_dict(source: Source, node: cst.Dict) -> str:
     """Return a dict as the lines of a config: ``{"distributed_type": "FSDP", "fsdp_config": {...}}``."""
-    try:
-        value = ast.literal_eval(text_of(node)) if "distributed_type" in text_of(node) else {}
-    except (SyntaxError, TypeError, ValueError):
-        return ""
-    inner = value.get("fsdp_config")
-    if not isinstance(inner, dict):
+    parsed = parsed_again(source.module, node) if "distributed_type" in text_of(node) else None
+    value = _value(parsed) if parsed is not None else None
+    inner = value.get("fsdp_config") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(inner, dict):
         return ""
     outer = {key: each for key, each in value.items() if key != "fsdp_config"}
     return "\n".join([*_lines(outer, ""), "fsdp_config:", *_lines(inner, "  ")])
+
+
+def _value(node: ast.expr) -> object:
+    """Return what is written for a value, or what stands for one that is known when it runs."""
+    if isinstance(node, ast.IfExp):  # `"FSDP" if sharded else "MULTI_GPU"`
+        return "FSDP" if "FSDP" in (_value(node.body), _value(node.orelse)) else _OPEN
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_value(key): _value(each) for key, each in pairs if isinstance(key, ast.Constant)}
+    try:
+        return ast.literal_eval(node)
+    except (SyntaxError, TypeError, ValueError):
+        return _OPEN
 
 
 def _lines(values: Mapping[str, object], indent: str) -> Iterator[str]:

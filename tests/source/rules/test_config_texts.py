@@ -30,6 +30,11 @@ def said(code: str) -> list[str]:
         OF_IT,
         f"yaml.dump({OF_IT})",
         OF_IT.replace("{'dist", "{'version': 2, 'dist"),
+        OF_IT.replace("{'dist", "{'machine_rank': rank, 'dist"),
+        OF_IT.replace("'FSDP'", "'FSDP' if n > 1 else 'NO'"),
+        OF_IT.replace(
+            "'fsdp_config': {", "'num_machines': n // 8, 'fsdp_config': {'fsdp_offload_params': off, "
+        ),
         OF_IT.replace("{'dist", "{'kinds': {1, 2}, 'dist"),
     ],
 )
@@ -49,6 +54,7 @@ def test_the_lines_that_change_are_said(written: str) -> None:
         OF_IT.replace("'fsdp_config': {", "'fsdp_config': {'fsdp_version': 2, "),
         OF_IT.replace("'fsdp_config': {", "'fsdp_config': {'fsdp_version': '2', "),
         "{'distributed_type': kind, 'fsdp_config': {}}",
+        OF_IT.replace("'FSDP'", "'MULTI_GPU' if n > 1 else 'NO'"),
         "{**base, 'distributed_type': 'FSDP'}",
     ],
 )
