@@ -38,7 +38,6 @@ from fsdp_migrate.source.plain_tensors import changes_plain, met
 from fsdp_migrate.source.python.averages import is_averaged, is_over_parts, takes_one
 from fsdp_migrate.source.python.counted import is_about_ranks
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.no_shard import chooses_no_shard
 from fsdp_migrate.source.python.nodes import (
     argument_of,
     given_by_name,
@@ -56,6 +55,12 @@ from fsdp_migrate.source.python.strategies import are_whole
 from fsdp_migrate.source.python.tensor_words import OF_THE_WHOLE, STATISTICS
 from fsdp_migrate.source.rules.after_evaluation import is_after_evaluation
 from fsdp_migrate.source.uses import Found
+from fsdp_migrate.source.values_of_wholes import (
+    REFUSED_VALUES,
+    STATISTIC,
+    STATISTIC_OR_WHOLE,
+    said_of_values,
+)
 from fsdp_migrate.source.waiting_gradients import ALWAYS, AT_TIMES, waiting
 
 
@@ -107,17 +112,6 @@ _ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
 _COLLECTIVE = (
     "this is a DTensor now, which collectives do not take: give them .to_local(), or take .full_tensor(), "
     "which is the same on each rank."
-)
-_STATISTIC = (
-    "this was of one rank's part of a flat parameter, and comes as a DTensor now: .full_tensor() of it, on "
-    "every rank, is that of the whole, and not to be summed over the ranks that share it again; .to_local() "
-    "of what it is made of is this rank's rows: of FSDP2's parts the sum over the ranks is that of FSDP1's, "
-    "and what one rank has is not."
-)
-_STATISTIC_OR_WHOLE = (
-    "this was of one rank's part of a flat parameter, or under NO_SHARD of the whole, and comes as a DTensor "
-    "now: for what it was, take .to_local() of what it is made of, which NO_SHARD leaves whole; "
-    ".full_tensor() of it, on every rank, is that of the whole, not to be summed over the ranks again."
 )
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
@@ -211,6 +205,7 @@ _REFUSES = {
     _GRAD_NORM,
     PLAIN_ALONE,
     OVER_PARTS,
+    REFUSED_VALUES,
     *(_NO_MEMORY.format(each) for each in _MEMORY | {"array", "asarray"}),
 }
 _WHOLE = (
@@ -240,7 +235,7 @@ def _find(values: ParameterValues) -> Iterator[Found]:
         said = "" if source.contexts.is_summoned(call) else _of_call(values, call)
         if said and not any(_is_other_class(call)):
             named.add(call)
-            is_number = said in {_STATISTIC, _STATISTIC_OR_WHOLE}
+            is_number = said in {STATISTIC, STATISTIC_OR_WHOLE}
             local = said_of_local_number(source, call, values.is_one) if is_number else None
             text = with_hints(values, call, local or said)
             local_ones.update([call] if local == "" else [])
@@ -286,7 +281,7 @@ def _code_of(source: Source, call: cst.Call, said: str) -> str:
         return refused(source, call)
     if said == _SHARED:
         return "FM336"
-    if said not in {_COUNT, _STATISTIC, _STATISTIC_OR_WHOLE} or not is_shown_alone(source, call):
+    if said not in {_COUNT, STATISTIC, STATISTIC_OR_WHOLE} or not is_shown_alone(source, call):
         return "FM423"
     # A norm's `.item()` is a collective, for which one rank alone waits for ever.
     waits = said != _COUNT and runs_on_one_rank(source.index, source.models.guards, call)
@@ -386,7 +381,7 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     if known & _ARRAYS:
         return _NO_MEMORY.format(name) if any(values.is_one(arg.value) for arg in call.args[:1]) else ""
     if known & OF_THE_WHOLE:
-        return _statistic(source) if _are_given(values, call) else ""
+        return said_of_values(source, name) if _are_given(values, call) else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(values, call, call.func.attr.value)
     return ""
@@ -395,11 +390,6 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
 def _are_given(values: ParameterValues, call: cst.Call) -> bool:
     given = [arg.value for arg in call.args if not arg.star]
     return any(values.is_one(each) or values.is_many(each) for each in given)
-
-
-def _statistic(source: Source) -> str:
-    is_whole = source.models.links.no_shard or chooses_no_shard(source.code)
-    return _STATISTIC_OR_WHOLE if is_whole else _STATISTIC
 
 
 def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
@@ -414,7 +404,7 @@ def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     if name in _MEMORY:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
     if name in STATISTICS:
-        return _statistic(source)
+        return said_of_values(source, name)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     if name != "numel" or are_whole(source.models):  # NO_SHARD's were whole before
