@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues, is_itself
-from fsdp_migrate.source.python.nodes import dotted, last_name, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from fsdp_migrate.source.python.text import Source
 
@@ -31,8 +31,8 @@ _MEANT = (
     "{}. Or delete this comment, if all ranks have one seed."
 )
 _MAY_BE_PLAIN = (
-    "Where this method is called before the model is sharded too, p is plain there, without to_local(): ask "
-    "isinstance(p, DTensor) first."
+    "Where this method is called before the model is sharded too, it is plain there, without to_local(): ask "
+    "isinstance(..., DTensor) first."
 )
 _RESET = (
     "this draws weights anew, which are DTensors now: for the same seed they are others than under FSDP1, "
@@ -48,6 +48,7 @@ _LIKE = frozenset({"bernoulli", "rand_like", "randint_like", "randn_like"})
 _IN_PLACE = frozenset({"bernoulli_", "normal_", "uniform_"})
 _INIT = frozenset({"normal_", "trunc_normal_", "uniform_"})
 """What `torch.nn.init` has that takes a flat part, of one dimension, as FSDP1 showed it."""
+_SHORT = 40
 _TORCH, _OF_INIT = "torch.", "torch.nn.init."
 
 
@@ -167,9 +168,29 @@ def _drawn_for(source: Source, call: cst.Call, last: str) -> tuple[cst.BaseExpre
     named = source.index.qualified(call.func)
     first = call.args[0].value if call.args and not call.args[0].star else None
     if first is not None and last in _INIT and f"{_OF_INIT}{last}" in named:
-        return first, f"nn.init.{last}(p.to_local())"
+        return first, f"nn.init.{last}({_part(first)}{_further(call)})"
     if first is not None and last in _LIKE and f"{_TORCH}{last}" in named:
-        return first, f"p.to_local().add_(torch.{last}(p.to_local()))"
+        return first, f"torch.{last}({_part(first)}{_further(call)}), and put it into .to_local() too"
     if last in _IN_PLACE and isinstance(call.func, cst.Attribute) and not named:
-        return call.func.value, f"p.to_local().{last}()"
+        return call.func.value, f"{_part(call.func.value)}.{last}({_written(call.args)})"
     return None
+
+
+def _part(node: cst.BaseExpression) -> str:
+    """Return how this rank's part of an expression is written."""
+    text = short(node, _SHORT)
+    return f"{'p' if text.endswith('...') else text}.to_local()"
+
+
+def _further(call: cst.Call) -> str:
+    """Return the arguments of a call behind the first, as they are given further on."""
+    given = _written(call.args[1:])
+    return f", {given}" if given else ""
+
+
+def _written(args: Sequence[cst.Arg]) -> str:
+    named = (
+        (f"{each.keyword.value}=" if each.keyword is not None else each.star, each.value) for each in args
+    )
+    given = ", ".join(f"{name}{short(value)}" for name, value in named)
+    return given if len(given) <= _SHORT else "..."

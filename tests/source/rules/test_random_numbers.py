@@ -47,6 +47,26 @@ def test_what_draws_for_dtensors(body: str) -> None:
     assert not found(f"{body.replace('model', 'net')}model = FSDP(net)\n")
 
 
+@pytest.mark.parametrize(
+    ("drawn", "instead"),
+    [
+        ("torch.randn_like(p)", "torch.randn_like(p.to_local()), and put it into .to_local() too."),
+        ("torch.randint_like(p.grad, 2)", "torch.randint_like(p.grad.to_local(), 2), and put"),
+        (
+            "torch.bernoulli(torch.full_like(p, 0.5))",
+            "torch.bernoulli(torch.full_like(p, 0.5).to_local()), and",
+        ),
+        ("p.data.normal_(0, std=0.02)", "p.data.to_local().normal_(0, std=0.02)."),
+        ("torch.nn.init.uniform_(p, -a, a)", "nn.init.uniform_(p.to_local(), -a, a)."),
+    ],
+)
+def test_what_is_to_be_drawn_instead_is_the_same_for_a_part(drawn: str, instead: str) -> None:
+    """A mask was to be `p.to_local().add_(torch.bernoulli(p.to_local()))`, and weights lost their std."""
+    found = uses(f"model = FSDP(net)\n{_LOOP.format(f'x = {drawn}')}")
+    (said,) = (use.becomes for use in found if use.rule == "random-numbers")
+    assert f"Draw for that part alone: {instead}" in said
+
+
 def test_what_torch_does_at_the_first_of_them() -> None:
     """The comment says so; no GPU is here to show it."""
     made = inspect.getsource(OffsetBasedRNGTracker.__init__)
