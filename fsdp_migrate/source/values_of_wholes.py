@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import libcst as cst
+
 from fsdp_migrate.source.python.no_shard import chooses_no_shard
+from fsdp_migrate.source.python.nodes import last_name
 
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ _VECTOR: Final = (
     "of this rank's parts, torch.cat([p.detach().to_local().reshape(-1) for p in params]), and write each "
     "back by p.data.to_local().copy_(part.view_as(p.to_local()))."
 )
+_BY_VALUE: Final = frozenset({"isfinite", "isinf", "isnan"})
+_FOR_EACH: Final = frozenset({"masked_fill", "masked_fill_", "where"})
+_DEEPEST: Final = 2
 _OTHERS: Final = {
     "equal": _EQUAL,
     "vector_to_parameters": _VECTOR,
@@ -53,7 +59,29 @@ _OTHERS: Final = {
 }
 
 
-def said_of_values(source: Source, name: str) -> str:
-    """Return what is said of a function, or of a method, that is given parameters."""
+def said_of_values(source: Source, call: cst.Call, name: str) -> str:
+    """Return what is said of a function, or of a method, of parameters; nothing where it goes on."""
+    if name in _BY_VALUE and _goes_on(source, call, 0):
+        return ""
     is_whole = source.models.links.no_shard or chooses_no_shard(source.code)
     return _OTHERS.get(name) or (STATISTIC_OR_WHOLE if is_whole else STATISTIC)
+
+
+def _goes_on(source: Source, node: cst.BaseExpression, depth: int) -> bool:
+    """Tell whether an answer for each value is used for each: ``torch.where(torch.isnan(g), zeros, g)``."""
+    above = source.index.parents[node]
+    if isinstance(above, cst.Arg):
+        call = source.index.parents[above]
+        # `torch.where(mask)` alone gives the places, which torch refuses of DTensors.
+        is_one = isinstance(call, cst.Call) and last_name(call.func) in _FOR_EACH
+        return is_one and isinstance(call, cst.Call) and call.args[-1] is not call.args[0]
+    if isinstance(above, cst.UnaryOperation):
+        return isinstance(above.operator, cst.BitInvert) and _goes_on(source, above, depth)
+    if isinstance(above, cst.BinaryOperation):
+        is_joined = isinstance(above.operator, (cst.BitAnd, cst.BitOr))
+        return isinstance(above.operator, cst.Multiply) or (is_joined and _goes_on(source, above, depth))
+    target = above.targets[0].target if isinstance(above, cst.Assign) and len(above.targets) == 1 else None
+    if not isinstance(target, cst.Name) or depth == _DEEPEST:
+        return False
+    readers = [each for each in source.readers(target) if each is not target]
+    return bool(readers) and all(_goes_on(source, each, depth + 1) for each in readers)

@@ -35,6 +35,28 @@ def test_what_is_said_of_a_value_is_true_of_it(asked: str, said: str) -> None:
 
 
 @pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("used", "is_said"),
+    [
+        ("p.grad = torch.where(torch.isnan(p.grad), torch.zeros_like(p.grad), p.grad)", False),
+        ("p.grad = p.grad.masked_fill(p.grad.isnan() | torch.isinf(p.grad), 0.0)", False),
+        ("p.grad.mul_(q * ~torch.isnan(p.grad))", False),
+        ("bad = torch.isnan(p.grad)\n    p.grad = torch.where(~bad, p.grad, 0.0)", False),
+        (
+            "bad = torch.isnan(p.grad)\n    p.grad = torch.where(bad, 0.0, p.grad)\n    n += bad.sum() * 2",
+            True,
+        ),
+        ("x = torch.isnan(p.grad).sum() * 2", True),
+        ("x = torch.where(torch.isnan(p.grad))", True),
+    ],
+)
+def test_an_answer_for_each_value_goes_on_for_each(used: str, *, is_said: bool) -> None:
+    """FM423 stopped the run at a mask of what is not a number, which DTensors take as it is."""
+    found = [each for each in uses(f"{LOOP}{used}\n") if each.code == "FM423"]
+    assert bool(found) is is_said
+
+
+@pytest.mark.any_torch
 def test_a_vector_is_written_to_no_parameter() -> None:
     body = "model = FSDP(net)\ntorch.nn.utils.vector_to_parameters(vec, model.parameters())\n"
     (found,) = (each for each in uses(body) if each.code == "FM423")

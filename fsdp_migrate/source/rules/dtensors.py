@@ -381,7 +381,7 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
     if known & _ARRAYS:
         return _NO_MEMORY.format(name) if any(values.is_one(arg.value) for arg in call.args[:1]) else ""
     if known & OF_THE_WHOLE:
-        return said_of_values(source, name) if _are_given(values, call) else ""
+        return said_of_values(source, call, name) if _are_given(values, call) else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(values, call, call.func.attr.value)
     return ""
@@ -404,7 +404,7 @@ def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     if name in _MEMORY:
         return _NO_ADDRESS if name == "data_ptr" else _NO_MEMORY.format(name)
     if name in STATISTICS:
-        return said_of_values(source, name)
+        return said_of_values(source, call, name)
     if name in _SHAPES:
         return _SHAPED if any(_PARTS.search(text_of(arg.value).lower()) for arg in call.args) else ""
     if name != "numel" or are_whole(source.models):  # NO_SHARD's were whole before
