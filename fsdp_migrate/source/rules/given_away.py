@@ -30,8 +30,9 @@ CODES = ("FM323", "FM423")
 
 _MEANT = (
     "what this is given are DTensors now, of which each rank holds a part, and {}. Where they are collected, "
-    "on every rank, take .full_tensor() of each; or in their place torch's get_model_state_dict(model, "
-    "options=StateDictOptions(full_state_dict=True, cpu_offload=True))."
+    "on every rank, take .full_tensor() of each. Of the model's parameters themselves, not of averages, "
+    "copies or gradients, torch's get_model_state_dict(model, "
+    "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) gives all."
 )
 _OF_RANKS = (
     "stays: each rank saves its part in a file of its own, as DTensors, and as many ranks load it back"

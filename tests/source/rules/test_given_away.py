@@ -281,3 +281,10 @@ def parts_read_back() -> bool:
 
 def test_files_of_ranks_are_read_as_they_were_saved() -> None:
     assert run_ranks(parts_read_back) == [True, True]
+
+
+def test_the_models_state_is_advised_in_the_place_of_its_parameters_alone() -> None:
+    """A file of averages was to hold `get_model_state_dict(model, ...)`, which has none of them."""
+    body = "shadow = {n: p.clone() for n, p in model.named_parameters()}\ntorch.save(shadow, path)\n"
+    (said,) = (use.becomes for use in uses(f"model = FSDP(net)\n{body}") if use.code == "FM423")
+    assert "take .full_tensor() of each. Of the model's parameters themselves, not of averages," in said
