@@ -15,6 +15,7 @@ import libcst as cst
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.as_before import goes_on, is_of_one_weight
 from fsdp_migrate.source.between_passes import CHANGED, EMPTIED, unreached
+from fsdp_migrate.source.collective_words import COLLECTIVE, COLLECTIVES, INTO, said_of_collective
 from fsdp_migrate.source.counts_of_gradients import UNCOUNTED, counts_of_gradients
 from fsdp_migrate.source.counts_of_models import ELEMENTS, counts_about_ranks, counts_of_elements
 from fsdp_migrate.source.cut_by_sizes import CUT, cut_by_sizes
@@ -73,31 +74,7 @@ if TYPE_CHECKING:
 NAME = "dtensor"
 CODES = ("FM334", "FM336", "FM423")
 
-_COLLECTIVES = frozenset(
-    {
-        "P2POp",
-        "_broadcast_coalesced",
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_reduce_multigpu",
-        "all_to_all",
-        "all_to_all_single",
-        "broadcast",
-        "gather",
-        "irecv",
-        "isend",
-        "recv",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "scatter",
-        "send",
-    }
-)
-_GATHERED = _COLLECTIVES | {"gather_for_metrics", "pad_across_processes"}
+_GATHERED = COLLECTIVES | {"gather_for_metrics", "pad_across_processes"}
 _CLIPS = frozenset({"clip_grad_norm_", "clip_grad_norm"})
 _MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
 # What DTensors refuse, though torch's tensors have it.
@@ -109,10 +86,6 @@ _REFUSED = frozenset(
 )
 _ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
 
-_COLLECTIVE = (
-    "this is a DTensor now, which collectives do not take: give them .to_local(), or take .full_tensor(), "
-    "which is the same on each rank."
-)
 _COUNT = (
     "numel() counts the whole parameter now, on each rank: take .to_local().numel() for this rank's part or "
     "its bytes, and do not multiply by the number of ranks."
@@ -200,7 +173,8 @@ _GRAD_NORM = (
     "clip_grad_norm_(model, float('inf')) of fsdp_migrate.runtime, asked for on every rank."
 )
 _REFUSES = {
-    _COLLECTIVE,
+    COLLECTIVE,
+    INTO,
     _COPIED,
     _GRAD_NORM,
     PLAIN_ALONE,
@@ -347,9 +321,9 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
     if name in _GATHERED and is_norm_gathered(source, call):
         return _WHOLE
     first = call.args[0].value if call.args and not call.args[0].star else None
-    if name in _COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
+    if name in COLLECTIVES and any(each.startswith("torch.distributed.") for each in known):
         if _are_given(values, call):
-            return OVER_PARTS if is_over_parts(call) else _COLLECTIVE
+            return OVER_PARTS if is_over_parts(call) else said_of_collective(name)
         if first is None or name != "all_reduce":
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)

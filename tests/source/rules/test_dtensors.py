@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsdp_migrate.source.collective_words import COLLECTIVE, INTO
 from tests.source.samples import IMPORTS, codes, turned, uses
 
 
@@ -163,6 +164,16 @@ def test_statistics_and_messages_of_what_is_made_of_a_parameter(use: str, is_sai
 )
 def test_one_parameter_that_is_taken_of_all(use: str, is_said: bool) -> None:
     assert codes(f"{MODEL}{use}\n", HEADER).count(("FM423", "commented")) == is_said
+
+
+@pytest.mark.parametrize(
+    ("collective", "said"),
+    [("all_reduce(p.grad)", INTO), ("broadcast(p.data, 0)", INTO), ("all_gather(out, p.data)", COLLECTIVE)],
+)
+def test_a_collective_writes_into_a_part(collective: str, said: str) -> None:
+    """As was advised, `dist.all_reduce(p.grad.full_tensor())` reduced a copy, without an error."""
+    found = uses(f"{MODEL}for p in m.parameters():\n    dist.{collective}\n", HEADER)
+    assert [use.becomes for use in found if use.rule == "dtensor"] == [said]
 
 
 def test_copies_of_many_at_once() -> None:
