@@ -77,6 +77,7 @@ HOUSE: House = (
                 "source.always_bound",
                 "source.answers",
                 "source.assigned_names",
+                "source.collective_words",
                 "source.fsdp2_models",
                 "source.lists_of_lists",
                 "source.loaded_elsewhere",
@@ -84,6 +85,8 @@ HOUSE: House = (
                 "source.passes_elsewhere",
                 "source.sharded_parts",
                 "source.tensor_parts",
+                "source.values_of_wholes",
+                "source.whole_states",
             ],
             [
                 "source.asking_functions",

@@ -26,39 +26,73 @@ def leaves_out(source: Source, asked: cst.Call, inner: str) -> bool:
         asked: ``hasattr(m, "module")``.
         inner: ``m.module``.
     """
-    chosen = _chosen_by(source, asked) if dotted(asked.func) == "hasattr" else None
+    chosen, is_there = _chosen_by(source, asked) if dotted(asked.func) == "hasattr" else (None, True)
     if chosen is None:
         return False
     whole = inner.rpartition(".")[0]
-    others = {text_of(each.func) for each in _others(source, chosen)}
-    done = (text_of(each.func) for each in _done(chosen.body, inner))
-    return any(f"{whole}{each.removeprefix(inner)}" not in others for each in done)
+    if not is_there and (_raises(chosen.body) or _is_given_away(chosen.body, whole)):
+        return True
+    beside = [*_others(source, chosen)]
+    done, others = ([chosen.body], beside) if is_there else (beside, [chosen.body])
+    known = {text_of(each.func) for part in others for each in walk_for(part, cst.Call)}
+    asks = (text_of(each.func) for part in done for each in _done(part, inner))
+    return any(f"{whole}{each.removeprefix(inner)}" not in known for each in asks)
 
 
-def _chosen_by(source: Source, asked: cst.Call) -> cst.If | None:
-    """Return the choice that a question decides on, alone or beside others that are to be true as well."""
+def is_required(source: Source, asked: cst.Call) -> bool:
+    """Tell whether an assertion, alone or beside others, asks for it: ``assert hasattr(m, "module")``."""
     node: cst.CSTNode = asked
     above = source.index.parents[node]
     while isinstance(above, cst.BooleanOperation) and isinstance(above.operator, cst.And):
         node, above = above, source.index.parents[above]
-    return above if isinstance(above, cst.If) and above.test is node else None
+    return isinstance(above, cst.Assert) and above.test is node and dotted(asked.func) == "hasattr"
 
 
-def _done(body: cst.BaseSuite, inner: str) -> Iterator[cst.Call]:
-    """Yield the calls of a branch by which something is done with it, whatever they give."""
-    for each in walk_for(body, cst.Expr):
-        if isinstance(each.value, cst.Call) and text_of(each.value.func).startswith(f"{inner}."):
-            yield each.value
+def _chosen_by(source: Source, asked: cst.Call) -> tuple[cst.If | None, bool]:
+    """Return the choice that a question decides on, alone or beside others that are to be true as well.
+
+    And whether its body runs where the answer is yes: not below ``if not hasattr(m, "module"):``.
+    """
+    node: cst.CSTNode = asked
+    above = source.index.parents[node]
+    if isinstance(above, cst.UnaryOperation) and isinstance(above.operator, cst.Not):
+        choice = source.index.parents[above]
+        return (choice if isinstance(choice, cst.If) and choice.test is above else None), False
+    while isinstance(above, cst.BooleanOperation) and isinstance(above.operator, cst.And):
+        node, above = above, source.index.parents[above]
+    return (above if isinstance(above, cst.If) and above.test is node else None), True
 
 
-def _others(source: Source, chosen: cst.If) -> Iterator[cst.Call]:
-    """Yield the calls of the other branches, and of what stands below the choice in its block."""
+def _done(body: cst.CSTNode, inner: str) -> Iterator[cst.Call]:
+    """Yield the calls by which something is done with it, or is given back or kept."""
+    for kind in (cst.Assign, cst.Expr, cst.Return):
+        for each in walk_for(body, kind):
+            if isinstance(each.value, cst.Call) and text_of(each.value.func).startswith(f"{inner}."):
+                yield each.value
+
+
+def _raises(body: cst.BaseSuite) -> bool:
+    """Tell whether a branch ends by raising."""
+    last = body.body[-1] if body.body else None
+    return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], cst.Raise)
+
+
+def _is_given_away(body: cst.BaseSuite, whole: str) -> bool:
+    """Tell whether a branch wraps what has no wrapper: ``model = DDP(model)``."""
+    assigns = (each for each in walk_for(body, cst.Assign) if isinstance(each.value, cst.Call))
+    made = (each for each in assigns if any(text_of(target.target) == whole for target in each.targets))
+    calls = (cst.ensure_type(each.value, cst.Call) for each in made)
+    return any(text_of(arg.value) == whole for call in calls for arg in call.args)
+
+
+def _others(source: Source, chosen: cst.If) -> Iterator[cst.CSTNode]:
+    """Yield the other branches, and what stands below the choice in its block."""
     if chosen.orelse is not None:
-        yield from walk_for(chosen.orelse, cst.Call)
+        yield chosen.orelse
     block = source.index.parents[chosen]
     lines = block.body if isinstance(block, (cst.IndentedBlock, cst.Module)) else ()
     is_below = False
     for line in lines:
         if is_below:
-            yield from walk_for(line, cst.Call)
+            yield line
         is_below = is_below or line is chosen

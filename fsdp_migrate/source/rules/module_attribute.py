@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source import catalog
-from fsdp_migrate.source.asked_for_inner import leaves_out
+from fsdp_migrate.source.asked_for_inner import is_required, leaves_out
 from fsdp_migrate.source.children_of_wrappers import children_of_wrappers
 from fsdp_migrate.source.framework_words import is_in_a_module, mixed
 from fsdp_migrate.source.method_calls import (
@@ -71,6 +71,10 @@ _LEFT_OUT = (
     "FSDP1's wrapper had this attribute, and an FSDP2 model has none: what is done with `.module` here is "
     "done no more for the sharded model, and what else stands here is done in its place. Ask "
     "isinstance(model, FSDPModule) as well, and take the model itself."
+)
+_REQUIRED = (
+    "FSDP1's wrapper had this attribute, and an FSDP2 model has none: this raises now. Ask "
+    "isinstance(model, FSDPModule) as well, or take it out."
 )
 _ASKED = "an FSDP2 model has no such attribute: ask isinstance(model, FSDPModule) instead."
 _ASKED_OF_BOTH = (
@@ -340,6 +344,8 @@ def _of_question(source: Source, call: cst.Call) -> Iterator[Found]:
         return
     if is_new:
         yield Found("FM420", call, _NOW_THERE, "commented")
+    elif word in catalog.WRAPPED and is_required(source, call):
+        yield Found("FM315", call, _REQUIRED, "commented")
     elif word in catalog.WRAPPED and leaves_out(source, call, f"{text_of(asked)}.{word}"):
         yield Found("FM315", call, _LEFT_OUT, "commented")
     elif word in {"module", "_fsdp_wrapped_module", "_handle", "_handles"}:

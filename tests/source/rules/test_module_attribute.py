@@ -469,7 +469,13 @@ def test_composers_own_model_had_no_wrapper(tmp_path: Path, asked: str, *, is_sa
         ("hasattr(model, 'module')", "model = model.module", "model.f(p)", False),
         ("hasattr(model, 'module')", "inner = model.module", "else:\n    inner = model", False),
         ("hasattr(model, 'module') or x", "model.module.f(p)", "", False),
-        ("not hasattr(model, 'module')", "model.f(p)", "else:\n    model.module.g(p)", False),
+        ("hasattr(model, 'module')", "x = model.module.f(p)", "else:\n    raise ValueError", True),
+        ("hasattr(model, 'module')", "x = model.module.f(p)", "else:\n    x = model.f(p)", False),
+        ("not hasattr(model, 'module')", "model.f(p)", "else:\n    model.module.g(p)", True),
+        ("not hasattr(model, 'module')", "model.f(p)", "else:\n    model.module.f(p)", False),
+        ("not hasattr(model, 'module')", "raise ValueError", "", True),
+        ("not hasattr(model, 'module')", "model = DDP(model)", "", True),
+        ("not hasattr(model, 'module')", "x = model", "else:\n    x = model.module", False),
         ("hasattr(other, 'module')", "other.module.f(p)", "", False),
     ],
 )
@@ -477,3 +483,18 @@ def test_what_is_done_with_the_model_within_alone(test: str, then: str, other: s
     """It was said that the model itself is taken, where another branch does something else, or none."""
     found = codes(f"{MODEL}if {test}:\n    {then}\n{other}\n")
     assert (("FM315", "commented") in found) is is_said
+
+
+@pytest.mark.parametrize(
+    ("asserted", "is_said"),
+    [
+        ("hasattr(model, 'module')", True),
+        ("x and hasattr(model, 'module')", True),
+        ("hasattr(model, 'module') or x", False),
+        ("not hasattr(model, 'module')", False),
+    ],
+)
+def test_what_is_required_raises_now(asserted: str, *, is_said: bool) -> None:
+    """`assert hasattr(model, "module")` raises, where it was said that the model itself is taken."""
+    said = [use.becomes for use in uses(f"{MODEL}assert {asserted}\n") if use.code == "FM315"]
+    assert any("this raises now" in each for each in said) is is_said
