@@ -17,6 +17,7 @@ from fsdp_migrate.source.framework_models import FrameworkModels, unwrapped
 from fsdp_migrate.source.given_back import argument, given_back, takes_off
 from fsdp_migrate.source.left_branches import LeftBranches
 from fsdp_migrate.source.method_order import runs_before
+from fsdp_migrate.source.optimizers_of_others import of_others
 from fsdp_migrate.source.other_launches import is_of_other_engine
 from fsdp_migrate.source.project import NOWHERE, Definition, Place, Project, Start, dotted, either, start_of
 from fsdp_migrate.source.project_arguments import given_to, is_bare, is_owed, is_parameter, returned_to
@@ -353,15 +354,14 @@ class ProjectKinds:
         given = argument(call, back) if back is not None else None
         return (self.kinds(given, place) if given is not None else set()) or found - {back or ""}
 
-    def without_others(
-        self, found: set[str], call: ast.Call, definition: Definition, place: Place
-    ) -> set[str]:
+    def without_others(self, found: set[str], call: ast.Call, definition: Definition, at: Place) -> set[str]:
         """Return what a call gives, without parameters of a model that other calls give the function."""
+        found = found - of_others(self, found, call, definition, at)
         theirs, node = parameters_in(found), definition.node
         if not theirs or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return found
         own = (self.facts.get((definition.key, each.arg), set()) for each in parameters_of(node))
-        given = (self.kinds(each, place) for each in every_argument(call))
+        given = (self.kinds(each, at) for each in every_argument(call))
         is_its = any(map(self._may_hold, given)) or not any(map(self._may_hold, own))
         return found if is_its else found - theirs
 
