@@ -36,6 +36,7 @@ from fsdp_migrate.checkpoint_convert.planning.refusals import plan_error
 from fsdp_migrate.checkpoint_convert.planning.renames import Renames, plan_renames
 from fsdp_migrate.checkpoint_convert.planning.source_findings import missing_part_findings, source_findings
 from fsdp_migrate.checkpoint_convert.storage.errors import within_limits
+from fsdp_migrate.checkpoint_convert.storage.model_files import is_state_of_run
 from fsdp_migrate.checkpoint_convert.targets.base import is_empty, without_empty
 from fsdp_migrate.checkpoint_convert.targets.frameworks import resolve_target
 from fsdp_migrate.errors import ConfigError
@@ -438,6 +439,8 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
     numbers = [e.key for e in plan.planned if any(isinstance(name, NumberKey) for name in e.path or ())]
     tensors = counted(len(rechunked), "tensor")
     left = [name for name in manifest.extra_files if not _is_in_output(plan, name)]
+    of_run = [name for name in left if plan.framework == "hf" and is_state_of_run(name)]
+    left = [name for name in left if name not in of_run]
     notes = [
         (plan.action == "none", "FM201", manifest.source, "no entry has to change."),
         (
@@ -459,12 +462,8 @@ def _plan_findings(plan: ConversionPlan, target: Target) -> list[Finding]:
         (bool(plan.newer), "FM279", manifest.source, f"{named(plan.newer, _MOST_NAMED)}."),
         (bool(numbers), "FM275", manifest.source, f"{named(numbers, _MOST_NAMED)}. {_AS_TEXT}"),
         (bool(plan.extra_files), "FM211", manifest.source, f"{named(plan.extra_files, _MOST_NAMED)}."),
-        (
-            bool(left),
-            "FM212",
-            manifest.source,
-            f"{named(left, _MOST_NAMED)}.",
-        ),
+        (bool(left), "FM212", manifest.source, f"{named(left, _MOST_NAMED)}."),
+        (bool(of_run), "FM212", "to='hf'", f"{named(of_run, _MOST_NAMED)}."),
     ]
     found += [make_finding(code, subject, text) for holds, code, subject, text in notes if holds]
     if plan.framework != manifest.framework:

@@ -31,6 +31,11 @@ _TEXTS: Final = re.compile(
 )
 # Code of a model's folder that the code above may import; this one is DeepSpeed's, of a run.
 _CODE: Final = re.compile(r"(?!zero_to_fp32)\w+\.py")
+# As Accelerate and HF Trainer leave them beside the states of a model and an optimizer.
+_OF_A_RUN: Final = re.compile(
+    r"(?:custom_checkpoint|dl_state_dict|optimizer|random_states|rng_state|sampler|scaler|scheduler)(?:_\d+)*"
+    r"\.(?:bin|pkl|pt|pth)|trainer_state\.json|training_args\.bin"
+)
 _TOKENIZERS: Final = re.compile(r"tokenizer|vocab|merges|spiece|sentencepiece|tiktoken", re.IGNORECASE)
 
 
@@ -42,6 +47,16 @@ def is_text_of_model(name: str) -> bool:
         [True, False, False]
     """
     return _TEXTS.fullmatch(name) is not None
+
+
+def is_state_of_run(name: str) -> bool:
+    """Tell whether a file is the state of a run, which nobody needs who reads a model.
+
+    Example:
+        >>> [is_state_of_run(name) for name in ("random_states_0.pkl", "trainer_state.json", "notes.txt")]
+        [True, True, False]
+    """
+    return _OF_A_RUN.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def is_tokenizer(name: str) -> bool:

@@ -92,7 +92,9 @@ class HfTarget(Target):
             if e.source.key in own and isinstance(e, PlannedTensor) and e.source.key not in ties
         ]
         lost = [e.source.key for e in entries if e.source.key in own and not isinstance(e, PlannedTensor)]
-        rest = [part.name for part in self.parts if part.kind != "model"]
+        others = [part for part in self.parts if part.kind != "model"]
+        rest = [part.name for part in others if not self._may_be_published(part)]
+        lost = [*(part.name for part in others if part.name not in rest), *lost]
         found: list[Finding] = [
             make_finding("FM264", alias, f"it is `{first}`, which holds its values.")
             for alias, first in ties.items()
@@ -106,10 +108,18 @@ class HfTarget(Target):
                     "To decide about the names yourself, give --rename; then no other name is changed.",
                 )
             )
-        if rest or lost:
-            text = f"{named((*rest, *lost), 8)}: safetensors hold the tensors of a model, and nothing else."
-            found.append(make_finding("FM257", "hf", text))
+        # What a run alone has nobody misses there.
+        for left, subject in ((rest, self.framework), (lost, "model")):
+            if left:
+                text = f"{named(left, 8)}: safetensors hold the tensors of a model, and nothing else."
+                found.append(make_finding("FM257", subject, text))
         return Arrangement(tuple(kept), findings=tuple(found))
+
+    def _may_be_published(self, part: Part) -> bool:
+        """Tell whether a part has weights, such as an average has. A random state holds whole numbers."""
+        entries = (self.manifest.entries[key] for key in part.keys)
+        tensors = (each for each in entries if isinstance(each, TensorEntry))
+        return part.kind != "optimizer" and any("float" in each.dtype for each in tensors)
 
     def carries(self, name: str) -> bool:
         """Tell whether another file of the source comes along: no pickle goes where a model is published."""

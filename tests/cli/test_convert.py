@@ -213,6 +213,40 @@ def test_findings_say_what_their_code_means_and_what_was_left_out_for_whom(
     assert "FM207" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("other", "is_shown"), [(None, False), ("ema", True), ("notes.txt", True)])
+def test_what_every_export_is_without_needs_no_action(
+    other: str | None, is_shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The optimizer and the state of a run were a `changed` finding each, and "left out" read like a loss."""
+    source = tmp_path / "step-8"
+    source.mkdir()
+    weights = {"up.weight": torch.ones(2, 2), "up.bias": torch.ones(2)}
+    group = {"lr": 0.1, "params": [*weights]}
+    moments = {name: {"exp_avg": value, "exp_avg_sq": value + 1} for name, value in weights.items()}
+    torch.save(weights, source / "pytorch_model_fsdp.bin")
+    torch.save({"state": moments, "param_groups": [group]}, source / "optimizer.bin")
+    torch.save({"last_epoch": 8}, source / "scheduler.bin")
+    (source / "random_states_0.pkl").write_bytes(b"x")
+    (source / "config.json").write_text("{}")
+    (source / "vocab.txt").write_text("a")
+    if other == "notes.txt":
+        (source / other).write_text("a")
+    elif other:
+        state = {"model": weights, "optimizer": {"state": moments, "param_groups": [group]}}
+        torch.save({**state, other: [torch.ones(2)], "rng": torch.get_rng_state()}, tmp_path / "all.pt")
+        source = tmp_path / "all.pt"
+    asked = ["convert", str(source), str(tmp_path / "out"), "--to", "hf", "--dry-run"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert ("changed     FM2" in said and ("`ema`" in said or "`notes.txt`" in said)) is is_shown
+    assert "`scheduler.bin`" not in said
+    assert "`optimizer`" not in said
+    assert main([*asked, "--all"]) == 0
+    said = capsys.readouterr().out
+    assert "`optimizer`" in said
+    assert ("`scheduler.bin`" in said) is (other != "ema")
+
+
 @pytest.mark.parametrize(
     "asked",
     [

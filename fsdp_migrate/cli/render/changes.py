@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fsdp_migrate.cli.render.findings import is_of_every_export
 from fsdp_migrate.cli.render.screen import console, print_text
 
 
@@ -18,6 +19,7 @@ ACTIONS = {
 }
 # How many entries of each kind of change are shown; all of them are in the document of `--json`.
 SHOWN = 3
+_NO_WEIGHTS = ", which are no weights of the model"
 # Findings for everybody's eyes that say which parts are left out, and why.
 _NAME_WHAT_IS_LEFT = ("FM257",)
 
@@ -48,13 +50,20 @@ def shown_of(entries: Sequence[str]) -> Sequence[str]:
     return entries if len(entries) <= SHOWN + 1 else entries[:SHOWN]
 
 
-def show_changes(plan: Mapping[str, Any]) -> None:
-    """Show what of the entries changes, with the first names of each kind of change."""
+def show_changes(plan: Mapping[str, Any], *, everything: bool = False) -> None:
+    """Show what of the entries changes, with the first names of each kind of change.
+
+    Args:
+        plan: The conversion, as plain data.
+        everything: Findings that need no action are shown, too.
+    """
     out, changes = console(), changes_of(plan)
-    told = [code for code in _NAME_WHAT_IS_LEFT if any(each["code"] == code for each in plan["findings"])]
+    told = [each for each in plan["findings"] if each["code"] in _NAME_WHAT_IS_LEFT]
+    is_shown = everything or not all(map(is_of_every_export, told))
     for change, entries in changes.items():
         is_told = change == "left out" and bool(told)
-        print_text(out, f"{change}: {len(entries)}{f', see {told[0]}' if is_told else ''}")
+        where = f", see {told[0]['code']}" if told and is_shown else _NO_WEIGHTS
+        print_text(out, f"{change}: {len(entries)}{where if is_told else ''}")
         for entry in () if is_told else shown_of(entries):
             print_text(out, entry, indent="    ", first="  ")
     if any(len(shown_of(entries)) < len(entries) for entries in changes.values()):

@@ -38,7 +38,7 @@ def show_plan(plan: ConversionPlan, *, everything: bool = False) -> None:
     out = console()
     out.print(f"[bold]{plan.action}[/]: {ACTIONS[plan.action]}")
     out.print(f"{_entries(described['entries'])}, {decimal(described['nbytes'])} in tensors")
-    show_changes(described)
+    show_changes(described, everything=everything)
     show_named_findings(described["findings"], described["source"], everything=everything)
     out.print("Nothing was written.")
 
@@ -48,7 +48,7 @@ def show_conversion(report: ConversionReport, *, everything: bool = False) -> No
     described = report.as_dict()
     out = console()
     out.print(f"[bold]{report.action}[/]: {ACTIONS[report.action]}")
-    show_changes(described)
+    show_changes(described, everything=everything)
     show_named_findings(described["findings"], described["source"], everything=everything)
     if report.output is None:
         out.print("Nothing was written.")

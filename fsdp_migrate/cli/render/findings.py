@@ -25,6 +25,7 @@ FIDELITIES = ("refused", "changed", "equivalent", "obsolete", "exact")
 COLOURS = {"exact": "green", "equivalent": "green", "obsolete": "dim", "changed": "yellow", "refused": "red"}
 NEED_ACTION = frozenset({"refused", "changed"})
 MOST_OF_ONE_CODE = 8
+_OF_EVERY_EXPORT = frozenset({("FM212", "to='hf'"), ("FM257", "hf")})
 _WIDEST = max(map(len, FIDELITIES))
 
 
@@ -75,11 +76,18 @@ def show_named_findings(
     _end(out, shown, rest)
 
 
+def is_of_every_export(finding: Mapping[str, Any]) -> bool:
+    """Tell whether it says that published weights are without a run's optimizer and state, as all are."""
+    return (finding["code"], finding["subject"]) in _OF_EVERY_EXPORT
+
+
 def _divide(findings: Iterable[Mapping[str, Any]], *, everything: bool) -> tuple[Findings, Findings]:
     """Return what is to be shown, what matters most first, and the rest."""
     ordered = sorted(findings, key=lambda finding: FIDELITIES.index(finding["fidelity"]))
-    needed = [each for each in ordered if each["fidelity"] in NEED_ACTION]
-    return (ordered, []) if everything else (needed, ordered[len(needed) :])
+    if everything:
+        return ordered, []
+    needed = [e for e in ordered if e["fidelity"] in NEED_ACTION and not is_of_every_export(e)]
+    return needed, [each for each in ordered if each not in needed]
 
 
 def _head(out: Console, code: str, text: str) -> None:
