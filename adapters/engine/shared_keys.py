@@ -396,21 +396,17 @@ def say_mixed_precision(
         return
     dtype = config.mp_policy.param_dtype
     text = (
-        f"{dtype}: Accelerate's FSDP2 runs the model without autocast, in which its FSDP1 runs it, leaves "
-        "buffers in their own dtype where FSDP1 casts them, casts the inputs of every unit where FSDP1 casts "
-        f"the root's, and casts outputs to {dtype}, the loss that a model returns too. Parameters and "
-        "gradients are cast alike."
+        f"{dtype}: Accelerate's FSDP2 runs the model without autocast, in which its FSDP1 runs it. It casts "
+        f"the inputs of every unit, leaves buffers in their own dtype, and casts outputs to {dtype}, the "
+        "loss that a model returns too. Parameters and gradients are cast alike."
     )
     hint = (
-        "Where a float32 tensor meets weights within the model (`linear(x.float())`, a timestep's sines, a "
-        "buffer that is added before), that now raises, and norms, softmax and losses are computed in "
-        f"{dtype}. To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's "
-        f"`train()`, where it is `trainer.accelerator`. Outputs, the loss too, stay {dtype}; for float32 "
-        f"write below that line {FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION} "
-        "Where an output meets float32 tensors in `@`, `torch.dot`, `index_add_`, `scatter_add_` or "
-        "`x[mask] = ...`, or becomes numpy's, that now raises: write `.float()` on it. Where buffers matter, "
-        "such as rotary frequencies, the new run is the more exact one. A model that `prepare_fully_shard` "
-        "shards is cast as under FSDP1: `plan` and `parity` speak of that."
+        f"To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's `train()`, where "
+        f"it is `trainer.accelerator`. Outputs, the loss too, stay {dtype}; for float32 write below that "
+        f"line {FLOAT_OUTPUTS}. Else norms, softmax and losses are computed in {dtype}, those of an "
+        "evaluation too, and a float32 tensor that meets weights within the model raises. Where an output "
+        "meets float32 tensors, that may raise: write `.float()` on it. `fsdp-migrate explain FM354` has "
+        "more. A model that `prepare_fully_shard` shards is cast as under FSDP1."
     )
     draft.say("FM354", block.beside(key), text, hint)
     if place := block.settings.spectral():
