@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MARK = "# fsdp-migrate: "
 """How the comments begin."""
 
+GOES_ON = f"{MARK}  "
+"""How a further line of what they say begins. What is to be pasted stands further to the right."""
+
 _CODE = re.compile(rf"{MARK}(FM\d{{3}})\b")
 # What other programs than ours do at their start, or refuse themselves.
 _OTHERS_DO = frozenset({"FM319", "FM320", "FM327", "FM328"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
-from fsdp_migrate.left_comments import MARK
+from fsdp_migrate.left_comments import GOES_ON, MARK
 from fsdp_migrate.source.python import imports
 from fsdp_migrate.source.python.placing import place
 from fsdp_migrate.source.uses import Found, Remove, Replace, Unwrap
@@ -52,12 +53,35 @@ def _text_of(found: Found) -> str:
 
 
 _MOST_SAID = 3
+_NARROWEST, _WIDEST = 88, 120
+_LEAST = 40  # of a line, however far its statement is indented
+_LONG = 500  # one that is not longer stays in one line: a search for the comments shows it whole
+
+
+def width_of(code: str) -> int:
+    """Return how long the lines of a source are, and so may be those of its comments."""
+    return min(max(_NARROWEST, *map(len, code.splitlines() or [""])), _WIDEST)
+
+
+def _in_lines(comment: str, width: int) -> list[str]:
+    """Return the lines of a comment: a long one is as wide as the file, and what it pastes is as it is."""
+    said, *paste = comment.split("\n")
+    if len(said) <= _LONG:
+        return [said, *paste]
+    lines = textwrap.wrap(
+        *(said, max(width, _LEAST)),
+        subsequent_indent=GOES_ON,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [*lines, *paste]
 
 
 class _Applier(cst.CSTTransformer):
     def __init__(self, source: Source, found: Sequence[Found]) -> None:
         super().__init__()
         self._source = source
+        self._width = width_of(source.code)
         self._builds: dict[cst.CSTNode, Callable[[Any], Any]] = {}
         self._unwrapped: set[cst.CSTNode] = set()
         self._removed: set[cst.CSTNode] = set()
@@ -107,7 +131,8 @@ class _Applier(cst.CSTTransformer):
         said = self._comments.get(original_node, {})
         lost = self._lost.get(original_node, [])
         if (said or lost) and isinstance(updated_node, cst.CSTNode):
-            texts = [line for key in sorted(said) for line in self._comment_of(said[key]).split("\n")]
+            width = self._width - self._source.position(original_node)[1] + 1
+            texts = [line for key in sorted(said) for line in _in_lines(self._comment_of(said[key]), width)]
             lines = [cst.EmptyLine(comment=cst.Comment(line)) for line in [*lost, *texts]]
             updated_node = updated_node.with_changes(
                 leading_lines=[*getattr(updated_node, "leading_lines", ()), *lines]

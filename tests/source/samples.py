@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 
+from fsdp_migrate.left_comments import GOES_ON
 from fsdp_migrate.source import Use, rewrite_source, scan_source
 
 
@@ -31,11 +33,20 @@ ONE_TURNED = "\nfrom fsdp_migrate import prepare_fully_shard\n\nkept = prepare_f
 
 
 def turned(body: str, header: str = IMPORTS) -> str:
-    """Rewrite a source and return it without its imports, after the checks that hold for every source."""
+    """Rewrite a source and return it without its imports, after the checks that hold for every source.
+
+    A comment of ours that is set in several lines comes back in one: tests ask what it says.
+    """
     after = rewrite_source(header + body)
     ast.parse(after)
     assert rewrite_source(after) == after, "a second rewriting changes the source again"
+    after = in_one_line(after)
     return after.partition("\n\n")[2] if header else after
+
+
+def in_one_line(text: str) -> str:
+    """Return a rewritten source with what each comment of ours says in one line, as it was meant."""
+    return re.sub(rf"\n[ \t]*{GOES_ON}(?=\S)", " ", text)
 
 
 def plain(body: str, header: str = IMPORTS) -> str:

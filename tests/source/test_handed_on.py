@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fsdp_migrate.source import rewrite_paths
-from tests.source.samples import ONE_TURNED
+from tests.source.samples import ONE_TURNED, in_one_line
 
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def after(folder: Path, files: dict[str, str]) -> dict[str, str]:
         path.write_text(text)
     assert rewrite_paths([folder], write=True).problems == ()
     assert rewrite_paths([folder]).changed == ()
-    return {name: (folder / name).read_text() for name in files}
+    return {name: in_one_line((folder / name).read_text()) for name in files}
 
 
 @pytest.mark.parametrize(

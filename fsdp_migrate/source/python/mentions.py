@@ -7,7 +7,7 @@ import re
 import tokenize
 from typing import TYPE_CHECKING
 
-from fsdp_migrate.left_comments import MARK
+from fsdp_migrate.left_comments import GOES_ON, MARK
 
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _WORDS = re.compile(
     r"|\b(?:FULL|SHARDED|LOCAL)_STATE_DICT\b|\bShardingStrategy\b|\b(?:full|sharded)_optim_state_dict\b"
 )
 _LEFT = re.compile(rf"^{MARK}(FM\d+) (.*)$")
+_MORE = re.compile(rf"^{GOES_ON}(\S.*)$")
 # From Python 3.12 on the text within an f-string is a token of its own.
 _FSTRING = getattr(tokenize, "FSTRING_MIDDLE", -1)
 
@@ -63,9 +64,13 @@ def find_left(code: str) -> Iterator[tuple[int, str, str, str]]:
         match = _LEFT.match(line.strip())
         if match is None:
             continue
+        said = match[2]
+        for more in map(_MORE.match, map(str.strip, lines[number + 1 :])):
+            if more is None:
+                break
+            said = f"{said} {more[1]}"
         below = number + 1
         while below < len(lines) and (not lines[below].strip() or lines[below].lstrip().startswith("#")):
             below += 1
         text = lines[below].strip() if below < len(lines) else ""
-        said = match[2].removesuffix(f" See `fsdp-migrate explain {match[1]}`.")
-        yield below + 1, text, match[1], said
+        yield below + 1, text, match[1], said.removesuffix(f" See `fsdp-migrate explain {match[1]}`.")
