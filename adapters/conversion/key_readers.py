@@ -50,12 +50,13 @@ _NAMES_PACKAGES = (
 )
 _SHARDS = re.compile(r"\bFullyShardedDataParallel(?:Plugin)?\b")
 _MAKES_FSDP = re.compile(r"\b(?:FullyShardedDataParallel|prepare_fully_shard|ShardingStrategy)\b")
-_READS = (
-    "{} looks its keys up itself: leave it to that source, which {}. "
-    "prepare_fully_shard takes FSDP1's arguments.{}"
-)
+# In Lightning's a strategy does, and in the end its hook.
+_MAKES_STRATEGY = re.compile(r"\b(?:FSDPStrategy|ModelParallelStrategy)\b")
+_READS = "{} looks its keys up itself: leave it to that source, which {}.{}"
+_TAKES = " prepare_fully_shard takes FSDP1's arguments."
+_OR_SAYS = "`fsdp-migrate rewrite` turns, or says above it what to write"
 _IS_TO_TURN, _IS_TURNED = "`fsdp-migrate rewrite` turns", "is turned already"
-_TURNED = re.compile(r"\bprepare_fully_shard\b|\bfsdp_version['\"]?\s*[=:]\s*2\b")
+_TURNED = re.compile(r"\bprepare_fully_shard\b|\bModelParallelStrategy\b|\bfsdp_version['\"]?\s*[=:]\s*2\b")
 _PLUGIN = " What Accelerate's plugin takes for FSDP2 is said at it."
 _ASKS = (
     "What is around it does not show who reads it: {}. If HF Trainer does, this converts it: "
@@ -116,7 +117,7 @@ def left_to_reader(
                 keys.update(effective(mapping))
     texts = texts_around(path.absolute().parent) if keys else ()
     read = {name for name in blocks | keys for _, text in texts if _looks_up(text, [name])}
-    makers = (each for each, text in texts if _MAKES_FSDP.search(text) and _looks_up(text, keys))
+    makers = (each for each, text in texts if _makes_fsdp(text) and _looks_up(text, keys))
     reader = next(makers, None) if len(read) > 1 else None
     if reader is None:
         return error
@@ -151,9 +152,17 @@ def refuse_unread(blocks: Iterable[Block], path: Path) -> None:
 def _read_by(reader: Path, texts: Iterable[tuple[Path, str]]) -> str:
     """Return what leaves a file to the source that reads it."""
     has_plugin = any("FullyShardedDataParallelPlugin" in text for _, text in texts)
-    is_turned = any(each == reader and _TURNED.search(text) for each, text in texts)
-    becomes = _IS_TURNED if is_turned else _IS_TO_TURN
-    return _READS.format(reader.name, becomes, _PLUGIN if has_plugin and not is_turned else "")
+    read = next((text for each, text in texts if each == reader), "")
+    is_turned = _TURNED.search(read) is not None
+    # Settings of a strategy become its hook's and others of its own.
+    is_strategys = _makes_fsdp(read) and _MAKES_FSDP.search(read) is None
+    becomes = _IS_TURNED if is_turned else _OR_SAYS if is_strategys else _IS_TO_TURN
+    more = "" if is_strategys else _TAKES + (_PLUGIN if has_plugin and not is_turned else "")
+    return _READS.format(reader.name, becomes, more)
+
+
+def _makes_fsdp(text: str) -> bool:
+    return _MAKES_FSDP.search(text) is not None or _MAKES_STRATEGY.search(text) is not None
 
 
 def _told(names: Collection[str], path: Path) -> tuple[str, bool]:

@@ -41,6 +41,7 @@ _STATES = {
     "broken": "[red]cannot be read[/]",
 }
 _OFF = "stays: FSDP is off here"
+_OWN = "stays:"
 _ARGUMENTS = (
     "FSDP1's arguments: stay where a rewritten source, `plan` or `parity` reads them; for code that calls "
     "fully_shard itself `config` converts them"
@@ -218,7 +219,8 @@ def _show_configs(
         if each.state == "elsewhere" and each.message:
             said = f"{each.framework}: stays:"
         if each.state == "unclear":
-            said += ":"  # a sentence of its own follows
+            is_own = isinstance(each, ConfigFound) and each.is_own
+            said = _OWN if is_own else f"{said}:"  # a sentence of its own follows
         alike = place if everything else each.message.replace(place, "")
         groups.setdefault((said, alike), []).append((place, each.message))
     for (said, _), found in groups.items():

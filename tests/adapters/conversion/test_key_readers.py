@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fsdp_migrate.cli import main
 from fsdp_migrate.config_files import convert_config_file, read_config_file
 from fsdp_migrate.errors import ConfigError
 from fsdp_migrate.source.launchers import find_launches
@@ -220,3 +221,34 @@ def test_settings_in_words_of_the_projects_own_are_left_to_what_reads_them(
     assert ("which `fsdp-migrate rewrite` turns" in found.message) is (is_left and not is_turned)
     steps = next_steps([str(tmp_path)], ScanReport((), 1), [found], [])
     assert any("See why these configs" in step.text for step in steps) is not is_left
+
+
+STRATEGY = (
+    "def build(cfg):\n    return {}(cfg['sharding_strategy'])\nL.Trainer(strategy=build(cfg['fsdp']))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "becomes"),
+    [
+        ("FSDPStrategy", "which `fsdp-migrate rewrite` turns, or says above it what to write."),
+        ("ModelParallelStrategy", "which is turned already."),
+        ("DDPStrategy", ""),
+    ],
+)
+def test_settings_that_lightnings_strategy_is_given_are_left_to_its_source(
+    made: str, becomes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were "not known", with a command to convert them and another to leave them."""
+    (tmp_path / "run.yaml").write_text("fsdp:\n  sharding_strategy: FULL_SHARD\n  state_dict_type: full\n")
+    (tmp_path / "a.py").write_text(STRATEGY.format(made))
+    (found,) = find_configs([tmp_path])
+    assert found.is_own is bool(becomes)
+    assert main(["scan", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    # What is left to a source is known, and no command is named for it.
+    assert (
+        f"run.yaml: stays: a.py looks its keys up itself: leave it to that source, {becomes}" in said
+    ) is (found.is_own)
+    assert ("run.yaml: not known: " in said) is not found.is_own
+    assert "prepare_fully_shard" not in said or not found.is_own
