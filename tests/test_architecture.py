@@ -138,6 +138,7 @@ HOUSE: House = (
                 "source.framework_words",
                 "source.hf_left",
                 "source.kept_in_classes",
+                "source.kept_of_contexts",
                 "source.no_dimensions",
                 "source.plain_models",
                 "source.plugin_attributes",

@@ -75,9 +75,9 @@ def made_by(models: ModelKinds, call: cst.Call) -> set[str]:
     if name.rsplit(".", maxsplit=1)[-1][:1].isupper():
         # A class steps what it is given first, also where another function made that of the model.
         is_its = any(is_made_of_a_model(models, each) for each in stepped(call))
-        is_its = is_its and (_is_torchs(models, call) or _is_named_so(models, call))
+        is_its = is_its and (_is_torchs(models, call) or is_named_so(models, call))
         given += [{PARAMETERS}] if is_its else []
-    elif _is_named_so(models, call) and not any(models.guards.functions(call.func)):
+    elif is_named_so(models, call) and not any(models.guards.functions(call.func)):
         values = [arg.value for arg in call.args if not arg.star]
         asked = [call.func.value] if isinstance(call.func, cst.Attribute) and makes_optimizers(name) else []
         is_its = any("fsdp" in models.kinds(each) for each in (*asked, *values))
@@ -105,7 +105,7 @@ def is_made_of_a_model(models: ModelKinds, node: cst.BaseExpression) -> bool:
     return any(not arg.star and models.kinds(arg.value) & {"fsdp", PARAMETERS} for arg in value.args)
 
 
-def _is_named_so(models: ModelKinds, call: cst.Call) -> bool:
+def is_named_so(models: ModelKinds, call: cst.Call) -> bool:
     """Tell whether what a call gives has the name of an optimizer, or is stepped as one is."""
     above = models.index.parents[call]
     targets = [dotted(each.target) or "" for each in above.targets] if isinstance(above, cst.Assign) else []

@@ -11,6 +11,7 @@ import libcst as cst
 from fsdp_migrate.source.called_methods import is_own, is_the_model, methods_that_may_run
 from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
+from fsdp_migrate.source.kept_of_contexts import kept_of
 from fsdp_migrate.source.looked_up import held_from_outside, is_of_numbers, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
 from fsdp_migrate.source.python.loops import binds, loops_around
@@ -144,6 +145,11 @@ _ONE = (
     "this parameter was taken outside of summon_full_params and stays sharded in it, where FSDP1's showed "
     "the whole under use_orig_params: take it inside, by its name, of the model."
 )
+_KEPT = (
+    "these parameters were taken in summon_full_params and are not the model's outside of it, where FSDP1's "
+    "stayed the model's under use_orig_params: nothing is trained, clipped or averaged by them. Take them "
+    "outside of the context: FSDP2's have their own names and shapes there too."
+)
 _UNSEEN = (
     "what runs in this context is not seen here: if it reads parameters, call "
     "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead, and "
@@ -186,8 +192,10 @@ def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
     for body in _given_what_it_makes(source, block.body, text_of(call.args[0].value)) - {*bodies}:
         asked = (each for each in looked_up(source, body, block) if is_of_numbers(source, each, body))
         yield from (Found("FM313", node, _NUMBERED, "commented") for node in asked)
-    taken = one_from_outside(source, block.body, text_of(call.args[0].value))
+    model = text_of(_model_given(call))
+    taken = one_from_outside(source, block.body, model)
     yield from (Found("FM313", node, _ONE, "commented") for node in taken)
+    yield from (Found("FM313", node, _KEPT, "commented") for node in kept_of(source, block.body, model))
 
 
 def _given_what_it_makes(source: Source, body: cst.CSTNode, model: str) -> set[cst.CSTNode]:

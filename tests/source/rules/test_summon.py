@@ -355,7 +355,10 @@ def test_the_model_runs_by_another_name(made: str, runs: str, *, is_said: bool) 
             ),
             True,
         ),
-        ("def run_in(model: FSDP, fn):\n    {}\n        return list(model.parameters())\n", False),
+        (
+            "def run_in(model: FSDP, fn):\n    {}\n        return sum(p.sum() for p in model.parameters())\n",
+            False,
+        ),
     ],
 )
 def test_a_function_that_is_given_may_run_the_model(body: str, is_said: bool) -> None:
@@ -485,3 +488,59 @@ def test_each_unit_of_a_framework_in_its_turn_shows_its_own_parameters(body: str
     after = turned(text, header="")
     given = "module, recurse=False, writeback=False" if is_kept else "module, writeback=False"
     assert f"with summon_full_params({given}):\n" in after
+
+
+TAKEN = "with FSDP.summon_full_params(model):\n    {}\n"
+DECAY = "with FSDP.summon_full_params(model):\n    decay = [p for p in model.parameters() if p.ndim > 1]\n"
+FILLED = """\
+def groups(model: FSDP):
+    decay, rest = [], []
+    with FSDP.summon_full_params(model):
+        for name, p in model.named_parameters():
+            (decay if p.ndim > 1 else rest).append(p)
+    return [{"params": decay}, {"params": rest, "weight_decay": 0.0}]
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DECAY + "optimizer = torch.optim.AdamW([{'params': decay}])\n",
+        FILLED,
+        TAKEN.format("named = dict(model.named_parameters())")
+        + "for p in named.values():\n    p.mul_(0.9)\n",
+        TAKEN.format("groups = get_param_groups(model, 0.1)") + "optimizer = torch.optim.AdamW(groups)\n",
+        TAKEN.format("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"),
+        TAKEN.format("optimizer = Lion([p for p in model.parameters() if p.requires_grad])"),
+        TAKEN.format("optimizer = build_optimizer(model, 0.1)"),
+        (
+            "def take(model: FSDP):\n"
+            "    with FSDP.summon_full_params(model):\n        return list(model.parameters())\n"
+        ),
+    ],
+)
+def test_parameters_of_the_context_that_are_used_outside_of_it(body: str) -> None:
+    """An optimizer of them trains nothing, without an error: they are not the model's any more."""
+    said = [use for use in uses(MODEL + body) if use.rule == "summon-full-params"]
+    assert [(use.code, use.action) for use in said] == [("FM313", "rewritten"), ("FM313", "commented")]
+    assert "nothing is trained, clipped or averaged" in said[1].becomes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        TAKEN.format("saved = {n: p.detach().clone() for n, p in model.named_parameters()}") + "put(saved)\n",
+        TAKEN.format("shapes = {n: p.shape for n, p in model.named_parameters()}") + "print(shapes)\n",
+        TAKEN.format("names = [n for n, p in model.named_parameters() if p.ndim > 1]") + "print(names)\n",
+        TAKEN.format("count = len(list(model.parameters()))") + "print(count)\n",
+        DECAY + "    for p in decay:\n        p.mul_(0.9)\n",
+        DECAY + "decay = [p for n, p in model.named_parameters() if n in names]\nstep(decay)\n",
+        "ps = list(model.parameters())\n"
+        + TAKEN.format("x = norm(model)")
+        + "optimizer = torch.optim.SGD(ps)\n",
+        TAKEN.format("average = EMA(model.parameters())") + "average.step()\n",
+        TAKEN.format("save_optimizer_state(model, optimizer)"),
+    ],
+)
+def test_what_is_taken_of_the_context_and_no_parameter_of_it(body: str) -> None:
+    assert ("FM313", "commented") not in codes(body)
