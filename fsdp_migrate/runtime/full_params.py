@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import torch
@@ -16,6 +16,7 @@ from fsdp_migrate.arguments import FLAG, check_arguments
 from fsdp_migrate.errors import ModelError, ModelStateError, UnsupportedFeatureError
 from fsdp_migrate.runtime.fsdp1_models import holds_fsdp1
 from fsdp_migrate.runtime.sharded import gather, is_first_of_its_shards, shard_like, show_shards, write_back
+from fsdp_migrate.sharding.attributes import carry_marks
 from fsdp_migrate.torch_compat.param_groups import without_resets
 
 
@@ -73,8 +74,9 @@ def summon_full_params(
 
     The model can be moved, and a full state loaded by ``load_state_dict``; the shards stay where they are.
 
-    Changes: the values of parameters (and gradients), by what is written. Leaves alone: the sharded
-    parameters themselves, on which optimizers hold; buffers; parameters that are not sharded.
+    Changes: the values of parameters (and gradients), by what is written; ``requires_grad`` and attributes
+    of a project's own, where they are set in the context. Leaves alone: the sharded parameters themselves,
+    on which optimizers hold; buffers; parameters that are not sharded.
 
     Args:
         model: A model, or a part of one, that holds FSDP2 units.
@@ -175,6 +177,7 @@ def _show(item: _Summoned, device: str | None, with_grads: bool, visible: bool) 
     if visible:
         # Gathered on the mesh's device, which is another one than the shard's where shards are offloaded.
         item.whole = nn.Parameter(whole.to(device or item.sharded.device), item.sharded.requires_grad)
+        carry_marks(cast("nn.Parameter", item.sharded), item.whole)
         item.whole.grad = None if grad is None else grad.to(item.whole.device)
         item.put(item.whole)
 
@@ -189,6 +192,10 @@ def _put_back(
     for item in summoned:
         current = item.found()
         item.put(item.sharded)
+        if item.whole is not None:
+            # FSDP1's parameters were the same objects inside and outside: what was frozen stayed so.
+            item.sharded.requires_grad_(item.whole.requires_grad)
+            carry_marks(item.whole, cast("nn.Parameter", item.sharded))
         # Said at the end: whatever is wrong with one parameter, all are sharded again first.
         if item.whole is None or not writeback:
             continue

@@ -31,3 +31,10 @@ def carry_attributes(
             for key, value in vars(param).items():
                 if not key.startswith(_OF_STEPS) and not hasattr(sharded[name], key):
                     setattr(sharded[name], key, value)
+
+
+def carry_marks(one: nn.Parameter, other: nn.Parameter) -> None:
+    """Give a parameter all that a project has put on another one that stands for the same."""
+    for key, value in vars(one).items():
+        if not key.startswith((*_OF_STEPS, "_is_param")):
+            setattr(other, key, value)

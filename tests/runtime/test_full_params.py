@@ -76,6 +76,15 @@ def test_every_replica_sees_whole_parameters_as_under_fsdp1() -> None:
     assert run_ranks(whole_parameters.who_sees, "NO_SHARD") == [[True, True]] * 2
 
 
+def test_what_is_frozen_in_the_context_stays_so_as_under_fsdp1() -> None:
+    """The parameters of the context are other objects: what was set on them was lost, and all was trained."""
+    for expected, found in run_ranks(whole_parameters.freeze_and_train):
+        assert found[0] == expected[0]
+        assert {*expected[0]} == {True, False}
+        assert_equal(found[1], expected[1])
+        assert found[2] == expected[2]
+
+
 def test_what_is_written_after_an_evaluation_is_computed_with() -> None:
     assert run_ranks(whole_parameters.write_after_evaluation) == [(0.0, 0.0)] * 2
 

@@ -102,6 +102,28 @@ def write_and_train(case: str, discard: bool = True) -> list[tuple[list[float], 
     return found
 
 
+def freeze_and_train() -> list[tuple[list[bool], Tensors, list[str]]]:
+    """Freeze and mark all but a head in the context, train, and thaw a block in one that keeps nothing."""
+    found = []
+    for model in _both():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        with _summon(model):
+            for name, param in model.named_parameters():
+                param.requires_grad = "head" in name
+                param.mark = "head" if param.requires_grad else "body"
+        backward(model, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        with _summon(model, writeback=False):
+            model.blocks[0].requires_grad_(True)
+            marks = [param.mark for param in model.parameters()]
+        backward(model, 1)
+        optimizer.step()
+        marks += [param.mark for param in model.parameters()]
+        found.append(([param.requires_grad for param in model.parameters()], whole_of(model), marks))
+    return found
+
+
 def write_after_evaluation() -> tuple[float, float]:
     """Write after a forward without a backward, which leaves the root's whole parameters in use."""
     model = prepared()
