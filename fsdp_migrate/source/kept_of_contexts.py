@@ -9,10 +9,10 @@ import libcst as cst
 from fsdp_migrate.source.called_methods import is_the_model
 from fsdp_migrate.source.kept_lists import is_about
 from fsdp_migrate.source.python.last_values import last_value
-from fsdp_migrate.source.python.nodes import bound_in, dotted, last_name, walk, walk_for
+from fsdp_migrate.source.python.nodes import bound_in, dotted, last_name, text_of, walk, walk_for
 from fsdp_migrate.source.python.optimizers import is_named_so, is_optimizer
 from fsdp_migrate.source.python.parameter_lists import is_only_counted, named_as_parameters, shares
-from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers
+from fsdp_migrate.source.python.parameters import is_torchs_optimizer, makes_optimizers, parameters_of
 from fsdp_migrate.source.python.returned_parameters import returned_shares
 
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _FILLS = frozenset({"add", "append", "extend", "setdefault", "update"})
+_WEIGHTS = frozenset({"bias", "weight"})
+_PUT = frozenset({"data", "grad"})
 
 
 def kept_of(source: Source, block: cst.CSTNode, model: str) -> Iterator[cst.CSTNode]:
@@ -48,6 +50,29 @@ def kept_of(source: Source, block: cst.CSTNode, model: str) -> Iterator[cst.CSTN
             said |= {name.value, line}
 
 
+def put_without_writing(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """Yield where a block puts tensors in the place of parameters' own, and writes none: ``p.data = x``."""
+    for assign in walk_for(block, cst.AssignTarget):
+        target = assign.target
+        above = source.index.parents[assign]
+        is_emptied = isinstance(above, cst.Assign) and text_of(above.value) == "None"
+        if isinstance(target, cst.Attribute) and target.attr.value in _PUT and not is_emptied:
+            yield from [target] if _is_parameter(target.value, block) else ()
+    for call in walk_for(block, cst.Call):
+        if "torch.nn.utils.vector_to_parameters" in source.index.qualified(call.func):
+            yield call
+
+
+def _is_parameter(node: cst.BaseExpression, block: cst.CSTNode) -> bool:
+    """Tell whether it is what a loop of a block takes of a model's parameters, or a layer's weight."""
+    if isinstance(node, cst.Attribute):
+        return node.attr.value in _WEIGHTS
+    return isinstance(node, cst.Name) and any(
+        node.value in parameters_of(loop) and "parameters()" in text_of(loop.iter)
+        for loop in walk_for(block, cst.For)
+    )
+
+
 def _makes_an_optimizer(source: Source, call: cst.Call, model: str, inside: set[cst.CSTNode]) -> bool:
     """Tell whether a call makes an optimizer of what a block shows: by its class, or by a function's name."""
     name = last_name(call.func)
@@ -69,6 +94,8 @@ def _holds(source: Source, node: cst.BaseExpression, model: str, inside: set[cst
         named = named_as_parameters(value, node.value if isinstance(node, cst.Name) else "")
         given = [*returned_shares(source, value), *([] if named is None else [named])]
         return any(is_about(source, each, model) for each in given)
+    if isinstance(value, cst.Attribute) and value in inside and value.attr.value in _WEIGHTS:
+        return is_about(source, value.value, model)
     return any(each in inside and is_about(source, each, model) for each in found)
 
 

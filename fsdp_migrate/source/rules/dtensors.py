@@ -28,8 +28,8 @@ from fsdp_migrate.source.local_numbers import (
     said_of_kept_number,
     said_of_local_number,
     takes_of_some,
-    within_local_numbers,
 )
+from fsdp_migrate.source.made_of_gradients import PLAIN, is_of_gradients
 from fsdp_migrate.source.no_dimensions import is_for_none
 from fsdp_migrate.source.norms_by_hand import SUMMED, said_once
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
@@ -44,7 +44,6 @@ from fsdp_migrate.source.python.nodes import (
     given_by_name,
     last_name,
     named_arguments,
-    parameters_of,
     text_of,
     walk_for,
 )
@@ -80,8 +79,8 @@ _MEMORY = frozenset({"data_ptr", "numpy", "tolist"})
 # What DTensors refuse, though torch's tensors have it.
 _REFUSED = frozenset(
     {
-        *("index_add_", "index_copy_", "index_fill_", "index_put_", "masked_scatter_", "resize_"),
-        *("scatter_", "scatter_add_", "set_", "share_memory_"),
+        *("index_add_", "index_copy_", "index_fill_", "index_put_", "masked_scatter_", "pin_memory"),
+        *("resize_", "scatter_", "scatter_add_", "set_", "share_memory_"),
     }
 )
 _ARRAYS = frozenset({"numpy.array", "numpy.asarray"})
@@ -164,8 +163,13 @@ _NO_MEMORY = (
     "a DTensor has no {}(): take .to_local() for this rank's part, or .full_tensor(), which every rank must "
     "call, before it."
 )
+_STORAGES = frozenset({"storage", "typed_storage", "untyped_storage"})
+_OF_MEMORY = frozenset({"data_ptr", "resize_"})
+_NO_STORAGE = (
+    "a DTensor has no storage of its own, and torch raises here: take .to_local() of it first. What is freed "
+    "or compared so is this rank's shard."
+)
 _NO_ADDRESS = "data_ptr() of a DTensor is 0, whichever it is: take .to_local().data_ptr(), or id() of it."
-_PLAIN = frozenset({"full_tensor", "to_local"})
 _DEEPEST = 3
 _LIGHTNINGS = re.compile(r"^(?:lightning|pytorch_lightning)\b.*\.grad_norm$")
 _GRAD_NORM = (
@@ -178,6 +182,7 @@ _REFUSES = {
     _COPIED,
     _GRAD_NORM,
     PLAIN_ALONE,
+    _NO_STORAGE,
     OVER_PARTS,
     REFUSED_VALUES,
     *(_NO_MEMORY.format(each) for each in _MEMORY | {"array", "asarray"}),
@@ -309,7 +314,7 @@ def _is_other_class(call: cst.Call) -> Iterator[bool]:
     """Yield whether a call is one of DTensors already: ``p.full_tensor().norm()``."""
     for inner in walk_for(call, cst.Call):
         last = inner.func.attr.value if isinstance(inner.func, cst.Attribute) else ""
-        yield last in _PLAIN
+        yield last in PLAIN
 
 
 def _of_call(values: ParameterValues, call: cst.Call) -> str:
@@ -327,7 +332,7 @@ def _of_call(values: ParameterValues, call: cst.Call) -> str:
         if first is None or name != "all_reduce":
             return ""
         is_summed = _is_norm(values, first) and not is_averaged(source.index, call)
-        is_one = is_summed or (not takes_one(call) and _is_of_gradients(source, call, first))
+        is_one = is_summed or (not takes_one(call) and is_of_gradients(source, call, first))
         return (NORM_OVER_PARTS if is_over_parts(call) else SUMMED) if is_one else ""
     if first is not None and any(map(_LIGHTNINGS.search, known)):
         return _GRAD_NORM if source.models.certainty(first) is not None else ""
@@ -358,7 +363,16 @@ def _of_function(values: ParameterValues, call: cst.Call, name: str) -> str:
         return said_of_values(source, call, name) if _are_given(values, call) else ""
     if isinstance(call.func, cst.Attribute) and values.is_one(call.func.value):
         return _of_method(values, call, call.func.attr.value)
-    return ""
+    return _of_storage(values, call)
+
+
+def _of_storage(values: ParameterValues, call: cst.Call) -> str:
+    """Return what is said of what is asked of a parameter's storage: ``p.untyped_storage().data_ptr()``."""
+    func = call.func
+    made = func.value if isinstance(func, cst.Attribute) and func.attr.value in _OF_MEMORY else None
+    asked = made.func if isinstance(made, cst.Call) else None
+    is_its = isinstance(asked, cst.Attribute) and asked.attr.value in _STORAGES and values.is_one(asked.value)
+    return _NO_STORAGE if is_its else ""
 
 
 def _are_given(values: ParameterValues, call: cst.Call) -> bool:
@@ -370,7 +384,8 @@ def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     """Return what is said of a method that is called on a parameter."""
     source = values.source
     if name in _REFUSED:
-        return PLAIN_ALONE
+        # Of `p.data = p.data.cpu().pin_memory()` more is said.
+        return "" if name == "pin_memory" and _is_put(source, call) else PLAIN_ALONE
     if name == "register_post_accumulate_grad_hook":
         return _HOOKED
     if name == "register_hook":
@@ -388,61 +403,13 @@ def _of_method(values: ParameterValues, call: cst.Call, name: str) -> str:
     return _COUNT if is_about_ranks(source.index, call) or is_summed_state(source.models, call) else ""
 
 
-def _is_of_gradients(source: Source, call: cst.Call, node: cst.BaseExpression) -> bool:
-    """Tell whether a function that is given a sharded model sums over ranks what it made of gradients."""
-    function = source.index.function(call)
-    if function is None or not isinstance(node, cst.Name):
-        return False
-    given = (source.models.facts.get((function, each.name.value), ()) for each in parameters_of(function))
-    if not any("fsdp" in kinds for kinds in given):
-        return False
-    made_plain = (each.attr.value in _PLAIN for each in walk_for(function, cst.Attribute))
-    return not any(made_plain) and _holds_gradients(source, node, 0)
-
-
-def _holds_gradients(source: Source, node: cst.Name, depth: int) -> bool:
-    """Tell whether a name holds what was made of ``.grad``, by way of other names too."""
-    for binding in source.index.scopes[node].lookup(node.value) if node in source.index.scopes else ():
-        above = source.index.parents.get(binding.node)
-        value = above.value if isinstance(above, cst.AugAssign) else binding.value
-        if value is None:
-            continue
-        local = within_local_numbers(source, value)
-        grads = (each for each in walk_for(value, cst.Attribute) if each.attr.value == "grad")
-        if any(each not in local and not _is_only_asked_for(source, each) for each in grads):
-            return True
-        names = (each for each in walk_for(value, cst.Name) if each.value != node.value)
-        if depth < _DEEPEST and any(_holds_gradients(source, each, depth + 1) for each in names):
-            return True
-        calls = walk_for(value, cst.Call)
-        if depth < _DEEPEST and any(_gives_gradients(source, e, binding.index, depth + 1) for e in calls):
-            return True
-    return False
-
-
-def _is_only_asked_for(source: Source, node: cst.Attribute) -> bool:
-    """Tell whether a gradient is only asked for in a test: ``if p.grad is not None and p.grad.numel()``."""
-    tests = (each.test for each in source.index.ancestors(node) if isinstance(each, (cst.CompIf, cst.IfExp)))
-    return any(node in set(walk_for(test, cst.Attribute)) for test in tests)
-
-
-def _gives_gradients(source: Source, call: cst.Call, index: int | None, depth: int) -> bool:
-    """Tell whether a function of this source returns what it made of ``.grad``: ``total = local(model)``."""
-    for function in source.models.guards.functions(call.func):
-        if any(each.attr.value in _PLAIN for each in walk_for(function, cst.Attribute)):
-            continue
-        for given in walk_for(function.body, cst.Return):
-            value = given.value
-            if isinstance(value, cst.Tuple):  # `loss, norm = step(model)`
-                is_seen = index is not None and index < len(value.elements)
-                value = value.elements[index].value if is_seen and index is not None else None
-            if value is None:
-                continue
-            if any(each.attr.value == "grad" for each in walk_for(value, cst.Attribute)):
-                return True
-            if any(_holds_gradients(source, each, depth) for each in walk_for(value, cst.Name)):
-                return True
-    return False
+def _is_put(source: Source, value: cst.CSTNode, *, is_named: bool = False) -> bool:
+    """Tell whether a value takes the place of a parameter's, also by a name: ``p.data = value``."""
+    above = source.index.parents[value]
+    target = above.targets[0].target if isinstance(above, cst.Assign) else None
+    if isinstance(target, cst.Name) and not is_named:
+        return any(_is_put(source, each, is_named=True) for each in source.readers(target))
+    return isinstance(target, cst.Attribute) and target.attr.value == "data"
 
 
 def _is_norm(values: ParameterValues, node: cst.BaseExpression) -> bool:

@@ -11,9 +11,8 @@ import libcst as cst
 from fsdp_migrate.source.called_methods import is_own, is_the_model, methods_that_may_run
 from fsdp_migrate.source.framework_words import frameworks_shard
 from fsdp_migrate.source.fsdp2_models import is_fsdp2s, stays
-from fsdp_migrate.source.kept_of_contexts import kept_of
-from fsdp_migrate.source.looked_up import held_from_outside, is_of_numbers, looked_up, one_from_outside
 from fsdp_migrate.source.method_calls import sureness, unbound
+from fsdp_migrate.source.other_objects import other_objects
 from fsdp_migrate.source.python.loops import binds, loops_around
 from fsdp_migrate.source.python.made_sure import asks_class
 from fsdp_migrate.source.python.nodes import (
@@ -128,28 +127,6 @@ _SAVE = frozenset({"push_to_hub", "save_checkpoint", "save_model", "save_pretrai
 # What has such a method, and no parameters.
 _NO_MODEL = re.compile(r"config|processor|tokenizer|^tok$|extractor", re.IGNORECASE)
 _HIDDEN = "call fsdp_migrate.runtime.summon_full_params(model, ...) with the same arguments, by their names."
-_OTHERS = (
-    "the parameters in summon_full_params are other objects than those outside of it, which FSDP1's were "
-    "under use_orig_params: look them up by their names, of named_parameters(), in what was made outside."
-)
-_NUMBERED = (
-    "the parameters in summon_full_params are new objects each time, which FSDP1's were not under "
-    "use_orig_params: what id() gives of one is not what it was outside, and comes again in the next context "
-    "for another. Take their names for it, of named_parameters()."
-)
-_SHARDED = (
-    "these parameters were taken outside of summon_full_params and stay sharded in it, where FSDP1's showed "
-    "the whole under use_orig_params: take model.named_parameters() inside of it."
-)
-_ONE = (
-    "this parameter was taken outside of summon_full_params and stays sharded in it, where FSDP1's showed "
-    "the whole under use_orig_params: take it inside, by its name, of the model."
-)
-_KEPT = (
-    "these parameters were taken in summon_full_params and are not the model's outside of it, where FSDP1's "
-    "stayed the model's under use_orig_params: nothing is trained, clipped or averaged by them. Take them "
-    "outside of the context: FSDP2's have their own names and shapes there too."
-)
 _UNSEEN = (
     "what runs in this context is not seen here: if it reads parameters, call "
     "fsdp_migrate.runtime.summon_full_params; if the model runs in it, register_forward_methods instead, and "
@@ -179,33 +156,14 @@ def find(source: Source) -> Iterator[Found]:
 
 
 def _by_themselves(source: Source, call: cst.Call) -> Iterator[Found]:
-    """Yield where what runs in a context looks for its parameters in what was made outside of it."""
+    """Yield where it matters that the parameters in a context are other objects than those outside."""
     block = _block_of(source, call)
     if block is None or not call.args:
         return
     bodies = [body for body, _ in _bodies(source, block, call)]
-    for body in bodies:
-        for node in looked_up(source, body):
-            said = _NUMBERED if is_of_numbers(source, node, body) else _OTHERS
-            yield Found("FM313", node, said, "commented")
-        yield from (Found("FM313", node, _SHARDED, "commented") for node in held_from_outside(source, body))
-    for body in _given_what_it_makes(source, block.body, text_of(call.args[0].value)) - {*bodies}:
-        asked = (each for each in looked_up(source, body, block) if is_of_numbers(source, each, body))
-        yield from (Found("FM313", node, _NUMBERED, "commented") for node in asked)
-    model = text_of(_model_given(call))
-    taken = one_from_outside(source, block.body, model)
-    yield from (Found("FM313", node, _ONE, "commented") for node in taken)
-    yield from (Found("FM313", node, _KEPT, "commented") for node in kept_of(source, block.body, model))
-
-
-def _given_what_it_makes(source: Source, body: cst.CSTNode, model: str) -> set[cst.CSTNode]:
-    """Return functions that a block gives what it makes of the model, ``count(entries_of(model))``."""
-    found: set[cst.CSTNode] = set()
-    for call in walk_for(body, cst.Call):
-        made = (arg.value for arg in call.args if isinstance(arg.value, cst.Call))
-        if any(text_of(arg.value) == model for each in made for arg in each.args):
-            found.update(function.body for function in source.models.guards.functions(call.func))
-    return found
+    is_kept = text_of(next(iter(given_by_name(call, "writeback")), call)) != "False"
+    found = other_objects(source, block.body, text_of(_model_given(call)), bodies, is_kept=is_kept)
+    yield from (Found("FM313", node, said, "commented") for node, said in found)
 
 
 def _of_call(source: Source, call: cst.Call, covers: tuple[cst.CSTNode, ...]) -> Found:
