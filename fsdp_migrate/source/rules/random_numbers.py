@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues, is_itself
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, last_name, short, text_of, walk_for
 from fsdp_migrate.source.sharded_parts import whole_of
 from fsdp_migrate.source.uses import Found
@@ -44,12 +45,14 @@ _RESETS = frozenset({"_reset_parameters", "initialize_parameters", "reset_parame
 # Of torch's layers, those which draw by what takes a flat part as well.
 _OWN_DRAWS = frozenset({"Embedding", "EmbeddingBag"})
 _DEEPEST = 4
-_LIKE = frozenset({"bernoulli", "rand_like", "randint_like", "randn_like"})
+_LIKE = frozenset({"bernoulli", "dropout", "rand_like", "randint_like", "randn_like"})
+# What makes room for random numbers in the shape of what it is given, a DTensor too.
+_MAKES_ROOM = frozenset({"clone", "empty_like", "full_like", "ones_like", "zeros_like"})
 _IN_PLACE = frozenset({"bernoulli_", "normal_", "uniform_"})
 _INIT = frozenset({"normal_", "trunc_normal_", "uniform_"})
 """What `torch.nn.init` has that takes a flat part, of one dimension, as FSDP1 showed it."""
 _SHORT = 40
-_TORCH, _OF_INIT = "torch.", "torch.nn.init."
+_TORCH, _OF_INIT, _FUNCTIONAL = "torch.", "torch.nn.init.", "torch.nn.functional."
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -57,13 +60,14 @@ def find(source: Source) -> Iterator[Found]:
     values = ParameterValues(source)
     yield from (Found("FM336", call, _RESET, "commented") for call in _resets(values))
     for call in source.calls:
-        last = last_name(call.func)
+        # Of what a call makes, `torch.empty_like(p).normal_()`, it is the method's name.
+        last = call.func.attr.value if isinstance(call.func, cst.Attribute) else last_name(call.func)
         if last not in _LIKE | _IN_PLACE | _INIT:
             continue
         given = _drawn_for(source, call, last)
         if given is None or source.contexts.is_summoned(call):
             continue
-        if values.is_one(given[0]):
+        if values.is_one(_made_like(source, given[0])):
             yield Found("FM336", call, _MEANT.format(given[1]), "commented")
         elif _is_of_itself(source, call, given[0]):
             yield Found("FM336", call, f"{_MEANT.format(given[1])} {_MAY_BE_PLAIN}", "commented")
@@ -163,15 +167,25 @@ def _is_made(source: Source, node: cst.Attribute) -> bool:
     return any(isinstance(each, cst.Call) and last_name(each.func) == "Parameter" for each in made)
 
 
+def _made_like(source: Source, node: cst.BaseExpression) -> cst.BaseExpression:
+    """Return what random numbers are drawn like: the parameter of ``torch.empty_like(p).normal_()``."""
+    value = last_value(source.index, node) if isinstance(node, cst.Name) else node
+    if isinstance(value, cst.Call) and value.args and last_name(value.func) in _MAKES_ROOM:
+        return value.args[0].value
+    return node
+
+
 def _drawn_for(source: Source, call: cst.Call, last: str) -> tuple[cst.BaseExpression, str] | None:
     """Return what a call draws random numbers for, and how it is written for this rank's part."""
     named = source.index.qualified(call.func)
     first = call.args[0].value if call.args and not call.args[0].star else None
     if first is not None and last in _INIT and f"{_OF_INIT}{last}" in named:
         return first, f"nn.init.{last}({_part(first)}{_further(call)})"
-    if first is not None and last in _LIKE and f"{_TORCH}{last}" in named:
-        return first, f"torch.{last}({_part(first)}{_further(call)}), and put it into .to_local() too"
-    if last in _IN_PLACE and isinstance(call.func, cst.Attribute) and not named:
+    if first is not None and last in _LIKE and named & {f"{_TORCH}{last}", f"{_FUNCTIONAL}{last}"}:
+        drawn = f"{dotted(call.func)}({_part(first)}{_further(call)})"
+        return first, f"{drawn}, and put it into .to_local() too"
+    is_made = isinstance(call.func, cst.Attribute) and isinstance(call.func.value, cst.Call)
+    if last in _IN_PLACE and isinstance(call.func, cst.Attribute) and (is_made or not named):
         return call.func.value, f"{_part(call.func.value)}.{last}({_written(call.args)})"
     return None
 

@@ -26,12 +26,16 @@ DRAWN = [
     _LOOP.format("torch.nn.init.normal_(p, std=0.02)"),
     _LOOP.format("p.data.normal_(0, 0.02)"),
     "torch.nn.init.uniform_(model.head.weight)\n",
+    _LOOP.format("p.data.add_(torch.empty_like(p).normal_(0, 0.1))"),
+    _LOOP.format("noise = torch.zeros_like(p.grad)\n    noise.uniform_()\n    p.grad.add_(noise)"),
+    _LOOP.format("p.grad = torch.nn.functional.dropout(p.grad, 0.1)"),
 ]
 OTHERS = [
     _LOOP.format("p.data.add_(torch.zeros_like(p))"),
     _LOOP.format("torch.nn.init.zeros_(p)"),
     _LOOP.format("noise = torch.randn_like(p.to_local())"),
     _LOOP.format("torch.nn.init.normal_(p.to_local())"),
+    "noise = torch.empty_like(batch).normal_()\nmodel(torch.nn.functional.dropout(noise))\n",
     "noise = torch.randn_like(batch)\nbatch.normal_()\nmodel(noise)\n",
     "for p in net2.parameters():\n    torch.nn.init.normal_(p)\n",
     f"with FSDP.summon_full_params(model):\n    {DRAWN[4]}",
