@@ -15,6 +15,7 @@ import libcst as cst
 
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.nodes import dotted
+from fsdp_migrate.source.python.tensor_words import STATISTICS, gives_its_kind
 from fsdp_migrate.source.rules.foreign_functions import has_model, in_packages
 from fsdp_migrate.source.uses import Found
 
@@ -55,6 +56,7 @@ _TAKES_MODELS: Final = re.compile(
     r"utils\.(?:checkpoint|data)\.|cuda\.|is_)"
 )
 """Functions of torch's that other rules speak of, or that leave a model's parameters alone."""
+_OPTIMIZERS: Final = re.compile(r"optim|^opt_|_opt$", re.IGNORECASE)
 _SAID: Final = frozenset({"commented", "kept", "unclear"})
 _KNOWN: Final = frozenset(
     {
@@ -141,6 +143,9 @@ def _of_unknown(values: ParameterValues, call: cst.Call) -> str:
     source, func = values.source, call.func
     name = func.attr.value if isinstance(func, cst.Attribute) else (dotted(func) or "")
     if not name or not source.links.defined or name in source.links.defined | _KNOWN or _HARMLESS.match(name):
+        return ""
+    # A tensor's methods, Python's functions, and what is chosen as an optimizer: other rules speak of these.
+    if gives_its_kind(name) or name in STATISTICS or _OPTIMIZERS.search(name) is not None:
         return ""
     if isinstance(func, cst.Name) and hasattr(builtins, name):
         return ""

@@ -82,6 +82,8 @@ def test_what_another_package_is_given(tmp_path: Path, does: str, name: str) -> 
         # A function of the project is followed, whatever its object is.
         "net.engine.look(model)",
         "kept = [net].append(model)",
+        "[s.sub_(p) for s, p in zip(net.shadow, model.parameters())]",
+        "optimizer_class = pick()\n    optimizer_class(model.parameters())",
         "same = isinstance(model, type(plain))",
     ],
 )
