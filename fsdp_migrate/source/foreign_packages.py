@@ -13,6 +13,7 @@ from fsdp_migrate.source.reach import written_imports
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from fsdp_migrate.source.project import Project
@@ -28,6 +29,8 @@ _KNOWN: Final = frozenset(
 )
 
 
+_CLASSES: Final = re.compile(r"^[ \t]*class[ \t]+(\w+)([^\n]*)\n((?:[ \t][^\n]*\n|\n)*)", re.MULTILINE)
+_STEPS: Final = re.compile(r"\bdef step\b|\bparam_groups\b|\.step\(|[Oo]ptim\w*\(")
 _DEFINED: Final = re.compile(r"\b(?:class|def)\s+(\w+)")
 
 # It stands in torch's name, and is another's: SageMaker's, in its containers alone.
@@ -44,11 +47,19 @@ def with_foreign_packages(project: Project, links: dict[Path, Links]) -> dict[Pa
         written = (name for name, _ in written_imports(project.texts[path]) if not name.startswith("."))
         tops = {_WITHIN_TORCH if _is_in_torch(name) else name.partition(".")[0] for name in written}
         found[path] = frozenset(tops - own - _KNOWN - set(path.parts) - sys.stdlib_module_names)
+    stepping = frozenset(name for text in project.texts.values() for name in _stepping(text))
     told = {
-        path: replace(links.get(path, NOTHING), foreign=names, defined=defined)
+        path: replace(links.get(path, NOTHING), foreign=names, defined=defined, stepping=stepping)
         for path, names in found.items()
     }
     return {**links, **told}
+
+
+def _stepping(text: str) -> Iterator[str]:
+    """Yield the classes of a text that may be optimizers: by their bases, a ``step``, or groups."""
+    for name, bases, body in _CLASSES.findall(text) if "class" in text else ():
+        if "optim" in bases.lower() or _STEPS.search(body) is not None:
+            yield name
 
 
 def _is_in_torch(name: str) -> bool:

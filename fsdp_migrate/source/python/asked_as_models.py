@@ -39,6 +39,7 @@ ASKS_A_MODEL: Final = frozenset(
 """Methods of models that nothing else which ``prepare`` is given has."""
 _NAMED = re.compile(PREPARED_MODEL)
 _OTHERS = re.compile(PREPARED_WITH)
+_STATES = re.compile(r"(?:^|_)(?:checkpoint|ckpt|sd|state|state_?dict)s?$")
 # By the classes that make them: what is prepared beside a model, and is no optimizer.
 _MADE = re.compile(
     r"(?:Tokenizer|Processor|Collator\w*|Loader|Dataset|FeatureExtractor)(?:\.from_pretrained)?$"
@@ -55,8 +56,12 @@ def is_model(name: str, asked: Collection[str]) -> bool:
     Example:
         >>> is_model("self.unet", ()), is_model("dit", {"dit"}), is_model("dit_loader", {"dit_loader"})
         (True, True, False)
+        >>> is_model("self.model_state_dict", ())
+        False
     """
     last = name.rpartition(".")[2].lower()
+    if _STATES.search(last) is not None:
+        return False
     return _OTHERS.search(last) is None and (_NAMED.search(last) is not None or last in asked)
 
 

@@ -256,6 +256,8 @@ class Links:
 
     defined: frozenset[str] = frozenset()
     """The names of all functions, methods and classes of the project."""
+    stepping: frozenset[str] = frozenset()
+    """The classes of the project that may be optimizers: by their bases, a ``step``, or groups."""
 
     without_group: bool = False
     """Whether this is a test that calls nothing which makes a process group: no model is sharded there."""

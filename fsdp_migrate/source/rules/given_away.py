@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.copied_parameters import holds_one, is_part
+from fsdp_migrate.source.kept_averages import is_average
 from fsdp_migrate.source.parameter_values import ParameterValues
 from fsdp_migrate.source.python.held import has_model, held
 from fsdp_migrate.source.python.no_models import is_no_model
@@ -171,4 +172,8 @@ def _holds(values: ParameterValues, node: cst.BaseExpression) -> bool:
     """Tell whether it holds parameters, or holds what does: ``{"ema": shadow, "step": step}``."""
     if isinstance(node, (cst.List, cst.Tuple, cst.Dict)):
         return any(values.is_one(each.value) or values.is_many(each.value) for each in node.elements)
+    func = node.func if isinstance(node, cst.Call) else None
+    is_asked = isinstance(func, cst.Attribute) and func.attr.value == "state_dict"
+    if is_asked and isinstance(func, cst.Attribute) and is_average(values.source, func.value):
+        return True  # the copies that an average keeps
     return values.is_one(node) or values.is_many(node)
