@@ -24,8 +24,10 @@ _NUMBERS = frozenset(
     {"abs", "float", "format", "int", "math.sqrt", "max", "min", "repr", "round", "sqrt", "str", "sum"}
 )
 _SAME = frozenset(
-    {"cpu", "detach", "float", "format", "item", "max", "mean", "min", "norm", "sqrt", "std", "sum"}
+    {"abs", "cpu", "detach", "float", "format", "item", "max", "mean", "min", "norm", "sqrt", "std", "sum"}
 )
+# What is no matter of its values.
+_NO_VALUES = frozenset({"device", "dtype"})
 # `math.log` and `torch.log` show nothing.
 _COMPUTE = frozenset({"cmath", "jax", "math", "np", "numpy", "torch"})
 _RECORDS = re.compile(r"(?:^|_)(?:logs?|metrics?|records?|stats?)$")
@@ -88,6 +90,8 @@ def _shows(source: Source, below: cst.CSTNode, above: cst.CSTNode, depth: int) -
         is_for_people = is_for_people and not _computes(source, above.func)
         return True if is_for_people else None if name in _NUMBERS else False
     if isinstance(above, cst.Attribute):
+        if above.attr.value in _NO_VALUES:
+            return True
         call = source.index.parents[above]
         is_same = above.attr.value in _SAME and isinstance(call, cst.Call) and call.func is above
         return None if is_same else False

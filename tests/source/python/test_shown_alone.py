@@ -22,6 +22,7 @@ PRINTED = [
     "y = p.grad.norm()\n        print(y)",
     "x and logger.info(p.grad.norm())",
     "y = 0.0\n        y += (p.grad.norm() ** 2).item()\n        print(y)",
+    "y = torch.cat([p.grad.view(-1), p.view(-1)])\n        print(y.abs().max().item(), y.device)",
     "y = round(float(p.grad.norm() ** 2), 2)\n        z = y * 2\n        print('norm', z)",
 ]
 USED = [
@@ -37,6 +38,7 @@ USED = [
     "y = 0.0\n        y += (p.grad.norm() ** 2).item()\n        scale(y)",
     "print(p.grad.norm().backward())",
     "print(lambda: p.grad.norm())",
+    "y = torch.cat([p.grad.view(-1), p.view(-1)])\n        print(y.device)\n        scale(y.abs())",
     "y = p.grad.norm()",
     "yield p.grad.norm()",
     "x = x + torch.log(p.grad.norm())",
