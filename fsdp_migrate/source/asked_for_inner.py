@@ -65,10 +65,12 @@ def _chosen_by(source: Source, asked: cst.Call) -> tuple[cst.If | None, bool]:
 
 def _done(body: cst.CSTNode, inner: str) -> Iterator[cst.Call]:
     """Yield the calls by which something is done with it, or is given back or kept."""
-    for kind in (cst.Assign, cst.Expr, cst.Return):
-        for each in walk_for(body, kind):
-            if isinstance(each.value, cst.Call) and text_of(each.value.func).startswith(f"{inner}."):
-                yield each.value
+    values = [each.value for each in walk_for(body, cst.Expr)]
+    values += [each.value for each in walk_for(body, cst.Assign)]
+    values += [each.value for each in walk_for(body, cst.Return) if each.value is not None]
+    for value in values:
+        if isinstance(value, cst.Call) and text_of(value.func).startswith(f"{inner}."):
+            yield value
 
 
 def _raises(body: cst.BaseSuite) -> bool:

@@ -123,7 +123,8 @@ class Constructed:
         """Tell whether an attribute is plain at first, and nothing runs before a method that may shard it."""
         spot = Spot(method, method.node.lineno)
         for each in family.methods:
-            lines = [node.lineno for node in walked(each.node) if self._may_shard(each, node)]
+            calls = (node for node in walked(each.node) if isinstance(node, ast.Call))
+            lines = [node.lineno for node in calls if self._may_shard(each, node)]
             if each.node is method.node and lines:
                 return False
             if any(family.runs_first(spot, Spot(each, line)) is not True for line in lines):
@@ -132,9 +133,7 @@ class Constructed:
         first = [(value, place) for each, value, place in values if not self._shards_at(each, value)]
         return bool(first) and all(self.is_plain(value, place) for value, place in first)
 
-    def _may_shard(self, method: Method, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Call):
-            return False
+    def _may_shard(self, method: Method, node: ast.Call) -> bool:
         place = Place(method.module, f"{method.owner.name}.{method.name}" if method.owner is not None else "")
         is_own = (dotted(node.func) or "").startswith(("self.", "super"))
         return _SHARDS.search(f"{ast.unparse(node.func)}(") is not None or (
@@ -142,7 +141,8 @@ class Constructed:
         )
 
     def _shards_at(self, method: Method, value: ast.expr) -> bool:
-        return any(self._may_shard(method, node) for node in ast.walk(value))
+        calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
+        return any(self._may_shard(method, node) for node in calls)
 
 
 def _has_known_bases(doubts: Doubts, owner: Definition) -> bool:
