@@ -25,10 +25,11 @@ demo: $(CORE)/.run
 
 setup: $(CORE)/.dev $(COMPOSER)/.dev
 
-# Both lanes are set up first, so that a missing package shows before the tests run; then they run side by side,
+# Both lanes are set up first, side by side, so that a missing package shows before the tests run; then these run so,
 # each with one process of tests for a core (the longer core lane has one more): many tests wait for other processes.
 # What says nothing of torch is run by the core lane alone.
-test: $(CORE)/.dev $(COMPOSER)/.dev
+test:
+	$(LANE) -j2 $(CORE)/.dev $(COMPOSER)/.dev
 	$(MAKE) lint
 	$(CORE)/bin/python tools/run_lanes.py core='$(LANE) test-core' composer='$(LANE) test-composer' \
 		types='$(LANE) typecheck'
