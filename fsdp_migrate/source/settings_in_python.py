@@ -39,6 +39,7 @@ _RENAMED = {
 }
 _ELSEWHERE = "FM346"
 _OTHER_FILE = "FM356"
+_UNKNOWN, _ARE_UNKNOWN = " is known only when this runs.", " are known only when this runs."
 
 
 @dataclass(frozen=True)
@@ -113,18 +114,32 @@ def _reason(finding: Finding) -> str:
     name = finding.subject.rpartition(".")[2]
     if finding.code == _ELSEWHERE:
         needs = "" if str(finding.hint).startswith(("The key is", "Convert")) else f" {finding.hint}"
-        return f"`{name}` is known only when this runs.{needs}"
+        return f"`{name}`{_UNKNOWN}{needs}"
     return f"`{name}`: {finding.message}"
 
 
 def in_sentences(texts: Iterable[str]) -> str:
-    """Return reasons as sentences, each once.
+    """Return reasons as sentences, each once; of several names of which the same is not known, in one.
 
     Example:
         >>> in_sentences(["one", "two?", "one"])
         'one. two?'
+        >>> in_sentences(["`a` is known only when this runs.", "`b` is known only when this runs."])
+        '`a`, `b` are known only when this runs.'
     """
-    return " ".join(text if text.endswith((".", "?")) else f"{text}." for text in dict.fromkeys(texts))
+    said: dict[str, list[str]] = {}
+    for text in dict.fromkeys(texts):
+        name, unknown, rest = text.partition(_UNKNOWN)
+        # The text itself stands for all that is no such sentence.
+        said.setdefault(f"{unknown}{rest}" if unknown else text, []).append(name)
+    every = (_of_all(names, rest) if rest.startswith(_UNKNOWN) else rest for rest, names in said.items())
+    return " ".join(text if text.endswith((".", "?")) else f"{text}." for text in every)
+
+
+def _of_all(names: Sequence[str], said: str) -> str:
+    if len(names) > 1:
+        said = said.replace(_UNKNOWN, _ARE_UNKNOWN).replace("its value", "their values")
+    return f"{', '.join(names)}{said}"
 
 
 def item_changes(

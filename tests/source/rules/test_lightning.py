@@ -128,6 +128,14 @@ def test_without_its_hook_the_strategy_stays(header: str, devices: object, strat
     assert "# fsdp-migrate:     def configure_model(self) -> None:" in found
 
 
+def test_of_several_settings_that_are_not_known_it_is_said_once() -> None:
+    given = "FSDPStrategy(sharding_strategy=a, activation_checkpointing_policy=b, state_dict_type=c)"
+    said = comments(TRAINER.format(8, given), LIT)
+    assert "are known only when this runs. Write their values into the hook." in said
+    assert said.count("known only when this runs") == 2
+    assert "`state_dict_type` is known only when this runs. " in said
+
+
 def test_a_hook_that_is_there_is_not_to_be_replaced_by_a_second_one() -> None:
     wraps = "    self.block = wrap(self.block)\n"
     header = LIT.replace(
