@@ -219,8 +219,7 @@ def _show_configs(
         if each.state == "elsewhere" and each.message:
             said = f"{each.framework}: stays:"
         if each.state == "unclear":
-            is_own = isinstance(each, ConfigFound) and each.is_own
-            said = _OWN if is_own else f"{said}:"  # a sentence of its own follows
+            said = _OWN if each.is_own else f"{said}:"  # a sentence of its own follows
         alike = place if everything else each.message.replace(place, "")
         groups.setdefault((said, alike), []).append((place, each.message))
     for (said, _), found in groups.items():
