@@ -20,6 +20,7 @@ from fsdp_migrate.source.parameter_values import WEIGHTS, ParameterValues
 from fsdp_migrate.source.python.accelerate_models import NORM
 from fsdp_migrate.source.python.heirs import values_of
 from fsdp_migrate.source.python.held import EACH, taken
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.nodes import dotted, text_of
 from fsdp_migrate.source.uses import Found
 
@@ -201,10 +202,35 @@ def _made_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | N
     return node.func.value if is_method and isinstance(node.func, cst.Attribute) else None
 
 
+def _is_bound_to_a_number(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether it was given its own number: ``norm = norm.item()``, ``self.norm = float(self.norm)``."""
+    if isinstance(node, cst.Name) and node in source.index.scopes:
+        return _is_number_of(last_value(source.index, node), node.value)
+    text, index = text_of(node), source.index
+    for place in index.places_set(text) if isinstance(node, cst.Attribute) else ():
+        assign = index.parents[place]
+        is_sure = not any(isinstance(each, (cst.If, cst.Try)) for each in index.ancestors(place))
+        is_other = index.statement(place) is not index.statement(node)
+        if isinstance(assign, cst.Assign) and is_sure and is_other and _is_number_of(assign.value, text):
+            return True
+    return False
+
+
+def _is_number_of(value: cst.BaseExpression | None, text: str) -> bool:
+    if not isinstance(value, cst.Call):
+        return False
+    if dotted(value.func) == "float" and value.args:
+        return text_of(value.args[0].value).startswith(text)
+    is_item = isinstance(value.func, cst.Attribute) and value.func.attr.value == "item"
+    return is_item and text_of(value.func).startswith(f"{text}.")
+
+
 def _is_made_a_number(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether a test for tensors has made a number of it: ``if torch.is_tensor(n): n = n.item()``."""
     if isinstance(node, cst.IfExp):
         return _ASKS_FOR_TENSORS.match(text_of(node.test)) is not None
+    if _is_bound_to_a_number(source, node):
+        return True
     if not isinstance(node, cst.Name) or node not in source.index.scopes:
         return False
     around, order = {*source.index.ancestors(node)}, source.index.order

@@ -29,6 +29,11 @@ FABRIC = (
     "fabric = Fabric(strategy=FSDPStrategy(), devices=2)\nmodel = fabric.setup_module(model)\n"
 )
 LOOP = "for p in model.parameters():\n    "
+OF_A_CLASS = (
+    f"{ACCELERATE}\n\nclass Trainer:\n    def clip(self):\n"
+    "        self.norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+)
+NUMBER = "self.norm = self.norm.item()\n"
 LOCAL = "here = norm.detach().float() if torch.is_tensor(norm) else torch.tensor(norm)\n"
 CLIPS = "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
 
@@ -67,6 +72,8 @@ def is_said(text: str) -> bool:
         f"import torch\n{ACCELERATE}{CLIPS}bad = ~torch.isfinite(norm)\nx = accelerator.gather(bad)\n",
         f"import torch\n{ACCELERATE}{CLIPS}{LOCAL}x = accelerator.reduce((~here.isfinite()).int())\n",
         f"{ACCELERATE}{CLIPS}bad = norm > 5.0\nx = accelerator.gather(bad.long())\n",
+        f"{OF_A_CLASS}        print(f'{{self.norm:.3f}}')\n",
+        f"{OF_A_CLASS}        if rank == 0:\n            {NUMBER}        print(f'{{self.norm:.3f}}')\n",
         f"{FABRIC}g = fabric.all_gather(model.head.weight)\n",
         f"{FABRIC}{LOOP}g = fabric.all_reduce(p.grad)\n",
     ],
@@ -105,6 +112,9 @@ def test_what_takes_no_dtensors(text: str) -> None:
         f"import torch\n{ACCELERATE}{CLIPS}x = accelerator.gather(torch.isfinite(norm.full_tensor()))\n",
         f"import torch\n{ACCELERATE}{CLIPS}bad = not torch.isfinite(norm)\nx = accelerator.gather(bad)\n",
         f"import torch\n{ACCELERATE}{CLIPS}bad = 5.0 in norm\nx = accelerator.gather(bad)\n",
+        f"{ACCELERATE}{CLIPS}norm = norm.detach().cpu().item()\nprint(f'{{norm:.3f}}')\n",
+        f"{ACCELERATE}{CLIPS}norm = float(norm)\nx = norm.tolist()\n",
+        f"{OF_A_CLASS}        {NUMBER}        print(f'{{self.norm:.3f}}')\n",
         f"{FABRIC}x = fabric.all_gather(loss)\n",
         f"{FABRIC.replace('FSDPStrategy()', chr(39) + 'ddp' + chr(39))}{LOOP}g = fabric.all_reduce(p.grad)\n",
     ],
