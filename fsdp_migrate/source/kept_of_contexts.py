@@ -44,10 +44,10 @@ def kept_of(source: Source, block: cst.CSTNode, model: str) -> Iterator[cst.CSTN
             yield line
     said: set[cst.CSTNode | str] = set()
     for name in _read_below(source, block, inside):
-        line = source.index.statement(name)
-        if said.isdisjoint({name.value, line}) and _holds(source, name, model, inside):
+        statement = source.index.statement(name)
+        if said.isdisjoint({name.value, statement}) and _holds(source, name, model, inside):
             yield name
-            said |= {name.value, line}
+            said |= {name.value, statement}
 
 
 def put_without_writing(source: Source, block: cst.CSTNode) -> Iterator[cst.CSTNode]:
