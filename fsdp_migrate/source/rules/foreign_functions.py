@@ -75,7 +75,7 @@ def find(source: Source) -> Iterator[Found]:
 def in_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
     """Yield names within another package: of what is called, or of what made the object whose method is."""
     yield from behind_packages(source, func)
-    if made := _maker(source, func):
+    if isinstance(func, cst.Attribute) and (made := _maker(source, func)) is not None:
         yield from ([*names, func.attr.value] for names in behind_packages(source, made))
 
 

@@ -56,7 +56,7 @@ _TAKES_MODELS: Final = re.compile(
     r"utils\.(?:checkpoint|data)\.|cuda\.|is_)"
 )
 """Functions of torch's that other rules speak of, or that leave a model's parameters alone."""
-_OPTIMIZERS: Final = re.compile(r"optim|^opt_|_opt$", re.IGNORECASE)
+_OTHERS: Final = re.compile(r"optim|^opt_|_opt$|sched|^(?:has|is|register)_|^Dummy", re.IGNORECASE)
 _SAID: Final = frozenset({"commented", "kept", "unclear"})
 _KNOWN: Final = frozenset(
     {
@@ -68,7 +68,7 @@ _KNOWN: Final = frozenset(
         *("_prepare_context_parallel_inputs", "_save", "_save_checkpoint", "_wrap_model", "compute_loss"),
         *("create_optimizer", "evaluation_loop", "prediction_step", "training_step"),
         # Of Accelerator, Fabric and Trainers, of which other rules speak.
-        *("accumulate", "backward", "clear", "clip_grad_norm_", "clip_grad_value_"),
+        *("accumulate", "backward", "call", "clear", "clip_grad_norm_", "clip_grad_value_"),
         *("clip_gradients", "fit", "free_memory", "get_state_dict", "load", "load_raw"),
         *("load_state", "no_backward_sync", "no_sync", "prepare", "prepare_model"),
         *("register_for_checkpointing", "save", "save_model", "save_state", "setup"),
@@ -144,10 +144,12 @@ def _of_unknown(values: ParameterValues, call: cst.Call) -> str:
     name = func.attr.value if isinstance(func, cst.Attribute) else (dotted(func) or "")
     if not name or not source.links.defined or name in source.links.defined | _KNOWN or _HARMLESS.match(name):
         return ""
-    # A tensor's methods, Python's functions, and what is chosen as an optimizer: other rules speak of these.
-    if gives_its_kind(name) or name in STATISTICS or _OPTIMIZERS.search(name) is not None:
+    # A tensor's methods, optimizers, and what asks or notes alone.
+    if gives_its_kind(name) or name in STATISTICS or _OTHERS.search(name) is not None:
         return ""
-    if isinstance(func, cst.Name) and hasattr(builtins, name):
+    # What a function is given by a name is the project's own, and looked into where it stands.
+    is_given = isinstance(func, cst.Name) and not source.index.qualified(func)
+    if is_given and (hasattr(builtins, name) or any(has_model(source, arg.value) for arg in call.args)):
         return ""
     tops = {known.partition(".")[0] for known in source.index.qualified(func)}
     return "" if tops & ({"torch"} | sys.stdlib_module_names) else _given(values, call, name)

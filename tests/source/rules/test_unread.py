@@ -57,7 +57,7 @@ def _said(folder: Path, does: str) -> list[Use]:
         ("meter.update([model, plain])", "update"),
         ("torchs.gather(net=model)", "gather"),
         ("net.engine.start(model)", "start"),
-        ("loader(model)", "loader"),
+        ("loader(model.parameters())", "loader"),
         ("attach(model.parameters())", "attach"),
         ("attach([p for p in model.parameters() if p.requires_grad])", "attach"),
         ("[attach(p.grad) for p in model.parameters()]", "attach"),
@@ -81,6 +81,8 @@ def test_what_another_package_is_given(tmp_path: Path, does: str, name: str) -> 
         "attach(optimizer)",
         # A function of the project is followed, whatever its object is.
         "net.engine.look(model)",
+        "loader(model)",
+        "if net.is_wrapped(model): net.register_modules(model)",
         "kept = [net].append(model)",
         "[s.sub_(p) for s, p in zip(net.shadow, model.parameters())]",
         "optimizer_class = pick()\n    optimizer_class(model.parameters())",
