@@ -30,6 +30,7 @@ _KNOWN: Final = frozenset(
 
 
 _CLASSES: Final = re.compile(r"^[ \t]*class[ \t]+(\w+)([^\n]*)\n((?:[ \t][^\n]*\n|\n)*)", re.MULTILINE)
+_DOCSTRINGS: Final = re.compile(r"\"\"\"[^\"]*(?:\"{1,2}[^\"]+)*\"\"\"|#[^\n]*")
 _STEPS: Final = re.compile(r"\bdef step\b|\bparam_groups\b|\.step\(|[Oo]ptim\w*\(")
 _DEFINED: Final = re.compile(r"\b(?:class|def)\s+(\w+)")
 
@@ -57,7 +58,8 @@ def with_foreign_packages(project: Project, links: dict[Path, Links]) -> dict[Pa
 
 def _stepping(text: str) -> Iterator[str]:
     """Yield the classes of a text that may be optimizers: by their bases, a ``step``, or groups."""
-    for name, bases, body in _CLASSES.findall(text) if "class" in text else ():
+    code = _DOCSTRINGS.sub("", text) if "class" in text else ""
+    for name, bases, body in _CLASSES.findall(code):
         if "optim" in bases.lower() or _STEPS.search(body) is not None:
             yield name
 

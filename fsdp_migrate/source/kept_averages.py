@@ -11,7 +11,7 @@ import libcst as cst
 
 from fsdp_migrate.source.python.last_values import last_value, values_set
 from fsdp_migrate.source.python.nodes import last_name
-from fsdp_migrate.source.python.optimizers import has_groups, is_optimizer
+from fsdp_migrate.source.python.optimizers import PARAMETERS, is_optimizer
 
 
 if TYPE_CHECKING:
@@ -38,8 +38,17 @@ def is_average(source: Source, node: cst.BaseExpression) -> bool:
     return made is not None and _makes_one(source, made)
 
 
+def is_put_into_a_file(source: Source, node: cst.CSTNode) -> bool:
+    """Tell whether a state is given to what saves it at once, or to Lightning's checkpoint."""
+    home = source.index.function(node)
+    above = (each for each in source.index.ancestors(node) if isinstance(each, cst.Call))
+    is_saved = any("torch.save" in source.index.qualified(each.func) for each in above)
+    return is_saved or (home is not None and home.name.value == "on_save_checkpoint")
+
+
 def _makes_one(source: Source, made: cst.BaseExpression) -> bool:
-    if not isinstance(made, cst.Call) or not has_groups(source.models.kinds(made)):
+    given = [arg.value for arg in made.args] if isinstance(made, cst.Call) else []
+    if not isinstance(made, cst.Call) or not any(PARAMETERS in source.models.kinds(each) for each in given):
         return False
     name = last_name(made.func)
     return (

@@ -94,8 +94,28 @@ def _said(folder: Path, average: str, name: str, text: str) -> list[tuple[str, s
 def test_its_state_holds_dtensors_and_is_no_optimizers(tmp_path: Path) -> None:
     (saved, loaded) = _said(tmp_path, AVERAGE, "train.py", TRAIN)
     assert saved[0] == loaded[0] == "FM423"
-    assert "holds the copies that it keeps" in saved[1]
+    assert "a file of them holds one rank's part" in saved[1]
     assert "distribute_tensor" in loaded[1]
+
+
+def test_a_state_that_is_saved_elsewhere_is_said_where_it_is_asked_for(tmp_path: Path) -> None:
+    apart = TRAIN.replace("    torch.save({", "    state = {").replace(
+        "}, path)", "}\n    torch.save(state, path)"
+    )
+    assert apart != TRAIN
+    found = _said(tmp_path, AVERAGE, "train.py", apart)
+    assert any("holds the copies that it keeps" in becomes for _, becomes in found)
+    assert {code for code, _ in found} == {"FM423"}
+
+
+def test_what_a_docstring_says_of_steps_makes_no_optimizer(tmp_path: Path) -> None:
+    told = AVERAGE.replace(
+        "class Average:\n", 'class Average:\n    """Call it below optimizer.step()."""\n\n'
+    )
+    given = TRAIN.replace(
+        "Average(model.parameters(), 0.99)", "Average(parameters=model.parameters(), decay=0.9)"
+    )
+    assert {code for code, _ in _said(tmp_path, told, "train.py", given)} == {"FM423"}
 
 
 def test_what_holds_an_optimizer_is_one(tmp_path: Path) -> None:

@@ -207,13 +207,24 @@ def _is_bound_to_a_number(source: Source, node: cst.BaseExpression) -> bool:
     if isinstance(node, cst.Name) and node in source.index.scopes:
         return _is_number_of(last_value(source.index, node), node.value)
     text, index = text_of(node), source.index
-    for place in index.places_set(text) if isinstance(node, cst.Attribute) else ():
-        assign = index.parents[place]
-        is_sure = not any(isinstance(each, (cst.If, cst.Try)) for each in index.ancestors(place))
-        is_other = index.statement(place) is not index.statement(node)
-        if isinstance(assign, cst.Assign) and is_sure and is_other and _is_number_of(assign.value, text):
-            return True
-    return False
+    places = index.places_set(text) if isinstance(node, cst.Attribute) else ()
+    given = [(each, above.value) for each in places if isinstance(above := index.parents[each], cst.Assign)]
+    numbers = [each for each, value in given if _is_number_of(value, text)]
+    norms = [
+        each
+        for each, value in given
+        if is_accelerates_norm(source, value) or NORM in source.models.kinds(value)
+    ]
+    # Each is followed by its number in the same block, or in one around.
+    return bool(numbers and norms) and all(any(_follows(source, n, norm) for n in numbers) for norm in norms)
+
+
+def _follows(source: Source, number: cst.CSTNode, norm: cst.CSTNode) -> bool:
+    above = source.index.ancestors(number)
+    branches = {each for each in above if isinstance(each, (cst.Else, cst.If, cst.Try))}
+    is_same = source.index.function(number) is source.index.function(norm)
+    is_below = source.index.order[norm] < source.index.order[number]
+    return is_same and is_below and branches <= {*source.index.ancestors(norm)}
 
 
 def _is_number_of(value: cst.BaseExpression | None, text: str) -> bool:

@@ -171,7 +171,7 @@ def _said(values: ParameterValues, call: cst.Call) -> str:
 def _holds(values: ParameterValues, node: cst.BaseExpression) -> bool:
     """Tell whether it holds parameters, or holds what does: ``{"ema": shadow, "step": step}``."""
     if isinstance(node, (cst.List, cst.Tuple, cst.Dict)):
-        return any(values.is_one(each.value) or values.is_many(each.value) for each in node.elements)
+        return any(_holds(values, each.value) for each in node.elements)
     func = node.func if isinstance(node, cst.Call) else None
     is_asked = isinstance(func, cst.Attribute) and func.attr.value == "state_dict"
     if is_asked and isinstance(func, cst.Attribute) and is_average(values.source, func.value):

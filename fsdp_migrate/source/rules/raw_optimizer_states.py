@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 import libcst as cst
 
-from fsdp_migrate.source.kept_averages import LOADED as LOADED_COPIES, SAVED as SAVED_COPIES, is_average
+from fsdp_migrate.source.kept_averages import (
+    LOADED as LOADED_COPIES,
+    SAVED as SAVED_COPIES,
+    is_average,
+    is_put_into_a_file,
+)
 from fsdp_migrate.source.python.checked_optimizers import is_of_a_plain_model
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.given_plain import is_given_plain
@@ -79,11 +84,10 @@ def find(source: Source) -> Iterator[Found]:
         func = found.node.func if isinstance(found.node, cst.Call) else None
         is_its = found.code == "FM425" and isinstance(func, cst.Attribute)
         if isinstance(func, cst.Attribute) and is_its and is_average(source, func.value):
-            home = source.index.function(found.node)
-            said = LOADED_COPIES if func.attr.value == "load_state_dict" else SAVED_COPIES
-            # Of what Lightning saves another rule speaks.
-            if home is None or home.name.value != "on_save_checkpoint":
-                yield replace(found, code="FM423", becomes=said)
+            told = LOADED_COPIES if func.attr.value == "load_state_dict" else SAVED_COPIES
+            # Of what goes into a file here, or is saved by Lightning, another rule speaks.
+            if not is_put_into_a_file(source, found.node):
+                yield replace(found, code="FM423", becomes=told)
             continue
         added = said_of_own_state(source, cst.ensure_type(func, cst.Attribute).value) if is_its else ""
         said = found.becomes.replace(", of flat parameters,", ", by names,") if is_by_name else found.becomes

@@ -33,6 +33,11 @@ OF_A_CLASS = (
     f"{ACCELERATE}\n\nclass Trainer:\n    def clip(self):\n"
     "        self.norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
 )
+IN_A_BLOCK = (
+    f"{ACCELERATE}\n\nclass Trainer:\n    def clip(self):\n        if sync:\n"
+    "            self.norm: float = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
+    "            self.norm: float = self.norm.item()\n        else:\n            self.norm = None\n"
+)
 NUMBER = "self.norm = self.norm.item()\n"
 LOCAL = "here = norm.detach().float() if torch.is_tensor(norm) else torch.tensor(norm)\n"
 CLIPS = "norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
@@ -114,6 +119,7 @@ def test_what_takes_no_dtensors(text: str) -> None:
         f"import torch\n{ACCELERATE}{CLIPS}bad = 5.0 in norm\nx = accelerator.gather(bad)\n",
         f"{ACCELERATE}{CLIPS}norm = norm.detach().cpu().item()\nprint(f'{{norm:.3f}}')\n",
         f"{ACCELERATE}{CLIPS}norm = float(norm)\nx = norm.tolist()\n",
+        f"{IN_A_BLOCK}        print(f'{{self.norm:.3f}}')\n",
         f"{OF_A_CLASS}        {NUMBER}        print(f'{{self.norm:.3f}}')\n",
         f"{FABRIC}x = fabric.all_gather(loss)\n",
         f"{FABRIC.replace('FSDPStrategy()', chr(39) + 'ddp' + chr(39))}{LOOP}g = fabric.all_reduce(p.grad)\n",
