@@ -381,6 +381,10 @@ FLOAT_OUTPUTS = (
 
 ``output_dtype=torch.float32`` would cast the outputs of each unit.
 """
+CAST_ALL_BUFFERS = (
+    "`for buffer in filter(torch.is_floating_point, model.buffers()): buffer.data = buffer.data.to(torch.{})`"
+)
+"""What casts the buffers of a model as FSDP1 did, above the sharding."""
 ROUNDED_IN_EVALUATION = (
     "In an evaluation losses are rounded too: where the best model, or an early stop, is chosen by them "
     "(`metric_for_best_model`), two may be equal that were not, and another one is kept."
@@ -403,10 +407,12 @@ def say_mixed_precision(
     hint = (
         f"To go on as before write {AUTOCAST} above `accelerator.prepare`, or the Trainer's `train()`, where "
         f"it is `trainer.accelerator`. Outputs, the loss too, stay {dtype}; for float32 write below that "
-        f"line {FLOAT_OUTPUTS}. Else norms, softmax and losses are computed in {dtype}, those of an "
-        "evaluation too, and a float32 tensor that meets weights within the model raises. Where an output "
-        "meets float32 tensors, that may raise: write `.float()` on it. `fsdp-migrate explain FM354` has "
-        "more. A model that `prepare_fully_shard` shards is cast as under FSDP1."
+        f"line {FLOAT_OUTPUTS}. For the model's own buffers, such as rotary frequencies, write above both "
+        f"{CAST_ALL_BUFFERS.format(dtype)}; left in their own dtype they are more exact. Else norms, softmax "
+        f"and losses are computed in {dtype}, those of an evaluation too, and a float32 tensor that meets "
+        "weights within the model raises. Where an output meets float32 tensors, that may raise: write "
+        "`.float()` on it. `fsdp-migrate explain FM354` has more. A model that `prepare_fully_shard` shards "
+        "is cast as under FSDP1."
     )
     draft.say("FM354", block.beside(key), text, hint)
     if place := block.settings.spectral():

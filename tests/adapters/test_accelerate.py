@@ -11,6 +11,7 @@ from fsdp_migrate.adapters.accelerate import ACCELERATE_KEYS
 from fsdp_migrate.adapters.conversion.text import TextConversion, convert_text
 from fsdp_migrate.adapters.engine.base import bare
 from fsdp_migrate.adapters.engine.settings import Settings
+from fsdp_migrate.adapters.engine.shared_keys import CAST_ALL_BUFFERS
 from fsdp_migrate.errors import ConfigError
 
 
@@ -237,7 +238,8 @@ def test_mixed_precision_is_told_where_there_is_any() -> None:
     assert said.subject == "mixed_precision"
     # What is to be written stands first: it was in the middle of 18 lines.
     assert str(said.hint).startswith("To go on as before write `model.forward = accelerator.autocast()")
-    assert len(f"{said.message} {said.hint}") < 1300
+    assert CAST_ALL_BUFFERS.format("bfloat16") in str(said.hint)
+    assert len(f"{said.message} {said.hint}") < 1600
     found = convert("fsdp_offload_params: false", f"{HEAD}mixed_precision: 'no'\n").findings
     assert "FM354" not in {f.code for f in found}
 

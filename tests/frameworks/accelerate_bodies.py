@@ -232,11 +232,27 @@ class _Between(_Scored):
         return torch.as_tensor(self.head(self.parts[1](between * 1.001 + between.square())))
 
 
-def losses_of(version: int, lines: str = "", *, are_outputs_used: bool = False) -> list[float]:
+class _Turned(_Scored):
+    """Has a buffer that is not exact in bfloat16, and one of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: torch.Tensor
+        self.order: torch.Tensor
+        self.register_buffer("rates", torch.linspace(0.1, 0.9, 8))
+        self.register_buffer("order", torch.arange(8).flip(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward((x * self.rates)[:, self.order])
+
+
+def losses_of(
+    version: int, lines: str = "", *, are_outputs_used: bool = False, are_buffers_used: bool = False
+) -> list[float]:
     """Return the losses of steps in bf16 mixed precision; ``lines`` stand above."""
     with _as_accelerators():
         torch.manual_seed(3)
-        model = _Between() if are_outputs_used else _Scored()
+        model = _Between() if are_outputs_used else _Turned() if are_buffers_used else _Scored()
         given = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["_Part"]}
         accelerator, optimizer = _beside(version, model, "bf16", **given)
         names = {"accelerate": accelerate, "accelerator": accelerator, "model": model}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS
+from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, CAST_ALL_BUFFERS, FLOAT_OUTPUTS
 from tests.frameworks import accelerate_bodies
 from tests.models import VOCABULARY
 from tests.ranks import ROOT, run_ranks
@@ -77,6 +77,19 @@ def test_losses_in_float32_need_the_autocast_and_the_dtype_of_outputs(*, are_out
     # The first loss: over gloo torch up to 2.8 adds gradients up, and does not divide them by the ranks.
     first = {name: found[name][0] for name in ("fsdp1", "plain", "both")}
     assert first["both"] == first["fsdp1"] != first["plain"]
+
+
+def test_losses_of_a_model_with_buffers_need_their_cast_too() -> None:
+    """FM354 names the line: rotary frequencies were bfloat16 under FSDP1."""
+    cast = CAST_ALL_BUFFERS.format("bfloat16")
+    both = [line.strip("`") for line in (AUTOCAST, FLOAT_OUTPUTS)]
+    lines = {"fsdp1": (1, []), "both": (2, both), "all": (2, [cast.strip("`"), *both])}
+    losses = partial(accelerate_bodies.losses_of, are_buffers_used=True)
+    first = {
+        name: run_ranks(partial(losses, lines="\n".join(text)), version)[0][0]
+        for name, (version, text) in lines.items()
+    }
+    assert first["all"] == first["fsdp1"] != first["both"]
 
 
 def test_where_a_forward_reads_the_weights_of_embeddings_they_have_to_stay() -> None:

@@ -13,7 +13,12 @@ import libcst as cst
 
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
-from fsdp_migrate.adapters.engine.shared_keys import AUTOCAST, FLOAT_OUTPUTS, ROUNDED_IN_EVALUATION
+from fsdp_migrate.adapters.engine.shared_keys import (
+    AUTOCAST,
+    CAST_ALL_BUFFERS,
+    FLOAT_OUTPUTS,
+    ROUNDED_IN_EVALUATION,
+)
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
@@ -385,7 +390,11 @@ def _said_of_casts(value: Any) -> Iterator[Finding]:
         text = "FSDP2 casts the inputs of every unit where FSDP1 casts the root's."
     if given.get("buffer_dtype"):
         text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
-        hint += " Where buffers matter, such as rotary frequencies, the new run is the more exact one."
+        cast = CAST_ALL_BUFFERS.format(str(given["buffer_dtype"]).rpartition(".")[2])
+        hint += (
+            " Where buffers matter, such as rotary frequencies, the new run is the more exact one; to go on "
+            f"as before write {cast} above `prepare`."
+        )
     if is_cast and given.get("param_dtype"):
         text += (
             " Where the Accelerator has `mixed_precision`, FSDP1 ran the model in autocast, and its outputs "
