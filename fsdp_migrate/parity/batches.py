@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _ROWS, _LENGTH, _SIDE = 2, 8, 32
 _TOKENS = 100
+_WITHIN_LIGHTNINGS = (
+    "It is a LightningModule, of which Lightning's Trainer runs `training_step`: name a function that makes "
+    "the nn.Module within it instead. Or: "
+)
 
 
 @dataclass(frozen=True)
@@ -211,11 +215,13 @@ def _made_up(
         if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
     ]
     tried = "; ".join(refusals) or "it has no layer that tells what it takes"
+    is_lightnings = any(each.__name__ == "LightningModule" for each in type(model).__mro__)
     msg = (
         f"No batches can be made for {type(model).__name__}, whose forward takes {named(taken) or 'nothing'} "
-        f"({tried}). Give `data` (`--data PKG.MOD:BATCHES`): batches, or a function that returns "
-        "them. A batch is a dict of the model's arguments by name, or a tuple of them in order. "
-        "Unless the model returns its loss, give `loss` (`--loss PKG.MOD:LOSS`) too."
+        f"({tried}). {_WITHIN_LIGHTNINGS if is_lightnings else ''}"
+        "Give `data` (`--data PKG.MOD:BATCHES`): batches, or a function that returns them. A batch is a dict "
+        "of the model's arguments by name, or a tuple of them in order. Unless the model returns its loss, "
+        "give `loss` (`--loss PKG.MOD:LOSS`) too."
     )
     raise ConfigError(msg, field="data")
 

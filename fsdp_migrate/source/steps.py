@@ -52,14 +52,15 @@ _FOUND_MODEL = (
     "names a function that makes yours."
 )
 _OWN_CONFIG = (
-    "fsdp.yaml is a file that you write, with FSDP1's arguments: `sharding_strategy: FULL_SHARD`, "
-    "`auto_wrap_policy: {transformer_layer_cls: [Block]}`. Without `--config` they are FSDP1's defaults, "
-    "whatever the sources say."
+    "fsdp.yaml is a file that you write, with all arguments that your sources give FSDP1, as "
+    "`sharding_strategy: FULL_SHARD`, `auto_wrap_policy: {transformer_layer_cls: [Block]}`, "
+    "`mixed_precision: {param_dtype: bfloat16}`: what is left out has FSDP1's default, whatever the sources "
+    "say."
 )
 _BY_HAND = (
     "Sources shard by themselves ({}), and not by {}. For a run of theirs, fsdp.yaml is a file that you "
-    "write, with the arguments that FSDP1 has there: `sharding_strategy: FULL_SHARD`, "
-    "`auto_wrap_policy: {{transformer_layer_cls: [Block]}}`."
+    "write, with all arguments that FSDP1 has there, as `sharding_strategy: FULL_SHARD`, "
+    "`auto_wrap_policy: {{transformer_layer_cls: [Block]}}`, `mixed_precision: {{param_dtype: bfloat16}}`."
 )
 _BEFORE = (
     "Do it before the config is converted: FSDP1 runs by it. Afterwards the copy is right, which is kept as "

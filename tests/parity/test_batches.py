@@ -83,6 +83,22 @@ def test_where_none_can_be_made_the_user_is_asked(model: nn.Module) -> None:
 
 
 @pytest.mark.slow
+def test_of_a_lightning_module_the_module_within_is_asked_for() -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Lit(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(2, 2)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.net(batch).sum())
+
+    with pytest.raises(ConfigError, match=r"a function that makes the nn\.Module within it"):
+        fed(Lit())
+
+
+@pytest.mark.slow
 def test_models_of_transformers_get_tokens_and_labels() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=11, n_positions=16)
