@@ -49,6 +49,11 @@ _ANEW = (
     "that is resumed from the same checkpoint: in the middle of an epoch Lightning starts the loader anew, "
     "under FSDP1 too."
 )
+_WITHOUT_MOMENTS = (
+    "What FSDP1 itself resumes from such a checkpoint of Accelerate's has no moments (`doctor --checkpoint` "
+    "says accelerate-resumes-without-moments), so that `compare` finds a difference in its second step: the "
+    "losses of the new run are to be those of the FSDP1 run that was not stopped."
+)
 _LIGHTNINGS = (
     "Lightning's Trainer goes on from a `.ckpt` file as it is, with ModelParallelStrategy and "
     "Trainer.fit(model, ckpt_path=FILE)."
@@ -168,7 +173,9 @@ def steps_for_checkpoints(
         go_on += _ended(one, loads) + _or_another(one, waiting)
         start = _START_AS_IT_IS if loads == [one.path] and all(map(_is_ready, waiting)) else _START
         clips = _CLIPS.format(_BY_DEFAULT if any(map(is_trainers, waiting)) else "")
-        steps.append(Step(" ".join(filter(None, (start, clips, _ANEW if anew else "", go_on))), both))
+        without = _WITHOUT_MOMENTS if _is_resumed_without_moments(one) else ""
+        said = (start, clips, _ANEW if anew else "", without, go_on)
+        steps.append(Step(" ".join(filter(None, said)), both))
     if folder is not None:
         # Of the new run's, too: what it trains is to be published as well.
         newer = [each for each in latest if each.is_fsdp2s and not (each.is_incomplete or each.is_export)]
@@ -229,6 +236,12 @@ def _is_surely_converted(checkpoint: CheckpointFound) -> bool:
 def _is_lightnings_folder(checkpoint: CheckpointFound) -> bool:
     """Tell whether ``inspect`` is sure to ask for a conversion: Lightning's Trainer reads other names now."""
     return checkpoint.is_lightnings and not checkpoint.is_full
+
+
+def _is_resumed_without_moments(checkpoint: CheckpointFound) -> bool:
+    """Tell whether Accelerate saved the optimizer in shards, which its FSDP1 does not load again."""
+    parts = (Path(checkpoint.path, name, METADATA_FILE) for name in ("optimizer_0", "pytorch_model_fsdp_0"))
+    return all(each.is_file() for each in parts)
 
 
 def _ended(one: CheckpointFound, loads: Sequence[str]) -> str:

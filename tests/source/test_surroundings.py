@@ -223,6 +223,18 @@ def test_where_a_run_may_have_ended_the_checkpoint_before_is_named(tmp_path: Pat
     assert "If the run ended" not in steps_for_checkpoints([alone], [], str(tmp_path))[-1].text
 
 
+@pytest.mark.parametrize("is_accelerates", [False, True])
+def test_a_resume_of_fsdp1s_without_moments_is_said_where_it_is_compared(
+    tmp_path: Path, *, is_accelerates: bool
+) -> None:
+    for name in ("pytorch_model_fsdp_0", "optimizer_0" if is_accelerates else "optimizer"):
+        shutil.copytree(CHECKPOINTS / "plain.dcp", tmp_path / "step-6" / name)
+    found = CheckpointFound(str(tmp_path / "step-6"), "model and optimizer apart, in one folder")
+    said = steps_for_checkpoints([found], [], str(tmp_path))[-1].text
+    assert ("accelerate-resumes-without-moments" in said) is is_accelerates
+    assert ("the FSDP1 run that was not stopped" in said) is is_accelerates
+
+
 @pytest.mark.parametrize(
     ("path", "folder"),
     [
