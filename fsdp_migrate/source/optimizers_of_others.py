@@ -6,9 +6,11 @@ import ast
 from typing import TYPE_CHECKING
 
 from fsdp_migrate.source.call_arguments import given_by
+from fsdp_migrate.source.project import dotted
 from fsdp_migrate.source.python.argument_places import parameters_of
-from fsdp_migrate.source.python.held import attribute, has_model, tensors
+from fsdp_migrate.source.python.held import attribute, has_model, tensors, whole
 from fsdp_migrate.source.python.optimizers import has_groups
+from fsdp_migrate.source.python.walked import walked
 
 
 if TYPE_CHECKING:
@@ -42,9 +44,27 @@ def _is_plain(known: ProjectKinds, node: ast.expr, place: Place) -> bool:
     """Tell whether an expression is an object of a class that holds no sharded model, and no model itself."""
     kinds = known.kinds(node, place)
     owners = [owner for owner, _ in known.objects_in(kinds)]
-    if not owners or has_model(kinds) or tensors(kinds):
+    if has_model(kinds) or tensors(kinds):
+        return False
+    if whole(kinds) == {"ddp"} or _is_torchs(known, node, place):
+        return True
+    if not owners:
         return False
     keys = {owner.key for owner in owners}
     for key in keys:
         known.ask(key)
     return not any(key in keys and has_model(those) for (key, _), those in known.facts.items())
+
+
+def _is_torchs(known: ProjectKinds, node: ast.expr, place: Place) -> bool:
+    """Tell whether each value that a name has in its function is a module of torch's: ``nn.Linear()``."""
+    function = known.project.node(place.module, place.scope) or place.module.tree
+    name = dotted(node)
+    given = [
+        each.value
+        for each in walked(function)
+        if isinstance(each, ast.Assign) and name in [dotted(target) for target in each.targets]
+    ]
+    made = [each.func for each in given if isinstance(each, ast.Call)]
+    names = [known.project.qualified(dotted(func) or "", place) for func in made]
+    return len(made) == len(given) > 0 and all(each.startswith("torch.nn.") for each in names)

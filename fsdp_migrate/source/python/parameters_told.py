@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from fsdp_migrate.source.python.held import ARGUMENT, WRAPS, has_model, put, tensors
+from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.links import OBJECT
 from fsdp_migrate.source.python.makers import given_here
 from fsdp_migrate.source.python.nodes import argument_of, dotted
+from fsdp_migrate.source.python.optimizers import OF_A_MODEL, has_groups
 from fsdp_migrate.source.python.own_parts import holds_models
 from fsdp_migrate.source.python.parameters import model_of
 from fsdp_migrate.source.python.written_names import written_names
@@ -67,7 +69,35 @@ def given_by_functions(models: ModelKinds, call: cst.Call) -> set[str]:
             known = models.kinds(given) if given is not None else set()
         is_back = is_back or bool(known)
         found |= known or without_others(models, call, gives[name] - {back or ""})
-    return found if is_back else found | given_here(models, call.func)
+    return found if is_back else found | _without_groups_of_others(models, call)
+
+
+def _without_groups_of_others(models: ModelKinds, call: cst.Call) -> set[str]:
+    """Return what a function here gives: no optimizer of a sharded model, where it gets a plain one.
+
+    ``create_optimizer(model)`` gives that of the model, which other calls shard before.
+    """
+    found = given_here(models, call.func)
+    values = [arg.value for arg in call.args if not arg.star]
+    if not has_groups(found) or len(values) != len(call.args):
+        return found
+    if not any(isinstance(each, cst.Name) and _is_made_plain(models, each) for each in values):
+        return found
+    every = [models.kinds(each) for each in values]
+    is_its = any(has_model(each) or "params" in each or tensors(each) for each in every)
+    return found if is_its else found - OF_A_MODEL
+
+
+def gives_others(models: ModelKinds, call: cst.Call) -> bool:
+    """Tell whether a function here gives the optimizer of a sharded model to other calls alone."""
+    return has_groups(given_here(models, call.func)) and not has_groups(models.kinds(call))
+
+
+def _is_made_plain(models: ModelKinds, name: cst.Name) -> bool:
+    """Tell whether a name is given a module of torch's here: ``net = nn.Linear(4, 4)``."""
+    value = last_value(models.index, name) if name in models.index.scopes else None
+    made = models.index.qualified(value.func) if isinstance(value, cst.Call) else set()
+    return bool(made) and all(each.startswith("torch.nn.") for each in made)
 
 
 def without_others(models: ModelKinds, call: cst.Call, gives: Collection[str]) -> set[str]:

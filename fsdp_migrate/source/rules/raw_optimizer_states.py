@@ -24,6 +24,7 @@ from fsdp_migrate.source.python.optimizers import PARAMETERS, has_groups, is_opt
 from fsdp_migrate.source.python.own_names import name_of, values_bound
 from fsdp_migrate.source.python.own_states import said_of_own_state
 from fsdp_migrate.source.python.parameters import model_of
+from fsdp_migrate.source.python.parameters_told import gives_others
 from fsdp_migrate.source.python.plain_modules import has_plain_parameters
 from fsdp_migrate.source.python.read_states import is_asked_for_keys
 from fsdp_migrate.source.python.told_states import bound_for_it_alone
@@ -106,7 +107,7 @@ def _found(source: Source) -> Iterator[Found]:
         saves = _saves_a_model(source, call) if not call.args else None
         is_saved = _is_saved(source, call) or _is_saved_by_name(source, call)
         if not saves and not call.args and is_saved and _is_of_a_model(source, func.value):
-            saves = "certain"
+            saves = "mixed" if _is_another_by_its_name(source, func.value) else "certain"
         if not saves and not call.args and _is_of_another_place(source, func.value):
             saves = "mixed" if is_saved or source.models.strategies.is_run_sharded(call) else None
         if saves and not _is_given_to_fsdp1(source, call):
@@ -130,8 +131,9 @@ def _found(source: Source) -> Iterator[Found]:
             is_joined = _is_beside_its_model(source, file)
             yield Found("FM425", call, LOADED if is_joined else LOADED_APART, "commented")
         elif name_of(source, func.value) in saved or _is_of_a_model(source, func.value):
-            yield Found("FM425", call, LOADED_ALONE, "commented")
-            loaded[name_of(source, func.value)] = SAVED
+            is_other = _is_another_by_its_name(source, func.value)
+            yield Found("FM425", call, _MAY_BE_LOADED if is_other else LOADED_ALONE, "commented")
+            loaded[name_of(source, func.value)] = _MAYBE if is_other else SAVED
         elif not saved and _is_of_another_place(source, func.value):
             yield Found("FM425", call, _MAY_BE_LOADED, "commented")
             loaded[name_of(source, func.value)] = _MAYBE
@@ -379,6 +381,14 @@ def _is_of_a_module_apart(source: Source, optimizer: cst.BaseExpression) -> bool
     )
 
 
+def _is_another_by_its_name(source: Source, optimizer: cst.BaseExpression) -> bool:
+    """Tell whether a function is given it, and its name alone says that it is the one that another makes."""
+    scope = source.index.scopes.get(optimizer) if isinstance(optimizer, cst.Name) else None
+    bound = scope.lookup(text_of(optimizer)) if scope is not None else ()
+    is_given = bool(bound) and all(each.kind == "param" for each in bound)
+    return is_given and not has_groups(source.models.kinds(optimizer))
+
+
 def _are_plain(source: Source, optimizer: cst.BaseExpression) -> Iterator[bool]:
     """Yield, for each model that an optimizer is made of here, whether it is plain where that stands."""
     for value in _makers(source, optimizer):
@@ -410,7 +420,7 @@ def _makers(source: Source, optimizer: cst.BaseExpression, depth: int = 0) -> It
         bound = (each.value for each in source.index.bindings_of(optimizer) if each.index is not None)
         values += [each for each in bound if isinstance(each, cst.Call) and _is_maker(each)]
     for value in values:
-        if isinstance(value, cst.Call):
+        if isinstance(value, cst.Call) and not gives_others(source.models, value):
             yield value
             yield from _makers_within(source, value, depth)
         elif isinstance(value, (cst.Name, cst.Attribute)) and depth < _DEEPEST:
