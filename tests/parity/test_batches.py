@@ -86,7 +86,7 @@ def test_where_none_can_be_made_the_user_is_asked(model: nn.Module) -> None:
 def test_of_a_lightning_module_the_module_within_is_asked_for() -> None:
     lightning = pytest.importorskip("lightning.pytorch")
 
-    class Lit(lightning.LightningModule):
+    class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Linear(2, 2)
