@@ -6,8 +6,8 @@ torchrun --nproc-per-node 2 tests/rank_scripts/ending_groups.py ROUNDS
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,27 +34,25 @@ def gather() -> None:
         dist.all_gather(out, torch.ones(4))
 
 
-def burn() -> None:
-    while True:
-        pass
-
-
 def main(rounds: int, busy: int = 0) -> None:
-    load = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(busy)]
-    for process in load:
-        process.start()
-    before, start = len(list(Path("/proc/self/fd").iterdir())), time.monotonic()
-    for number in range(rounds):
-        make_group(number)
-        for _ in range(3):  # as meshes make them
-            dist.new_group()
-        gather()
-        end_process_group()
-    left = len(list(Path("/proc/self/fd").iterdir())) - before
-    seconds = time.monotonic() - start
-    sys.stdout.write(f"{rounds} rounds on torch {torch.__version__}: {seconds:.1f} s, {left} files left\n")
-    for process in load:
-        process.kill()
+    load = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        before, start = len(list(Path("/proc/self/fd").iterdir())), time.monotonic()
+        for number in range(rounds):
+            make_group(number)
+            for _ in range(3):  # as meshes make them
+                dist.new_group()
+            gather()
+            end_process_group()
+        left = len(list(Path("/proc/self/fd").iterdir())) - before
+        seconds = time.monotonic() - start
+        sys.stdout.write(
+            f"{rounds} rounds on torch {torch.__version__}: {seconds:.1f} s, {left} files left\n"
+        )
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":
