@@ -13,16 +13,11 @@ import libcst as cst
 
 from fsdp_migrate.adapters.document.nodes import REFERENCE
 from fsdp_migrate.adapters.engine.accelerate_switch import SWITCH, switches_on
-from fsdp_migrate.adapters.engine.shared_keys import (
-    AUTOCAST,
-    CAST_ALL_BUFFERS,
-    FLOAT_OUTPUTS,
-    ROUNDED_IN_EVALUATION,
-)
 from fsdp_migrate.adapters.hf_offload import NO_GLOO, makes_gloo
 from fsdp_migrate.findings import make_finding
 from fsdp_migrate.source import plugin_attributes
 from fsdp_migrate.source.plugin_attributes import IGNORED, PLUGIN, is_changed_later, is_of_fsdp1
+from fsdp_migrate.source.plugin_precision import said_of_casts
 from fsdp_migrate.source.python.accelerate_precision import precision_of_accelerator, where_it_casts
 from fsdp_migrate.source.python.environment import environment_of_run, fsdp_environment, variables_set
 from fsdp_migrate.source.python.items import ItemChange, changed_call
@@ -310,7 +305,7 @@ def _held(source: Source, given: Given, values: Values) -> tuple[dict[str, Any],
         elif name == "mixed_precision_policy" and (not isinstance(value, str) or values.has_unread(value)):
             reasons += _casts(value, values)
             reasons += [] if definition(source, node) is node or is_only_use(source, node) else [_SHARED]
-            findings += _said_of_casts(value)
+            findings += said_of_casts(value)
         elif name == "cpu_offload" and _is_made_elsewhere(source, values.expression(value)):
             reasons.append(_OFFLOAD)
         elif name == "transformer_cls_names_to_wrap" and isinstance(value, list):
@@ -379,34 +374,6 @@ def _casts(value: Any, values: Values) -> list[str]:
         return [_CASTS.format("what is known only when this runs")]
     odd = sorted(set(value) - _CAST)
     return [_CASTS.format(", ".join(odd))] if odd else []
-
-
-def _said_of_casts(value: Any) -> Iterator[Finding]:
-    given = value if isinstance(value, dict) else {}
-    text, hint = "", "Parameters and gradients are cast alike."
-    # Where nothing is cast, outputs and inputs stay what they are.
-    is_cast = str(given.get("param_dtype") or "").rpartition(".")[2] not in {"float", "float32"}
-    if is_cast and given.get("cast_forward_inputs") is not True:
-        text = "FSDP2 casts the inputs of every unit where FSDP1 casts the root's."
-    if given.get("buffer_dtype"):
-        text += f" FSDP2 leaves buffers in their own dtype, which FSDP1 cast to {given['buffer_dtype']}."
-        cast = CAST_ALL_BUFFERS.format(str(given["buffer_dtype"]).rpartition(".")[2])
-        hint += (
-            " Where buffers matter, such as rotary frequencies, the new run is the more exact one; to go on "
-            f"as before write {cast} above `prepare`."
-        )
-    if is_cast and given.get("param_dtype"):
-        text += (
-            " Where the Accelerator has `mixed_precision`, FSDP1 ran the model in autocast, and its outputs "
-            "were float32. FSDP2 does neither."
-        )
-        hint += (
-            " Write `.float()` on an output that meets float32 tensors, and, where such a tensor meets "
-            f"weights within the model, {AUTOCAST} above `prepare`. For outputs in float32 write both that "
-            f"and {FLOAT_OUTPUTS}. {ROUNDED_IN_EVALUATION}"
-        )
-    if text:
-        yield make_finding("FM354", "mixed_precision_policy", text.strip(), hint)
 
 
 def _after(held: dict[str, Any], converted: Converted) -> dict[str, Any]:
