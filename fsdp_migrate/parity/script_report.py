@@ -225,7 +225,8 @@ _CAUSES: dict[Unsharded, str] = {
     "FSDP2": "FSDP1's shards. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, the "
     "script trains as under FSDP2: FSDP1's own run was off",
     "FSDP1": "not FSDP1's shards: with sharding_strategy=NO_SHARD, where it keeps parameters whole, the "
-    "script trains as with them. Look at what was rewritten and at what got a comment",
+    "script trains as with them. Look at what was rewritten, at what got a comment, and at what the "
+    "conversion of a config said",
     "neither": "not known. With sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, it gives "
     "other numbers here as well. It may be rounding: clipping sums in another order, and Adam makes more of "
     "it where gradients are near 0. Leave out the clipping once, or take SGD, and compare again",
