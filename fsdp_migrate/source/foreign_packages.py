@@ -30,7 +30,11 @@ _KNOWN: Final = frozenset(
 
 
 _CLASSES: Final = re.compile(r"^[ \t]*class[ \t]+(\w+)([^\n]*)\n((?:[ \t][^\n]*\n|\n)*)", re.MULTILINE)
-_DOCSTRINGS: Final = re.compile(r"\"\"\"[^\"]*(?:\"{1,2}[^\"]+)*\"\"\"|#[^\n]*")
+_DOCSTRINGS: Final = re.compile(r"\"\"\"[^\"]*(?:\"{1,2}[^\"]+)*\"\"\"|'''[^']*(?:'{1,2}[^']+)*'''|#[^\n]*")
+# Of another base it is not seen whether it steps.
+_STEPS_NOTHING: Final = re.compile(
+    r"\s*(?:\(\s*(?:(?:[\w.]+\.)?(?:ABC|Callback|LightningModule|Module|object)\s*,?\s*)*\))?\s*:"
+)
 _STEPS: Final = re.compile(r"\bdef step\b|\bparam_groups\b|\.step\(|[Oo]ptim\w*\(")
 _DEFINED: Final = re.compile(r"\b(?:class|def)\s+(\w+)")
 
@@ -60,7 +64,7 @@ def _stepping(text: str) -> Iterator[str]:
     """Yield the classes of a text that may be optimizers: by their bases, a ``step``, or groups."""
     code = _DOCSTRINGS.sub("", text) if "class" in text else ""
     for name, bases, body in _CLASSES.findall(code):
-        if "optim" in bases.lower() or _STEPS.search(body) is not None:
+        if _STEPS_NOTHING.match(bases) is None or _STEPS.search(body) is not None:
             yield name
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.source.python.text import Source
 
 
+_HOLD: Final = (cst.Arg, cst.Dict, cst.DictElement, cst.Element, cst.List, cst.Tuple)
 SAVED: Final = (
     "what this gives holds the copies that it keeps of a sharded model's parameters: DTensors now, of which "
     "each rank has its rows, where FSDP1's were its flat parts. On every rank put .full_tensor() of each "
@@ -39,11 +40,15 @@ def is_average(source: Source, node: cst.BaseExpression) -> bool:
 
 
 def is_put_into_a_file(source: Source, node: cst.CSTNode) -> bool:
-    """Tell whether a state is given to what saves it at once, or to Lightning's checkpoint."""
+    """Tell whether a state is given to ``torch.save``, or to Lightning's checkpoint: alone, or in a dict."""
+    above = source.index.parents[node]
+    while isinstance(above, _HOLD):
+        above = source.index.parents[above]
+    if isinstance(above, cst.Call):
+        return "torch.save" in source.index.qualified(above.func) and not source.contexts.is_summoned(node)
     home = source.index.function(node)
-    above = (each for each in source.index.ancestors(node) if isinstance(each, cst.Call))
-    is_saved = any("torch.save" in source.index.qualified(each.func) for each in above)
-    return is_saved or (home is not None and home.name.value == "on_save_checkpoint")
+    is_put = isinstance(above, cst.Assign) and isinstance(above.targets[0].target, cst.Subscript)
+    return is_put and home is not None and home.name.value == "on_save_checkpoint"
 
 
 def _makes_one(source: Source, made: cst.BaseExpression) -> bool:

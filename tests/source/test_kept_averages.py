@@ -123,6 +123,20 @@ def test_what_holds_an_optimizer_is_one(tmp_path: Path) -> None:
     assert codes == ["FM425", "FM425"]
 
 
+@pytest.mark.parametrize("base", ["Adafactor", "lib.Lion", "torch.optim.SGD", "(\n    Base,\n)"])
+def test_of_what_derives_from_others_it_is_not_seen_whether_it_steps(tmp_path: Path, base: str) -> None:
+    derived = AVERAGE.replace("class Average:", f"class Average{base if base[0] == '(' else f'({base})'}:")
+    assert {code for code, _ in _said(tmp_path, f"import torch\n{derived}", "train.py", TRAIN)} == {"FM425"}
+
+
+def test_what_a_function_is_given_of_it_is_said_all_the_same(tmp_path: Path) -> None:
+    """Another rule speaks of what goes into the file as it is, and of nothing else."""
+    packed = TRAIN.replace("torch.save({", "torch.save(pack({").replace("}, path)", "}), path)")
+    assert packed != TRAIN
+    found = _said(tmp_path, AVERAGE, "train.py", packed)
+    assert any("holds the copies that it keeps" in becomes for _, becomes in found)
+
+
 def test_lightning_saves_it_and_a_copy_of_a_state_is_no_copy_of_the_model(tmp_path: Path) -> None:
     found = _said(tmp_path, AVERAGE, "net.py", NET)
     assert [code for code, _ in found if code != "FM333"] == ["FM423"]

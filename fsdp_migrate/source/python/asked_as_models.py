@@ -60,7 +60,7 @@ def is_model(name: str, asked: Collection[str]) -> bool:
         False
     """
     last = name.rpartition(".")[2].lower()
-    if _STATES.search(last) is not None:
+    if _STATES.search(last) is not None and last not in asked:
         return False
     return _OTHERS.search(last) is None and (_NAMED.search(last) is not None or last in asked)
 

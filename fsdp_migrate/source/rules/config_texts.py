@@ -36,6 +36,7 @@ _UNKNOWN = "1"
 """What stands in a text for a value that is known when it runs."""
 _OPEN = "${value}"
 """What stands in a dict for one: configs have it for what is put in later."""
+_STARRED = "**"
 
 
 def find(source: Source) -> Iterator[Found]:
@@ -76,7 +77,10 @@ def _of_dict(source: Source, node: cst.Dict) -> str:
     inner = value.get("fsdp_config") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(inner, dict):
         return ""
-    outer = {key: each for key, each in value.items() if key != "fsdp_config"}
+    # What a star brings, or a name, may ask for FSDP2.
+    if _STARRED in inner or inner.get("fsdp_version") == _OPEN:
+        return ""
+    outer = {key: each for key, each in value.items() if key not in {"fsdp_config", _STARRED}}
     return "\n".join([*_lines(outer, ""), "fsdp_config:", *_lines(inner, "  ")])
 
 
@@ -86,7 +90,8 @@ def _value(node: ast.expr) -> object:
         return "FSDP" if "FSDP" in (_value(node.body), _value(node.orelse)) else _OPEN
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        return {_value(key): _value(each) for key, each in pairs if isinstance(key, ast.Constant)}
+        keyed = [(key, each) for key, each in pairs if key is None or isinstance(key, ast.Constant)]
+        return {_STARRED if key is None else _value(key): _value(each) for key, each in keyed}
     try:
         return ast.literal_eval(node)
     except (SyntaxError, TypeError, ValueError):

@@ -74,9 +74,9 @@ def find(source: Source) -> Iterator[Found]:
 
 def in_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
     """Yield names within another package: of what is called, or of what made the object whose method is."""
-    yield from behind_packages(source, func)
+    yield from _behind_packages(source, func)
     if isinstance(func, cst.Attribute) and (made := _maker(source, func)) is not None:
-        yield from ([*names, func.attr.value] for names in behind_packages(source, made))
+        yield from ([*names, func.attr.value] for names in _behind_packages(source, made))
 
 
 def _maker(source: Source, func: cst.BaseExpression) -> cst.BaseExpression | None:
@@ -95,14 +95,14 @@ def _foreign(source: Source, func: cst.BaseExpression) -> str:
 
 def _by_name(source: Source, func: cst.BaseExpression, wanted: re.Pattern[str]) -> str:
     """Return the name of another package's function, where it says that it does what is wanted."""
-    for names in behind_packages(source, func):
+    for names in _behind_packages(source, func):
         if not any(each[:1].isupper() for each in names) and wanted.search(names[-1]):
             return names[-1]
     return ""
 
 
 def _named(source: Source, func: cst.BaseExpression) -> str:
-    for names in behind_packages(source, func):
+    for names in _behind_packages(source, func):
         # A module may be called so for other reasons: of it the class counts, and the function.
         own = [each for each in names[:-1] if each[:1].isupper()] + names[-1:]
         named = [each for each in own if _FSDP.search(each) and each not in _TORCHS]
@@ -111,7 +111,7 @@ def _named(source: Source, func: cst.BaseExpression) -> str:
     return ""
 
 
-def behind_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
+def _behind_packages(source: Source, func: cst.BaseExpression) -> Iterator[list[str]]:
     """Yield the names behind that of another package by which something is known."""
     for known in source.index.qualified(func):
         for package in source.links.foreign:

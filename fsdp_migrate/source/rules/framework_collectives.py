@@ -203,13 +203,13 @@ def _made_of(source: Source, node: cst.BaseExpression) -> cst.BaseExpression | N
 
 
 def _is_bound_to_a_number(source: Source, node: cst.BaseExpression) -> bool:
-    """Tell whether it was given its own number: ``norm = norm.item()``, ``self.norm = float(self.norm)``."""
+    """Tell whether it was given a number: ``norm = norm.item()``, ``self.norm = float(self.norm)``."""
     if isinstance(node, cst.Name) and node in source.index.scopes:
-        return _is_number_of(last_value(source.index, node), node.value)
+        return _is_number(last_value(source.index, node))
     text, index = text_of(node), source.index
     places = index.places_set(text) if isinstance(node, cst.Attribute) else ()
     given = [(each, above.value) for each in places if isinstance(above := index.parents[each], cst.Assign)]
-    numbers = [each for each, value in given if _is_number_of(value, text)]
+    numbers = [each for each, value in given if _is_number(value)]
     norms = [
         each
         for each, value in given
@@ -227,13 +227,12 @@ def _follows(source: Source, number: cst.CSTNode, norm: cst.CSTNode) -> bool:
     return is_same and is_below and branches <= {*source.index.ancestors(norm)}
 
 
-def _is_number_of(value: cst.BaseExpression | None, text: str) -> bool:
+def _is_number(value: cst.BaseExpression | None) -> bool:
+    """Tell whether it is what ``float(x)`` or ``x.item()`` gives."""
     if not isinstance(value, cst.Call):
         return False
-    if dotted(value.func) == "float" and value.args:
-        return text_of(value.args[0].value).startswith(text)
-    is_item = isinstance(value.func, cst.Attribute) and value.func.attr.value == "item"
-    return is_item and text_of(value.func).startswith(f"{text}.")
+    func = value.func
+    return dotted(func) == "float" or (isinstance(func, cst.Attribute) and func.attr.value == "item")
 
 
 def _is_made_a_number(source: Source, node: cst.BaseExpression) -> bool:

@@ -56,6 +56,8 @@ def test_the_lines_that_change_are_said(written: str) -> None:
         "{'distributed_type': kind, 'fsdp_config': {}}",
         OF_IT.replace("'FSDP'", "'MULTI_GPU' if n > 1 else 'NO'"),
         "{**base, 'distributed_type': 'FSDP'}",
+        OF_IT.replace("'fsdp_config': {", "'fsdp_config': {**base, "),
+        OF_IT.replace("'fsdp_config': {", "'fsdp_config': {'fsdp_version': version, "),
     ],
 )
 def test_what_is_none_for_fsdp1_is_left_alone(written: str) -> None:
