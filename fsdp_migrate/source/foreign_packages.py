@@ -32,9 +32,7 @@ _KNOWN: Final = frozenset(
 _CLASSES: Final = re.compile(r"^[ \t]*class[ \t]+(\w+)([^\n]*)\n((?:[ \t][^\n]*\n|\n)*)", re.MULTILINE)
 _DOCSTRINGS: Final = re.compile(r"\"\"\"[^\"]*(?:\"{1,2}[^\"]+)*\"\"\"|'''[^']*(?:'{1,2}[^']+)*'''|#[^\n]*")
 # Of another base it is not seen whether it steps.
-_STEPS_NOTHING: Final = re.compile(
-    r"\s*(?:\(\s*(?:(?:[\w.]+\.)?(?:ABC|Callback|LightningModule|Module|object)\s*,?\s*)*\))?\s*:"
-)
+_BASES: Final = frozenset({"", "ABC", "Callback", "LightningModule", "Module", "object"})
 _STEPS: Final = re.compile(r"\bdef step\b|\bparam_groups\b|\.step\(|[Oo]ptim\w*\(")
 _DEFINED: Final = re.compile(r"\b(?:class|def)\s+(\w+)")
 
@@ -64,8 +62,15 @@ def _stepping(text: str) -> Iterator[str]:
     """Yield the classes of a text that may be optimizers: by their bases, a ``step``, or groups."""
     code = _DOCSTRINGS.sub("", text) if "class" in text else ""
     for name, bases, body in _CLASSES.findall(code):
-        if _STEPS_NOTHING.match(bases) is None or _STEPS.search(body) is not None:
+        if not _has_known_bases(bases) or _STEPS.search(body) is not None:
             yield name
+
+
+def _has_known_bases(written: str) -> bool:
+    """Tell whether what stands behind the name of a class gives it no base that may step."""
+    bases, is_closed, _ = written.strip().removeprefix("(").partition(")")
+    names = {each.strip().rpartition(".")[2] for each in bases.split(",")}
+    return written.strip().startswith(":") or (bool(is_closed) and names <= _BASES)
 
 
 def _is_in_torch(name: str) -> bool:
