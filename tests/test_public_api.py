@@ -28,7 +28,12 @@ EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NEED_COMPOSER = {"fsdp_migrate.adapters.composer_callback", "fsdp_migrate.adapters.composer_trainer.hooks"}
 HAS_COMPOSER = importlib.util.find_spec("composer") is not None
 NOT_IMPORTED = {"fsdp_migrate.__main__", *(() if HAS_COMPOSER else NEED_COMPOSER)}
-SLOW = {"fsdp_migrate.forecast.foretell", "fsdp_migrate.microbatch.search"}
+SLOW = {
+    "fsdp_migrate.parity.script_runs",
+    "fsdp_migrate.source.tracked",
+    "fsdp_migrate.forecast.foretell",
+    "fsdp_migrate.microbatch.search",
+}
 
 
 def test_names_are_few_and_sorted() -> None:

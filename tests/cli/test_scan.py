@@ -49,6 +49,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_configs_are_found_with_their_framework_and_what_would_become_of_them(repository: Path) -> None:
     found = {Path(each.path).name: each for each in find_configs([repository])}
     assert found.keys() == {"old fsdp.yaml", "new.yaml", "broken.yml", "binary.yaml"}
@@ -352,6 +353,7 @@ def test_where_nothing_is_left_a_commit_passes(tmp_path: Path) -> None:
     assert main([*arguments, str(tmp_path / "old.py")]) == 3
 
 
+@pytest.mark.slow
 def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scan", str(repository)]) == 0
     shown = capsys.readouterr().out
@@ -367,6 +369,7 @@ def test_people_see_the_same(repository: Path, capsys: pytest.CaptureFixture[str
         assert text in shown
 
 
+@pytest.mark.slow
 def test_a_config_or_a_checkpoint_that_is_named_is_no_source(repository: Path) -> None:
     code = main(["scan", str(repository / "new.yaml"), str(repository / "runs"), "--json"])
     assert code == 0
@@ -1043,6 +1046,7 @@ def test_a_config_that_composers_callback_reads_is_not_to_be_converted(
     assert step["text"].startswith("Convert 1 config; a backup of each is kept. Read what each says")
 
 
+@pytest.mark.slow
 def test_lines_of_other_files_that_read_a_checkpoint_are_told_what_they_need(
     repository: Path,
     run_json: Callable[..., tuple[int, dict[str, Any]]],

@@ -48,6 +48,7 @@ def _report(tmp_path: Path, factor: str) -> ScriptReport:
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_below_the_new_project_is_not_printed_otherwise(tmp_path: Path) -> None:
     """Its path is in the folder of one run alone, so that it was `.` in the one and whole in the other."""
     report = _report(tmp_path, "1")
@@ -58,6 +59,7 @@ def test_a_checkpoint_below_the_new_project_is_not_printed_otherwise(tmp_path: P
     assert "metrics.jsonl" not in report.notes[-1]
 
 
+@pytest.mark.slow
 def test_a_log_of_json_lines_is_compared_record_by_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

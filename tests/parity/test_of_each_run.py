@@ -105,6 +105,7 @@ def test_bars_of_one_run_are_not_printed_by_it_only(tmp_path: Path) -> None:
     assert printed(tmp_path, f"{BAR}\rloss 0.5\r{BAR}\n\x1b[A", "loss 0.5") == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_how_far_a_run_is_is_said_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

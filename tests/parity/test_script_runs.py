@@ -193,6 +193,7 @@ def test_a_script_that_differs_from_itself_is_not_comparable(
     assert (document["identical"], document["differs_from_itself"]) == (False, True)
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "def go():\n    raise ValueError('no such batch\\n  look here\\n  and there')\ngo()\nprint()\n"
@@ -204,6 +205,7 @@ def test_a_script_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
     assert said.endswith("ValueError: no such batch\n  look here\n  and there")
 
 
+@pytest.mark.slow
 def test_a_script_without_a_step_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("print('done')\n")
     assert main(["compare", str(tmp_path), str(tmp_path), "--", "python", "train.py"]) == 1
@@ -212,6 +214,7 @@ def test_a_script_without_a_step_shows_nothing(tmp_path: Path, capsys: pytest.Ca
     assert "Nothing was seen: no optimizer of torch made a step in the run under FSDP1." in said
 
 
+@pytest.mark.slow
 def test_what_fsdp1_saved_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
@@ -251,6 +254,7 @@ def test_checkpoints_need_a_place_in_the_command(tmp_path: Path) -> None:
         compare_scripts(tmp_path, tmp_path, ["python", "CKPT"], checkpoints=given)
 
 
+@pytest.mark.slow
 def test_a_sitecustomize_of_ones_own_runs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import os\nos.environ['OWN'] = 'yes'\n")
@@ -399,6 +403,7 @@ def test_rounding_is_told_from_what_differs(tmp_path: Path) -> None:
     assert verdict(report) == "Different: 1 of 4 tensors of 2 steps; the first is gradient other, step 2."
 
 
+@pytest.mark.slow
 def test_what_abort_at_the_end_runs_again(tmp_path: Path) -> None:
     """As gloo aborts now and then under FSDP1; the second of these runs goes well."""
     (tmp_path / "train.py").write_text(
@@ -657,6 +662,7 @@ def test_that_a_model_has_not_grown_is_said_where_a_run_counts_parameters(
     assert ("the model has not grown" in said) is is_told
 
 
+@pytest.mark.slow
 def test_the_frames_of_the_script_are_shown_whatever_is_below_them(tmp_path: Path) -> None:
     deep = "".join(f"def f{i}():\n    f{i + 1}()\n" for i in range(12))
     installed = tmp_path / "site-packages"

@@ -30,6 +30,7 @@ def test_a_script_of_a_shell_is_no_python_also_where_it_is_named(tmp_path: Path)
     assert names(tmp_path, "run", "tool") == ["tool"]
 
 
+@pytest.mark.slow
 def test_gitignore_is_respected_at_every_level(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "out/b.py", "src/c.py", "src/gen/d.py", "src/gen/keep.py", "src/old_e.py")
     (tmp_path / ".git").mkdir()
@@ -58,6 +59,7 @@ IMPORTS = "from .models.net import Net\nimport pkg.data\n"
 
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["no .git", "no git installed"])
+@pytest.mark.slow
 def test_where_no_git_tells_sources_say_what_is_the_projects(
     tmp_path: Path, is_copied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
