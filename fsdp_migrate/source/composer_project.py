@@ -164,7 +164,7 @@ class ComposerProject:
         if not is_named_as_part(text, asked_in(place.module.tree, or_called=False)):
             return False
         named = place.module.definitions.get(owner)
-        return named is not None and any(map(COMPOSERS_MODEL.match, classes_above(self.project, named)))
+        return named is not None and derives(self.project, named, COMPOSERS_MODEL)
 
     def _composed(self, call: ast.Call, made: Mapping[str, ast.Call], place: Place) -> str | None:
         """Return the name of the model that Composer's Trainer shards."""

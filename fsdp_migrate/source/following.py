@@ -20,6 +20,7 @@ from fsdp_migrate.source.beside_fsdps import with_classes_beside
 from fsdp_migrate.source.chosen_optimizers import with_chosen_optimizers
 from fsdp_migrate.source.compat_modules import with_compat_modules
 from fsdp_migrate.source.foreign_packages import with_foreign_packages
+from fsdp_migrate.source.forwards_of_units import with_unit_forwards
 from fsdp_migrate.source.found_units import is_found
 from fsdp_migrate.source.framework_files import framework_models, with_frameworks
 from fsdp_migrate.source.fsdp2_givers import with_fsdp2_givers
@@ -124,14 +125,13 @@ def _links_in(project: Project, around: Iterable[str | os.PathLike[str]]) -> dic
     links = with_patched_names(project, with_texts(project.texts, with_lightning(project, links)))
     links = with_nesting(project, with_unseen_names(project, links, around))
     links = with_strategy_places(project, with_variables(project, with_compat_modules(project, links)))
-    links = with_classes_beside(project, with_wrapping_places(project, links))
-    links = with_wrapped_classes(project.texts, with_foreign_packages(project, links))
-    links = with_sharded_classes(project.texts, links, frameworks.files)
+    links = with_unit_forwards(project, frameworks.composer, with_classes_beside(project, links))
+    links = with_foreign_packages(project, with_wrapping_places(project, links))
+    links = with_sharded_classes(project.texts, with_wrapped_classes(project.texts, links), frameworks.files)
     links = with_reach(project, links, frameworks.files, around)
     links = with_prepared(project, links, lambda them: Told(_followed(them, frameworks, around)).links())
     failures = following.failures if following is not None else {}
-    failing = {path: replace(links.get(path, NOTHING), failure=how) for path, how in failures.items()}
-    return links | failing
+    return links | {path: replace(links.get(path, NOTHING), failure=how) for path, how in failures.items()}
 
 
 def _followed(

@@ -34,7 +34,8 @@ Holding = Literal["all", "none", "some", "unknown"]
 _ITEM: Final = "[]"
 _POLICY: Final = "auto_wrap_policy"
 _PLACE: Final = catalog.CONSTRUCTOR_ARGUMENTS.index(_POLICY)
-_LISTS: Final = frozenset({"ModuleDict", "ModuleList", "Sequential"})
+LISTS: Final = frozenset({"ModuleDict", "ModuleList", "Sequential"})
+"""Torch's modules that hold others, of any class."""
 _WALKS: Final = frozenset({"modules", "named_modules"})
 _PARTS: Final = _WALKS | {"children", "named_children"}
 _ALWAYS: Final = "always_wrap_policy"
@@ -43,8 +44,11 @@ _DEEPEST: Final = 4
 _MADE: Final = re.compile(r"\bself\.(\w+)\b[^=\n]*=(?!=)\s*(?:\w+\.)*([A-Z]\w*)\(")
 _OF_LISTS: Final = re.compile(r"[\[(:\s]([A-Z]\w*)\(")
 _AHEAD: Final = 200
-_NAMED: Final = re.compile(r"(?:\bModuleWrapPolicy\(|\btransformer_layer_cls\W{1,4})\s*[\[{(]*([\w., \n]+)")
-_POLICIES: Final = ("ModuleWrapPolicy", "transformer_layer_cls")
+_NAMED: Final = re.compile(
+    r"(?:\bModuleWrapPolicy\(|\bauto_wrap_policy\s*=\s*(?=\{)|\btransformer_layer_cls(?:_to_wrap)?\W{1,4})"
+    r"\s*[\[{('\"]*([\w., \n]+)"
+)
+_POLICIES: Final = ("ModuleWrapPolicy", "auto_wrap_policy", "transformer_layer_cls")
 _WORD: Final = re.compile(r"[A-Za-z_][\w.]*")
 
 
@@ -138,7 +142,7 @@ def made_parts(texts: Iterable[str]) -> dict[str, frozenset[str]]:
         for match in _MADE.finditer(text):
             classes = found.setdefault(match[1], set())
             classes.add(match[2])
-            if match[2] in _LISTS:
+            if match[2] in LISTS:
                 ahead = text[match.end() - 1 : match.end() + _AHEAD].partition("self.")[0]
                 classes.update(_OF_LISTS.findall(ahead))
     return {name: frozenset(classes) for name, classes in found.items()}
@@ -235,7 +239,7 @@ class Units:
         name = last_name(value.func)
         if name in self._classes:
             return "all"
-        if name in _LISTS:
+        if name in LISTS:
             return self._joined([self._of_value(each, depth + 1) for each in _items(value)])
         if any(each.startswith("torch.nn.") for each in self.source.index.qualified(value.func)):
             return "none"

@@ -190,6 +190,8 @@ class Links:
     """Whether a file of the project names FSDP1's class itself, and no framework's words alone."""
     unit_classes: frozenset[str] = frozenset()
     """The classes that policies of the project name."""
+    unit_forwards: frozenset[tuple[int, str]] = frozenset()
+    """Parts of modules of this file that are units, whose forward is taken: line and text."""
     counting_methods: frozenset[str] = frozenset()
     """Methods and properties by which modules of the project count their own parameters."""
     counting_functions: frozenset[str] = frozenset()
@@ -333,6 +335,7 @@ class Links:
             self.given_words,
             self.wrapped_classes,
             self.sharded_classes,
+            self.unit_forwards,
             self.failure,
             self.prepared,
         )

@@ -201,7 +201,7 @@ def _of_method(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator[
         yield Found(code, call, meant, "commented")
     elif name == "apply" and _is_of_a_part(source, call, func):
         yield Found("FM322", call, _INITIALISES, "commented")
-    elif name == "forward" and not is_in_a_module(source, func.value):
+    elif name == "forward" and not _is_frameworks(source, func.value):
         yield from _of_forward(source, call, func)
     else:
         if initialises(source, func):
@@ -233,7 +233,7 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
         return
     # An expression of its own, `model.forward`, names it and does nothing.
     is_target = isinstance(above, (cst.AssignTarget, cst.Attribute, cst.Comparison, cst.Del, cst.Expr))
-    if is_target or is_in_a_module(source, node.value):
+    if is_target or _is_frameworks(source, node.value):
         return
     if isinstance(above, cst.Call) and above.func is node:
         return
@@ -247,7 +247,7 @@ def _of_forward_by_name(source: Source, node: cst.Attribute) -> Iterator[Found]:
     text = dotted(node)
     if any(dotted(target.target) == text for assign in source.assignments for target in assign.targets):
         return  # one that is kept for, or called in, another forward of the model
-    sure = sureness(source, node.value)
+    sure = "sure" if _is_unit_by_project(source, node.value) else sureness(source, node.value)
     if sure == "sure" and _is_only_called(source, above):
         edit = Replace(node, lambda updated: updated.value)
         yield Found("FM448", node, short(node.value), "rewritten", (edit,))
@@ -294,8 +294,21 @@ def _of_forward(source: Source, call: cst.Call, func: cst.Attribute) -> Iterator
         yield Found("FM448", call, f"{short(func.value, 30)}(...)", "rewritten", (edit,))
 
 
+def _is_frameworks(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether a framework's own module answers for a model, and no unit of FSDP1's does."""
+    return is_in_a_module(source, node) and not _is_unit_by_project(source, node)
+
+
+def _is_unit_by_project(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether other files of the project make a part of this one's modules a unit."""
+    told = source.links.unit_forwards
+    return bool(told) and (source.position(node)[0], text_of(node)) in told
+
+
 def _is_of_a_unit(source: Source, node: cst.BaseExpression) -> bool:
     """Tell whether it is a part of a sharded model that may be a unit: its forward alone gathers nothing."""
+    if _is_unit_by_project(source, node):
+        return True
     if (part := part_of(source, node)) is not None:
         is_sure = source.models.certainty(part.model) != "mixed"
         held = units_of(source).held_by(part)
