@@ -1,4 +1,4 @@
-"""What every run prints and writes otherwise: times, speeds and memory, and progress bars."""
+"""What every run prints and writes otherwise: times, speeds, memory, progress bars, and names with a date."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -37,6 +38,17 @@ _BARS: Final = re.compile(
     r"(?:[^\s|{}][^|{}]{0,80}?: +)?\s*\d{1,3}%\|[^|]*\|\s*\S+/\S+ \[[^\]]*\]"
     r"|(?:[^\s|{}][^|{}]{0,80}?: +)?\b\d+(?:\.\d+)?[kMG]?[A-Za-z]+ \[\d+:\d\d(?::\d\d)?, [^\]]*/[^\]]*\]"
     r"|^.*[━╸╺]{3}.*\d.*$"
+)
+
+_CLOCK: Final = r"(?:[01]\d|2[0-3])[-_.:h]?[0-5]\d(?:[-_.:m]?[0-5]\d)?(?![0-9])"
+_MONTHS: Final = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+# A date and perhaps a time, a time alone, seconds since 1970; TensorBoard's files, and the folders of wandb.
+_MOMENTS: Final = re.compile(
+    r"events\.out\.tfevents\..*|(?<=offline-run-).*|(?<=^run-)\d{8}_\d{6}-\w+"
+    rf"|(?<![0-9])20\d\d[-_.]?(?:0\d|1[0-2])[-_.]?[0-3]\d(?:[-_T. ]*{_CLOCK})?(?:[.,]\d+)?(?![0-9])"
+    rf"|(?:{_MONTHS})[-_ ]?\d\d?[-_ ]+{_CLOCK}"
+    r"|(?<![0-9])(?:[01]\d|2[0-3])[-_:.][0-5]\d[-_:.][0-5]\d(?![0-9])"
+    r"|(?<![0-9])1[6-9]\d{8}(?:\d{3})?(?:\.\d+)?(?![0-9])"
 )
 
 
@@ -95,3 +107,43 @@ def without_bars(line: str) -> str:
     """
     line = _ESCAPES.sub("", line)
     return _BARS.sub("", line) if _HAS_BARS.search(line) else line
+
+
+def without_moments(name: str) -> str:
+    """Return the name of a file or folder without the date and time in it, which differ in every run.
+
+    Example:
+        >>> [without_moments(each) for each in ("20261128185356-B", "log_2026-11-28.txt", "step-20000")]
+        ['#-B', 'log_#.txt', 'step-20000']
+    """
+    return _MOMENTS.sub("#", name)
+
+
+def name_alike(mine: Path, other: Path) -> dict[str, str]:
+    """Rename in a folder what is named by the moment of its run, as another run's folder has it.
+
+    Returns the old names with the new ones.
+
+    Args:
+        mine: What one run left, which stays as it is.
+        other: What another run left. What lies in it is renamed, not read.
+    """
+    renamed: dict[str, str] = {}
+    if not (mine.is_dir() and other.is_dir()):
+        return renamed
+    names = [{each.name for each in folder.iterdir()} for folder in (mine, other)]
+    alone: list[dict[str, list[str]]] = [{}, {}]
+    for place in (0, 1):
+        for name in sorted(names[place] - names[1 - place]):
+            if (moment := without_moments(name)) != name:
+                alone[place].setdefault(moment, []).append(name)
+    for moment, own in alone[0].items():
+        others = alone[1].get(moment, [])
+        if len(own) == len(others):  # in the order of their moments
+            for name, found in zip(own, others, strict=True):
+                (other / found).rename(other / name)
+                renamed[found] = name
+    for each in mine.iterdir():
+        if each.is_dir() and not each.is_symlink() and not (other / each.name).is_symlink():
+            renamed |= name_alike(each, other / each.name)
+    return renamed

@@ -21,6 +21,7 @@ from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.parity.enlarging import not_shown
 from fsdp_migrate.parity.left_files import compare_left, differ_as_own
 from fsdp_migrate.parity.left_records import SUFFIXES, Records, compare_records
+from fsdp_migrate.parity.of_each_run import name_alike
 from fsdp_migrate.parity.printed_lines import MOST_LINES, Run, most_pairs, printed_lines, shown_line
 from fsdp_migrate.parity.report import place, read_difference
 from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
@@ -121,9 +122,10 @@ class Comparison:
             else:
                 break
         out.rename(own / "out")
+        renamed = name_alike(self.work / _FIRST / "out", own / "out") if name != _FIRST else {}
         # The two are given it in forms of their own, such as one below the folder of the one alone.
         given_one = {} if checkpoint is None else {checkpoint: "CKPT"}
-        return Run(folder, printed, own / "out", {str(out): "OUT", **given_one})
+        return Run(folder, printed, own / "out", {str(out): "OUT", **given_one, **renamed})
 
     def _meanwhile(self, folders: Sequence[Path]) -> Callable[[], None]:
         """Return what says how long a run takes, and how many steps of it are seen, when it is called."""

@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_migrate.cli import main
 from fsdp_migrate.parity import script_runs
-from fsdp_migrate.parity.of_each_run import without_bars
+from fsdp_migrate.parity.of_each_run import name_alike, without_bars, without_moments
 from fsdp_migrate.parity.printed_lines import Run, printed_lines, printed_order
 
 
@@ -121,3 +121,74 @@ def test_how_far_a_run_is_is_said_meanwhile(
     shown = capsys.readouterr()
     assert " s, 0 steps seen\n" in shown.err
     assert "Printed" not in shown.out
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "20261128185356-GPT-B",
+        "run_2026-11-28_18-53-56",
+        "2026-11-28T18:53:56.123456",
+        "log_2026-11-28.txt",
+        "18-53-56",
+        "Nov28_18-53-56_host",
+        "exp-1764356036",
+        "1764356036.25.log",
+        "events.out.tfevents.1764356036.host.5432.0",
+        "run-20261128_185356-a1b2c3d4",
+    ],
+)
+def test_names_by_the_moment_of_a_run(name: str) -> None:
+    assert without_moments(name) != name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("step-20000", "checkpoint-1000", "epoch_12", "model-00001-of-00002.safetensors", "v2.0.1"),
+        *("seed1234567", "20480", "ckpt_18-53", "__0_0.distcp", "2048x2048", "loss=0.1234567890", "1700000"),
+    ],
+)
+def test_names_by_what_a_run_counts(name: str) -> None:
+    """A checkpoint of another step is another one, and is named as written by one run alone."""
+    assert without_moments(name) == name
+
+
+def test_what_is_named_by_its_moment_is_compared_and_what_is_not_stays(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder, moment in ((mine, "2026-11-28_18-53-56"), (other, "2026-11-28_18-55-01")):
+        (folder / f"run_{moment}" / "step-2").mkdir(parents=True)
+        (folder / f"run_{moment}" / "step-2" / f"log_{moment}.txt").write_text(moment)
+    (other / "step-3").mkdir()
+    (mine / "20261128-a").mkdir()
+    (other / "20261129-a").mkdir()
+    (other / "20261130-a").mkdir()  # which of two it is nothing tells
+    renamed = name_alike(mine, other)
+    assert renamed == {
+        "run_2026-11-28_18-55-01": "run_2026-11-28_18-53-56",
+        "log_2026-11-28_18-55-01.txt": "log_2026-11-28_18-53-56.txt",
+    }
+    left = {path.relative_to(other).as_posix() for path in other.rglob("*")}
+    inside = "run_2026-11-28_18-53-56/step-2"
+    same = {"run_2026-11-28_18-53-56", inside, f"{inside}/log_2026-11-28_18-53-56.txt"}
+    assert left == {*same, "step-3", "20261129-a", "20261130-a"}
+    assert (mine / "20261128-a").is_dir()
+
+
+@pytest.mark.slow
+def test_folders_named_by_the_clock_are_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed of them is none either; what differs in a file of them is."""
+    script = (
+        "import sys, time, pathlib\nout = pathlib.Path(sys.argv[1]) / time.strftime('%Y%m%d%H%M%S-B')\n"
+        "out.mkdir()\nprint('to', out)\n(out / 'a.json').write_text('{{\"loss\": {}}}')\ntime.sleep(1)\n"
+    )
+    for folder, loss in (("before", 1), ("after", 1), ("other", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.py").write_text(script.format(loss))
+    for folder, is_said in (("after", False), ("other", True)):
+        main(["compare", str(tmp_path / "before"), str(tmp_path / folder), "--", "python", "train.py", "OUT"])
+        said = capsys.readouterr().out
+        assert "only" not in said
+        assert ("a.json" in said) is is_said
