@@ -69,6 +69,15 @@ def _unfreezes_later(sight: Sight) -> str:
     return _UNFREEZES(sight) or late_settings(sight, is_written=False)
 
 
+_DETACHED = (
+    r"\b(?:G|actor|gen|generator|model|net|net_?[Gg]|policy|student)"
+    r"\((?:[^()\n]|\([^()\n]*\))*\)\s*\.detach\(\)"
+)
+_IN_LOW_PRECISION = (
+    r"(?i)(?s:\A(?=.*\b(?:FSDP\w*|FullyShardedDataParallel|prepare_fully_shard)\()"
+    r".*\b(?:bfloat16|bf16|float16|fp16))"
+)
+
 # `group["initial_lr"] = lr`, `group.setdefault("initial_lr", lr)`: it is there before the scheduler looks.
 _SETS_INITIAL_LR = (
     r"(?m)^[^#\n]*(?:\[\s*[\"']initial_lr[\"']\s*\]\s*=(?!=)|\bsetdefault\(\s*[\"']initial_lr[\"'])"
@@ -107,6 +116,20 @@ SOURCE_FAULTS = (
         "Compare the FSDP2 run with the FSDP1 run that was not stopped: `fsdp_migrate.load_checkpoint` loads "
         "the state. A checkpoint that was saved after such a resume and before a step has no moments (FM219)"
         ". Where the optimizer has stepped before it is asked, nothing is wrong.",
+        reproduced=True,
+        harm="silent",
+        looked_up="2026-11-28",
+    ),
+    KnownFault(
+        "fsdp1-loses-gradients",
+        "In mixed precision FSDP1 loses a step's gradients where a forward that no backward follows comes "
+        "before it with gradients on: of a generator whose output is detached, of an evaluation without "
+        "`no_grad`. With `use_orig_params=True` there are none, without it one rank's are taken unreduced.",
+        "measured",
+        "sources",
+        _line(_DETACHED, beside=_IN_LOW_PRECISION),
+        "Nothing for FSDP2, which has the gradients: the run trains what FSDP1's did not. To compare the "
+        "two, run that forward under `torch.no_grad()` in both.",
         reproduced=True,
         harm="silent",
         looked_up="2026-11-28",

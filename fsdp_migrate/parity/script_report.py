@@ -233,6 +233,11 @@ _CAUSES: dict[Unsharded, str] = {
     "unknown": "not known: with sharding_strategy=NO_SHARD, where FSDP1 keeps parameters whole, the script "
     "did not come so far",
 }
+_NO_GRADIENT = (
+    ". FSDP1 has no gradient here. In mixed precision it loses a step's gradients where a forward with "
+    "gradients that no backward follows comes before (fsdp1-loses-gradients, which `doctor` names); FSDP2 "
+    "has them. Run that forward under `torch.no_grad()` in both, and compare again"
+)
 _STATELESS: dict[Stateless, str] = {
     "FSDP1": "FSDP1's optimizer. It steps here without a state, such as moments, where FSDP2's has one: "
     "FSDP1's run has loaded none, and was off. So Accelerate and HF Trainer resume with SHARDED_STATE_DICT "
@@ -288,7 +293,13 @@ def cause(report: ScriptReport) -> str:
         return _THIRD
     grown = report.follows_rounding and report.unsharded == "FSDP1" and not is_much
     theirs = _THEIRS if report.is_others and report.unsharded in {"FSDP1", "neither"} else ""
-    return _CAUSES[report.unsharded] + theirs + (_GROWN if grown else "")
+    none = _NO_GRADIENT if _has_none_under_fsdp1(report) and report.unsharded != "FSDP2" else ""
+    return _CAUSES[report.unsharded] + theirs + (_GROWN if grown else "") + none
+
+
+def _has_none_under_fsdp1(report: ScriptReport) -> bool:
+    first = report.first
+    return first is not None and first.stage == "gradient" and first.gap.words == "only under FSDP2"
 
 
 def _is_of_sums(report: ScriptReport) -> bool:

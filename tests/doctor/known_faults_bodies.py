@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
     FullyShardedDataParallel as FSDP,
+    MixedPrecision,
     MixedPrecisionPolicy,
     StateDictType,
     fully_shard,
@@ -460,6 +461,23 @@ def _returns_a_part(folder: Path) -> bool:
     return isinstance(norm, DTensor) and not torch.equal(norm.to_local(), norm.full_tensor())
 
 
+def _loses_gradients(folder: Path) -> bool:
+    """Run a forward that no backward follows before one that a backward does; in full precision too."""
+    del folder
+    kept = []
+    for dtype in (torch.bfloat16, None):
+        mixed = MixedPrecision(param_dtype=dtype)
+        model = FSDP(
+            nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=mixed
+        )
+        model(torch.ones(2, 4)).detach()
+        model(torch.ones(2, 4)).float().sum().backward()
+        found = torch.tensor(sum(param.grad is not None for param in model.parameters()))
+        dist.all_reduce(found)  # of a rank's shard, one parameter may have no part
+        kept.append(int(found))
+    return kept[0] == 0 < kept[1]
+
+
 def _forgets_dtypes(folder: Path) -> bool:
     del folder
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -503,5 +521,6 @@ FAULTS: dict[str, Callable[[Path], bool]] = {
     "nameless-hybrid-mesh": _refuses_nameless_meshes,
     "groups-by-dimensions": _has_other_dimensions,
     "norm-is-a-part": _returns_a_part,
+    "fsdp1-loses-gradients": _loses_gradients,
     "unfreezing-later": _forgets_dtypes,
 }

@@ -40,6 +40,10 @@ CASES: dict[str, tuple[Sight, Sight]] = {
         of_source(f'state = {{"o": FSDP.optim_state_dict(m, o)}}\n{LOAD}'),
         of_source('state = {"o": FSDP.optim_state_dict(m, o)}\ndcp.save(state)'),
     ),
+    "fsdp1-loses-gradients": (
+        of_source("g = FSDP(g, mixed_precision=bf16)\nloss = disc(gen(noise(4)).detach())"),
+        of_source("g = FSDP(g)\nloss = disc(gen(noise(4)).detach())\nloss.detach()"),
+    ),
     "unfreezing-later": (
         of_source("m = fully_shard(m)\nfor p in m.parameters():\n    p.requires_grad_(True)"),
         of_source("m = fully_shard(m)\nfor p in m.parameters():\n    p.requires_grad_(False)"),

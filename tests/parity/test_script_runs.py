@@ -16,7 +16,7 @@ from fsdp_migrate.parity.printed_lines import Run
 from fsdp_migrate.parity.report import Difference
 from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, verdict
 from fsdp_migrate.parity.script_runs import Comparison, compare_scripts, report_of
-from fsdp_migrate.parity.tensors import find_gap
+from fsdp_migrate.parity.tensors import Gap, find_gap
 
 
 if TYPE_CHECKING:
@@ -319,6 +319,24 @@ def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
         first = Difference(step=1, stage="gradient", name="a", module="", rank=0, gap=gap)
         assert said in cause(replace(neither, differences=(first,)))
     assert "FM354" not in cause(replace(report, is_others=True, unsharded="FSDP2"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "words", "is_said"),
+    [
+        ("gradient", "only under FSDP2", True),
+        ("gradient", "only under FSDP1", False),
+        ("parameter", "", False),
+    ],
+)
+def test_gradients_that_fsdp1_lost_are_a_cause(
+    tmp_path: Path, stage: Any, words: str, *, is_said: bool
+) -> None:
+    """A GAN's generator in mixed precision: what was rewritten was said to be wrong."""
+    first = Difference(step=1, stage=stage, name="a", module="", rank=0, gap=Gap(words=words))
+    report = replace(report_on(tmp_path, []), unsharded="FSDP1", differences=(first,))
+    assert ("fsdp1-loses-gradients" in cause(report)) is is_said
+    assert "fsdp1-loses-gradients" not in cause(replace(report, unsharded="FSDP2"))
 
 
 @pytest.mark.parametrize(
