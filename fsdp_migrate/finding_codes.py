@@ -158,6 +158,10 @@ FINDING_CODES: Mapping[str, FindingCode] = MappingProxyType(
             "changed",
             "Models on the meta device on some ranks alone, which nothing sends values: a mixture, cut otherwise.",
         ),
+        "FM132": FindingCode(
+            "changed",
+            "Ranks with values of their own, which nothing sends those of one: a mixture, cut otherwise.",
+        ),
         **CHECKPOINT_CODES,
         # FM3xx: Python sources
         "FM301": FindingCode(

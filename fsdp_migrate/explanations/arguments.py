@@ -203,6 +203,13 @@ EXPLANATIONS = {
         "Load a checkpoint before the first step, which fills all; or pass `sync_module_states=True`, which sends rank 0's values. Without either the run starts from"
         " a mixture.",
     ),
+    "FM132": (
+        "Each rank made its model below a seed of its own (`torch.manual_seed(seed + rank)`), or loaded values on one rank alone, and `sync_module_states` is not"
+        " set. Each rank shards what it has. FSDP1 did so too, and cut flat parameters, FSDP2 cuts between rows: the model is a mixture in both, and another one."
+        " Eight numbers of each parameter are compared over the ranks; nothing is changed.",
+        "Nothing, where a checkpoint is loaded before the first step: it fills all. Else pass `sync_module_states=True`, which sends rank 0's values, or make the"
+        " model below one seed for all ranks. A run that is compared with FSDP1's needs this in both: the two begin with other weights.",
+    ),
     "FM108": (
         "FSDP1 used only those ignored modules and parameters that are in the model, and silently left out the others.",
         _NOTHING,

@@ -29,7 +29,9 @@ MOST_EPSILONS = 64.0
 """By how many units of the last bit of its largest number a tensor differs at most where it is rounded."""
 _MUCH = 1e4  # what is none for sure
 _LOW = 1e6  # what sums in a dtype of 8 bits make of it at most, a tenth of the largest number
-_ADDS_UP = re.compile(r"\bFM022 mixed_precision\.reduce_dtype:")  # as a run under FSDP2 logs it
+# As a run under FSDP2 logs them.
+_ADDS_UP = re.compile(r"\bFM022 mixed_precision\.reduce_dtype:")
+_OWN_VALUES = re.compile(r"\bFM132 sync_module_states:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +255,11 @@ _ADDED_UP = (
     "the lines that the run under FSDP2 printed. Take one microbatch a step in both, or the same dtype for "
     "`param_dtype` and `reduce_dtype`, and compare again: what differs then has another cause"
 )
+_MIXED = (
+    "the values that the runs begin with, as it seems. Each rank made its own, and FSDP1 and FSDP2 put other "
+    "parts of them together (FM132, which the run under FSDP2 printed). Set one seed for all ranks above the "
+    "model, or pass `sync_module_states=True`, in both, and compare again"
+)
 _NOISE = (
     "The gradients of this step are the same but for rounding, seen beside the largest of them, and no "
     "number differs by more but where its gradient is 0 beside it: Adam makes a step of that"
@@ -286,6 +293,8 @@ def cause(report: ScriptReport) -> str:
         return _STATELESS[report.stateless]
     if report.is_enlarged:
         return _ENLARGED[report.shown_by_rounding]
+    if report.first is not None and report.first.step <= 1 and _prints(report, _OWN_VALUES):
+        return _MIXED
     if _is_of_sums(report):
         return _ADDED_UP
     is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH
@@ -311,7 +320,11 @@ def _is_of_sums(report: ScriptReport) -> bool:
     if report.unsharded == "FSDP2" or first is None or first.stage != "gradient":
         return False
     is_small = (first.gap.epsilons or math.inf) <= _LOW
-    return is_small and any(map(_ADDS_UP.search, report.printed_after))
+    return is_small and _prints(report, _ADDS_UP)
+
+
+def _prints(report: ScriptReport, line: re.Pattern[str]) -> bool:
+    return any(map(line.search, report.printed_after))
 
 
 def own_first(lines: Iterable[str]) -> tuple[str, ...]:
@@ -321,4 +334,6 @@ def own_first(lines: Iterable[str]) -> tuple[str, ...]:
         >>> own_first(["loss 1", "FM022 mixed_precision.reduce_dtype: in float32"])[1]
         'loss 1'
     """
-    return tuple(sorted(lines, key=lambda line: _ADDS_UP.search(line) is None))
+    return tuple(
+        sorted(lines, key=lambda line: _ADDS_UP.search(line) is None and _OWN_VALUES.search(line) is None)
+    )

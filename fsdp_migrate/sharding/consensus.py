@@ -12,13 +12,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fsdp_migrate.errors import ConfigError, FSDPMigrateError, ModelError
 from fsdp_migrate.findings import listed, make_finding
-from fsdp_migrate.sharding.facts import differing, facts_of
+from fsdp_migrate.sharding.facts import WITH_DTYPES, differing, facts_of, shapes_of
+from fsdp_migrate.sharding.own_values import digest_of, sampled_values, values_finding
 from fsdp_migrate.sharding.structure import structure_fault
 from fsdp_migrate.torch_compat.device_meshes import meshes_of
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from fsdp_migrate.findings import Finding
     from fsdp_migrate.sharding.facts import Fact
@@ -35,13 +38,17 @@ SaidT = TypeVar("SaidT")
 class RankReport:
     """What one rank has to say before sharding: its plan's facts and meta tensors, or its error.
 
-    ``fills_meta``: a ``param_init_fn`` of this rank gives its meta tensors memory.
+    ``fills_meta``: a ``param_init_fn`` of this rank gives its meta tensors memory, and may give them another
+    dtype. ``shapes``: a digest of the model without its dtypes. ``values``: one of values that should be the
+    same on every rank.
     """
 
     rank: int
     facts: tuple[tuple[str, str], ...] = ()
     num_meta: int = 0
     fills_meta: bool = False
+    shapes: str = ""
+    values: str = ""
     error: str | None = None
 
 
@@ -96,13 +103,17 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
     plan: ShardPlan | None = None
     failure: Exception | None = None
     facts: dict[str, Fact] = {}
+    values: tuple[tuple[str, str], ...] = ()
     own = RankReport(dist.get_rank())
     try:
         plan = make()
         facts = {fact.name: fact for fact in facts_of(plan, model)}
         digests = tuple((name, fact.digest) for name, fact in facts.items())
         num_meta = sum(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-        own = RankReport(own.rank, digests, num_meta, plan.config.param_init_fn is not None)
+        values = sampled_values(plan, model)
+        fills_meta = plan.config.param_init_fn is not None
+        shapes = shapes_of(model).digest
+        own = RankReport(own.rank, digests, num_meta, fills_meta, shapes, digest_of(values))
     except Exception as error:
         failure = error
         own = RankReport(own.rank, error=_text_of(error))
@@ -112,13 +123,43 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
         raise failure
     _raise_failures(reports, "cannot shard its model, so no rank does")
     assert plan is not None
-    names = differing([dict(report.facts) for report in reports])
+    names = differing([_facts_before_filling(report, reports) for report in reports])
     if names:
         # Only now, and only for what differs: the names of a large model are megabytes on each rank.
         own_parts = tuple((name, facts[name].parts if name in facts else ()) for name in names)
         _raise_differences(names, exchange((own.rank, own_parts), groups))
-    broadcasts = plan.config.broadcast_from_rank0
-    return replace(plan, findings=(*plan.findings, *_check_meta(reports, broadcasts=broadcasts)))
+    found = _check_meta(reports, broadcasts=plan.config.broadcast_from_rank0)
+    if len({report.values for report in reports}) > 1 and all(report.values for report in reports):
+        found.append(values_finding(exchange(values, groups)))
+    return replace(plan, findings=(*plan.findings, *found))
+
+
+def _facts_before_filling(own: RankReport, reports: Sequence[RankReport]) -> dict[str, str]:
+    """Return the facts that ranks have to agree on now: not on dtypes that a ``param_init_fn`` may change."""
+    facts = dict(own.facts)
+    if any(each.num_meta and each.fills_meta for each in reports) and len({e.shapes for e in reports}) == 1:
+        return {name: digest for name, digest in facts.items() if name not in WITH_DTYPES}
+    return facts
+
+
+def agree_on_dtypes(tensors: Mapping[str, torch.Tensor], groups: Groups) -> None:
+    """Check that tensors have the same dtypes on all ranks, now that functions of these have filled them.
+
+    Raises:
+        ModelError: They have not. Who would send the bytes of one dtype to another one's, would abort.
+    """
+    own = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+    said = exchange((dist.get_rank(), own), groups)
+    names = dict.fromkeys(name for _, each in said for name in each)
+    found = [name for name in names if len({each[name] for _, each in said if name in each}) > 1]
+    if found:
+        who = _who_has_what({rank: (each.get(found[0], "nothing"),) for rank, each in said})
+        others = f" (and {len(found) - 1} more)" if found[1:] else ""
+        msg = (
+            f"After `param_init_fn` the ranks have different dtypes in `{found[0]}`{others}: {who}. Give "
+            "every rank the same. The model is sharded in part; build it again."
+        )
+        raise ModelError(msg, fqn=found[0])
 
 
 def together(

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fsdp_migrate.sharding.units import UnitPlan
 
 
-THE_MODEL, IGNORED, UNITS = "the model", "ignored_states", "the units"
+THE_MODEL, IGNORED, UNITS, BUFFERS = "the model", "ignored_states", "the units", "the buffers"
+WITH_DTYPES = frozenset({THE_MODEL, BUFFERS})
+"""What says dtypes too, which a ``param_init_fn`` may change."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def facts_of(plan: ShardPlan, model: nn.Module) -> Iterator[Fact]:
     )
     yield Fact("`auto_wrap_policy`", tuple(_units(plan)))
     if plan.config.broadcast_from_rank0:
-        yield Fact("the buffers", tuple(_buffers(model, plan)))
+        yield Fact(BUFFERS, tuple(_buffers(model, plan)))
     yield Fact(f"`{IGNORED}`", tuple(f"`{name}`" for name in plan.ignored))
     yield Fact("the placement of tensor or expert parallelism", tuple(map(str, plan.parallel)))
     yield Fact(THE_MODEL, tuple(_parameters(model, plan)))
@@ -65,11 +67,19 @@ def facts_of(plan: ShardPlan, model: nn.Module) -> Iterator[Fact]:
     yield Fact("`communication`", tuple(map(repr, plan.communication)))
 
 
+def shapes_of(model: nn.Module) -> Fact:
+    """Return the model as it is but for dtypes: its names and shapes, and what of it is trained."""
+    params = model.named_parameters(remove_duplicate=False)
+    said = [f"`{name}` {list(each.shape)} {each.requires_grad}" for name, each in params]
+    said += [f"`{name}` {list(each.shape)}" for name, each in model.named_buffers(remove_duplicate=False)]
+    return Fact(THE_MODEL, tuple(said))
+
+
 _FOLLOWS = {
     "`reshard_after_forward`": "`sharding_strategy`",
     "`mesh`": "`sharding_strategy`",
     "`auto_wrap_policy`": "`mixed_precision._module_classes_to_ignore`",
-    "the buffers": "`sync_module_states`",
+    BUFFERS: "`sync_module_states`",
 }
 """What differs wherever something else does, which is then enough to name."""
 

@@ -21,7 +21,13 @@ from fsdp_migrate.sharding.activation_checkpointing import (
 from fsdp_migrate.sharding.attributes import carry_attributes
 from fsdp_migrate.sharding.check import remember_sharded
 from fsdp_migrate.sharding.communication import check_communication, set_communication
-from fsdp_migrate.sharding.consensus import agree_on_plan, any_rank_says, groups_of, together
+from fsdp_migrate.sharding.consensus import (
+    agree_on_dtypes,
+    agree_on_plan,
+    any_rank_says,
+    groups_of,
+    together,
+)
 from fsdp_migrate.sharding.materialize import (
     broadcast_from_rank0,
     check_materialization,
@@ -61,6 +67,7 @@ from fsdp_migrate.torch_compat.zeroed_gradients import zero_what_is_sharded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
     from torch.optim import Optimizer
@@ -340,6 +347,7 @@ def _fill_unit(
             "sharded in part; build it again. The reason"
         )
         together(lambda: materialize_modules(modules, device, unit.config.param_init_fn), groups, where)
+        agree_on_dtypes(_filled(model, unit, modules), groups)
     own = set(unit.parameters)
     # After `to_empty`, which gives each name of a tied parameter memory of its own; and before the broadcast,
     # so that what is sent arrives under all names.
@@ -347,6 +355,15 @@ def _fill_unit(
     if unit.config.broadcast_from_rank0:
         # Ignored modules too, of which FSDP1 left the parameters alone and sent the buffers.
         broadcast_from_rank0(modules_of_unit(roots, is_sharded), ignored, mesh)
+
+
+def _filled(model: nn.Module, unit: UnitPlan, modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return what ranks communicate of a unit, by name: its parameters, and buffers that are broadcast."""
+    found: dict[str, torch.Tensor] = {each: model.get_parameter(each) for each in unit.parameters}
+    for number, module in enumerate(modules if unit.config.broadcast_from_rank0 else ()):
+        where = f"{type(module).__name__} {number} of unit `{unit.fqn or 'the root'}`"
+        found |= {f"{name} of {where}": each for name, each in module.named_buffers(recurse=False)}
+    return found
 
 
 class _Meshes:

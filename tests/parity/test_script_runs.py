@@ -14,7 +14,7 @@ from fsdp_migrate.cli.render.compare import show_comparison
 from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.parity.printed_lines import Run
 from fsdp_migrate.parity.report import Difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, verdict
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, own_first, verdict
 from fsdp_migrate.parity.script_runs import Comparison, compare_scripts, report_of
 from fsdp_migrate.parity.tensors import Gap, find_gap
 
@@ -319,6 +319,20 @@ def test_a_framework_that_shards_is_a_cause_of_its_own(tmp_path: Path) -> None:
         first = Difference(step=1, stage="gradient", name="a", module="", rank=0, gap=gap)
         assert said in cause(replace(neither, differences=(first,)))
     assert "FM354" not in cause(replace(report, is_others=True, unsharded="FSDP2"))
+
+
+def test_values_of_each_ranks_own_are_the_cause_of_a_first_step_that_differs(tmp_path: Path) -> None:
+    """A seed of its own on each rank: an evaluation without a backward was said to be the cause."""
+    report = replace(report_on(tmp_path, []), unsharded="neither")
+    gap = find_gap(torch.ones(2), torch.ones(2) * 1.5)
+    assert gap is not None
+    first = Difference(step=0, stage="parameter", name="a", module="", rank=0, gap=gap)
+    printed = own_first(["loss 1", "FM132 sync_module_states: The ranks have different values in `a`"])
+    assert printed[0].startswith("FM132")
+    told = replace(report, differences=(first,), printed_after=printed)
+    assert cause(told).startswith("the values that the runs begin with")
+    assert "begin with" not in cause(replace(told, printed_after=("loss 1",)))
+    assert "begin with" not in cause(replace(told, differences=(replace(first, step=3),)))
 
 
 @pytest.mark.parametrize(

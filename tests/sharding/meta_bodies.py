@@ -176,6 +176,41 @@ def meta_on_rank_1(prepared: bool) -> tuple[Tensors, list[float], list[str]]:
     return parts, losses, codes
 
 
+def filled_in_another_dtype(on_rank_1: torch.dtype, sent: bool) -> tuple[Tensors, Tensors, str]:
+    """Have rank 0 in bfloat16, and rank 1 in float32 on the meta device, cast as it is filled.
+
+    So does who loads a checkpoint on rank 0 alone. Returns rank 0's values, what the model has, and what is
+    raised.
+    """
+
+    def fill(module: nn.Module) -> None:
+        module.to_empty(device="cpu", recurse=False)
+        module.to(on_rank_1)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            tensor.detach().fill_(0.5)
+
+    torch.manual_seed(1)
+    given = Stack().to(torch.bfloat16)
+    given.register_buffer("scale", torch.ones(3, dtype=torch.bfloat16))
+    expected = {name: each.detach().clone() for name, each in given.named_parameters()}
+    model: nn.Module = given
+    if dist.get_rank():
+        model = Stack().to("meta")
+        model.register_buffer("scale", torch.ones(3, device="meta"))
+    arguments: dict[str, Any] = {
+        "auto_wrap_policy": ModuleWrapPolicy({Layer}),
+        "device_id": torch.device("cpu"),
+        "param_init_fn": fill if dist.get_rank() else None,
+        "sync_module_states": sent,
+    }
+    try:
+        prepare_fully_shard(model, arguments)
+    except FSDPMigrateError as error:
+        return expected, {}, str(error)
+    loss_of(model, torch.arange(4).view(1, 4)).backward()
+    return expected, {name: param.full_tensor() for name, param in _dtensors(model)}, ""
+
+
 def _dtensors(model: nn.Module) -> list[tuple[str, DTensor]]:
     return [(name, param.data) for name, param in model.named_parameters() if isinstance(param.data, DTensor)]
 

@@ -57,6 +57,24 @@ def test_ranks_that_alone_are_on_the_meta_device_fill_themselves_as_under_fsdp1(
         assert all(bool((part == 0.125).all()) is (rank == 1) for part in parts.values() if part.numel())
 
 
+def test_a_function_may_give_meta_tensors_the_dtype_that_rank_0_has() -> None:
+    """FSDP1 looked at dtypes once all was filled: ranks in float32 before that were refused."""
+    for expected, found, error in run_ranks(meta.filled_in_another_dtype, torch.bfloat16, True):
+        assert error == ""
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_dtypes_that_differ_once_all_is_filled_are_an_error_on_all(sent: bool) -> None:
+    """Who sends two bytes for a number to who takes four aborts, or takes others for them."""
+    for _, _, error in run_ranks(meta.filled_in_another_dtype, torch.float32, sent):
+        assert re.search(
+            r"After `param_init_fn` the ranks have different dtypes in `layers.0.\S+` \(and \d+ more\): "
+            r"bfloat16 on rank 0; float32 on rank 1\. Give every rank the same\.",
+            error,
+        )
+
+
 def test_what_is_real_in_a_meta_model_keeps_its_values() -> None:
     assert run_ranks(meta.keep_what_is_real) == [(0.75, True)] * 2
 
