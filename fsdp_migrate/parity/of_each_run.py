@@ -16,7 +16,7 @@ _WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _OF_EACH_RUN: Final = frozenset(
     {"date", "duration", "elapsed", "eta", "flops", "gb", "hostname", "mem", "memory", "mfu", "ms", "pid"}
     | {"runtime", "sec", "second", "seconds", "secs", "speed", "tflops", "throughput", "time", "times"}
-    | {"timestamp", "tps", "wall"}
+    | {"fps", "ips", "sps", "timestamp", "tps", "wall", "wps"}
 )
 # `memory_bank_loss` is a number of the training, whatever else it names.
 _OF_TRAINING: Final = frozenset(

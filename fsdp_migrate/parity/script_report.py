@@ -7,7 +7,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fsdp_migrate.findings import counted
+from fsdp_migrate.finding_codes import FINDING_CODES
+from fsdp_migrate.findings import counted, listed
 from fsdp_migrate.parity.report import place
 
 
@@ -29,9 +30,8 @@ MOST_EPSILONS = 64.0
 """By how many units of the last bit of its largest number a tensor differs at most where it is rounded."""
 _MUCH = 1e4  # what is none for sure
 _LOW = 1e6  # what sums in a dtype of 8 bits make of it at most, a tenth of the largest number
-# As a run under FSDP2 logs them.
-_ADDS_UP = re.compile(r"\bFM022 mixed_precision\.reduce_dtype:")
-_OWN_VALUES = re.compile(r"\bFM132 sync_module_states:")
+_TOLD = re.compile(r"\b(FM\d{3}) [^:\n]{1,200}: .*")
+_ADDS_UP, _OWN_VALUES = "FM022 mixed_precision.reduce_dtype: ", "FM132 sync_module_states: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,8 @@ class ScriptReport:
     numbers. ``only_before`` and ``only_after`` are files of the output folder that one run alone wrote.
     ``num_pairs`` counts these pairs, and ``num_printed`` the lines without one too, also those that are not
     listed.
-    ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair.
+    ``printed_before`` and ``printed_after`` are lines, without warnings, that have no such pair; ``told`` are
+    the findings that this package logged in the second run.
     ``is_others`` tells that the second run has FSDP2 of other code than ``prepare_fully_shard``, such as a
     framework's. ``were_fsdp1`` tells of each run whether torch's FSDP1 wraps a model that it trains.
     ``differs_from_itself`` tells that a second run under FSDP1 gave other numbers than the first.
@@ -91,6 +92,7 @@ class ScriptReport:
     printed: tuple[tuple[str, str], ...] = ()
     printed_before: tuple[str, ...] = ()
     printed_after: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
     only_before: tuple[str, ...] = ()
     only_after: tuple[str, ...] = ()
     checkpoints: tuple[Checkpoints, ...] = ()
@@ -299,11 +301,25 @@ def cause(report: ScriptReport) -> str:
         return _ADDED_UP
     is_much = report.first is not None and (report.first.gap.epsilons or math.inf) > _MUCH
     if report.unsharded == "neither" and is_much:
-        return _THIRD
+        return _THIRD + _otherwise(report)
     grown = report.follows_rounding and report.unsharded == "FSDP1" and not is_much
     theirs = _THEIRS if report.is_others and report.unsharded in {"FSDP1", "neither"} else ""
     none = _NO_GRADIENT if _has_none_under_fsdp1(report) and report.unsharded != "FSDP2" else ""
-    return _CAUSES[report.unsharded] + theirs + (_GROWN if grown else "") + none
+    others = _otherwise(report) if report.unsharded != "FSDP2" else ""
+    return _CAUSES[report.unsharded] + theirs + (_GROWN if grown else "") + none + others
+
+
+def changes(report: ScriptReport) -> list[str]:
+    """Return what the second run logged that it does otherwise than FSDP1, without what is the same."""
+    found = [(line, FINDING_CODES.get(line[:5])) for line in report.told]
+    return [line for line, code in found if code is None or code.fidelity == "changed"]
+
+
+def _otherwise(report: ScriptReport) -> str:
+    codes = sorted({line[:5] for line in changes(report)})
+    if not codes:
+        return ""
+    return f". Or what the run under FSDP2 says that it does otherwise: {listed(codes, 6)}"
 
 
 def _has_none_under_fsdp1(report: ScriptReport) -> bool:
@@ -323,17 +339,22 @@ def _is_of_sums(report: ScriptReport) -> bool:
     return is_small and _prints(report, _ADDS_UP)
 
 
-def _prints(report: ScriptReport, line: re.Pattern[str]) -> bool:
-    return any(map(line.search, report.printed_after))
+def _prints(report: ScriptReport, start: str) -> bool:
+    return any(line.startswith(start) for line in report.told)
 
 
-def own_first(lines: Iterable[str]) -> tuple[str, ...]:
-    """Put what our own code logs of sums before what a script prints, of which a part alone is kept.
+def told_apart(lines: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the lines that a script printed, and the findings that this package logged among them.
 
     Example:
-        >>> own_first(["loss 1", "FM022 mixed_precision.reduce_dtype: in float32"])[1]
-        'loss 1'
+        >>> told_apart(["loss 1", "WARNING:fsdp_migrate.sharding.prepare:FM012 mixed_precision: In bf16."])
+        (['loss 1'], ('FM012 mixed_precision: In bf16.',))
     """
-    return tuple(
-        sorted(lines, key=lambda line: _ADDS_UP.search(line) is None and _OWN_VALUES.search(line) is None)
-    )
+    own, others = list[str](), list[str]()
+    for line in lines:
+        found = _TOLD.search(line)
+        if found is not None and found[1] in FINDING_CODES:
+            own.append(found[0])
+        else:
+            others.append(line)
+    return others, tuple(dict.fromkeys(own))

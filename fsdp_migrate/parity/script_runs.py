@@ -24,7 +24,7 @@ from fsdp_migrate.parity.left_records import SUFFIXES, Records, compare_records
 from fsdp_migrate.parity.of_each_run import name_alike
 from fsdp_migrate.parity.printed_lines import MOST_LINES, Run, most_pairs, printed_lines, shown_line
 from fsdp_migrate.parity.report import place, read_difference
-from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, own_first
+from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, told_apart
 from fsdp_migrate.parity.watching import FOUND, KEPT, ROUNDED, STEPS, WITH
 from fsdp_migrate.source.checkpoint_runs import copied_first
 
@@ -398,7 +398,8 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     first_step = differences[0].step if differences else 0
     under = [each["are_fsdp1"] for each in documents]
     were_fsdp1 = any(one for one, _ in under), any(other for _, other in under)
-    pairs, alone = printed_lines(first, second)
+    pairs, (before, after) = printed_lines(first, second)
+    after, told = told_apart(after)
     files = [_files(each.out) for each in (first, second)]
     saved = list(compare_left(first.out, second.out))
     inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
@@ -419,11 +420,12 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
         differences=tuple(differences[:_MOST_DIFFERENCES]),
         num_differences=len(differences),
         num_rounded=sum(is_rounding(each.gap) for each in differences),
-        num_printed=len(pairs) + len(alone[0]) + len(alone[1]),
+        num_printed=len(pairs) + len(before) + len(after),
         num_pairs=len(pairs),
         printed=most_pairs(pairs),
-        printed_before=tuple(alone[0])[:MOST_LINES],
-        printed_after=own_first(alone[1])[:MOST_LINES],
+        printed_before=tuple(before)[:MOST_LINES],
+        printed_after=tuple(after)[:MOST_LINES],
+        told=told,
         only_before=tuple(sorted(files[0] - files[1] - inside))[:_MOST_FILES],
         only_after=tuple(sorted(files[1] - files[0] - inside))[:_MOST_FILES],
         checkpoints=tuple(saved),

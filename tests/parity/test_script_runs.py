@@ -14,7 +14,7 @@ from fsdp_migrate.cli.render.compare import show_comparison
 from fsdp_migrate.errors import ConfigError, RankError
 from fsdp_migrate.parity.printed_lines import Run
 from fsdp_migrate.parity.report import Difference
-from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, own_first, verdict
+from fsdp_migrate.parity.script_report import Checkpoints, ScriptReport, cause, verdict
 from fsdp_migrate.parity.script_runs import Comparison, compare_scripts, report_of
 from fsdp_migrate.parity.tensors import Gap, find_gap
 
@@ -327,12 +327,33 @@ def test_values_of_each_ranks_own_are_the_cause_of_a_first_step_that_differs(tmp
     gap = find_gap(torch.ones(2), torch.ones(2) * 1.5)
     assert gap is not None
     first = Difference(step=0, stage="parameter", name="a", module="", rank=0, gap=gap)
-    printed = own_first(["loss 1", "FM132 sync_module_states: The ranks have different values in `a`"])
-    assert printed[0].startswith("FM132")
-    told = replace(report, differences=(first,), printed_after=printed)
+    told = replace(report, differences=(first,), told=("FM132 sync_module_states: The ranks have ...",))
     assert cause(told).startswith("the values that the runs begin with")
-    assert "begin with" not in cause(replace(told, printed_after=("loss 1",)))
+    assert "begin with" not in cause(replace(told, told=()))
     assert "begin with" not in cause(replace(told, differences=(replace(first, step=3),)))
+
+
+def test_what_the_run_does_otherwise_by_its_own_words_may_be_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FM273 stood among what was printed; the cause was to be looked for in what was rewritten.
+
+    What is the same as under FSDP1, at the level of INFO, was said to be printed by one run alone.
+    """
+    tied = "FM273 `a`: One parameter."
+    lines = (f"WARNING:fsdp_migrate:{tied}", "[x][INFO] FM001 sharding_strategy: Alike.", "FM999 b: own")
+    gap = Gap(words="only under FSDP2")
+    found = [Difference(step=1, stage="parameter", name="a", module="", rank=0, gap=gap)]
+    report = replace(report_on(tmp_path, found, printed_after=lines), unsharded="FSDP1")
+    assert (report.told, report.printed_after) == ((tied, "FM001 sharding_strategy: Alike."), (lines[2],))
+    assert cause(report).endswith("Or what the run under FSDP2 says that it does otherwise: FM273")
+    assert "FM273" not in cause(replace(report, unsharded="FSDP2"))
+    show_comparison(report)
+    said = capsys.readouterr().out
+    assert f"The run under FSDP2 says what it does otherwise:\n  {tied}\n" in said
+    assert "FM001" not in said
+    show_comparison(report, everything=True)
+    assert "FM001" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

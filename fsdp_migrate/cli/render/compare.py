@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fsdp_migrate.cli.render.screen import console
 from fsdp_migrate.parity.printed_lines import counts_whole, printed_order
 from fsdp_migrate.parity.report import lines_of, place, what_differs
-from fsdp_migrate.parity.script_report import cause, verdict
+from fsdp_migrate.parity.script_report import cause, changes, verdict
 
 
 if TYPE_CHECKING:
@@ -42,6 +42,13 @@ def _lines(report: ScriptReport, most: int | None) -> Iterator[str]:
         if shown:
             yield f"Printed under {which} only ({len(shown)} of {len(lines)}):"
             yield from (f"  {line}" for line in shown)
+    if said := report.told if most is None else changes(report):
+        yield (
+            "The run under FSDP2 says:"
+            if most is None
+            else "The run under FSDP2 says what it does otherwise:"
+        )
+        yield from (f"  {line}" for line in said)
     for files, which in ((report.only_before, "FSDP1"), (report.only_after, "FSDP2")):
         if files:
             yield f"Written under {which} only: {', '.join(files)}"
