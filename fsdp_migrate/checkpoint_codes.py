@@ -47,6 +47,7 @@ CHECKPOINT_CODES: Final = {
         "changed", "Parameters in groups of an optimizer have no state, as if frozen until then."
     ),
     "FM227": FindingCode("changed", "One group of an optimizer holds what the new run divides into several."),
+    "FM228": FindingCode("changed", "Not one tensor is in it: no run goes on from it."),
     "FM230": FindingCode("refused", "An entry holds objects of classes that are not allowed to be read."),
     "FM231": FindingCode("exact", "Entries of a model share their bytes: tied weights."),
     "FM232": FindingCode("changed", "Text in the header of a safetensors file was left behind."),

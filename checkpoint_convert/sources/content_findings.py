@@ -33,6 +33,8 @@ FLAT_PIECES_HINT: Final = (
 _BY_RANK: Final = (".running_mean", ".running_var")
 # state.<parameter>.<field>
 _STATE_DEPTH: Final = 2
+NO_TENSORS: Final = "FM228"
+"""The code of what holds no weights at all."""
 
 
 def is_fsdp1s(key: str) -> bool:
@@ -130,6 +132,17 @@ def form_findings(entries: Mapping[str, Entry], parts: Sequence[Part]) -> Iterat
                 "saved with `flatten_optimizer_state_dict=True`.",
                 "Load it with the same option.",
             )
+
+
+def no_tensor_findings(entries: Mapping[str, Entry]) -> Iterator[Finding]:
+    """Say that there are no weights at all."""
+    if not any(isinstance(entry, TensorEntry) for entry in entries.values()):
+        yield make_finding(
+            NO_TENSORS,
+            "the checkpoint",
+            "not one tensor is in it.",
+            "Take another one of the same run, and look at how this one was saved.",
+        )
 
 
 def empty_optimizer_findings(

@@ -35,6 +35,7 @@ from fsdp_migrate.checkpoint_convert.sources.content_findings import (
     group_findings,
     is_fsdp1s,
     key_findings,
+    no_tensor_findings,
     overwritten_findings,
 )
 from fsdp_migrate.checkpoint_convert.sources.equal_moments import look_for_equal_moments
@@ -178,6 +179,7 @@ def build_manifest(
         ),
         *form_findings(entries, parts),
         # What is refused was left out of the entries.
+        *(() if refused else no_tensor_findings(entries)),
         *(() if refused else empty_optimizer_findings(entries, parts, name_lists)),
         *group_findings(entries, parts, name_lists, framework),
         *unlisted_findings(folder, entries, trusted=options.trust_pickle),

@@ -123,6 +123,11 @@ EXPLANATIONS = {
         "Give the new run one group of all parameters, as the old had: `trainer.optimizer = torch.optim.AdamW(model.parameters(), ...)` above `trainer.train()`, or override"
         " `create_optimizer` (`Trainer(optimizers=...)` is refused under FSDP). Weight decay is FSDP1's then, too. Or load it with `load_checkpoint(..., strict=False)`, and set each group's settings again.",
     ),
+    "FM228": (
+        "It was written, and no weight is in it. A script that asks FSDP1's model for weights by names that it does not have, such as an adapter's, saves"
+        " nothing without an error; so does one that saves the state of a rank to which FSDP1 gave none.",
+        "Take another checkpoint of the same run: `fsdp-migrate inspect` shows how many tensors each has. Look at how this one was saved before the next run.",
+    ),
     "FM230": (
         "Unpickling an object runs code of its class. Only classes on a list are read; this one is not on it.",
         "Convert with `--weights-only`, or with `--trust-pickle`, which copies its bytes unread. Whoever loads the output executes them.",

@@ -15,6 +15,8 @@ NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _OF_EACH_RUN: Final = frozenset(
     {"date", "duration", "elapsed", "eta", "flops", "gb", "hostname", "mem", "memory", "mfu", "ms", "pid"}
+    # Of Hugging Face's Trainer, by the parameters that a rank sees: of its shards under FSDP1.
+    | {"flos"}
     | {"runtime", "sec", "second", "seconds", "secs", "speed", "tflops", "throughput", "time", "times"}
     | {"fps", "ips", "sps", "timestamp", "tps", "wall", "wps"}
 )

@@ -35,6 +35,8 @@ def printed(folder: Path, one: str, other: str) -> tuple[int, int, int]:
         ("step 3 took 2.5s, 14.1 samples/s", "step 3 took 3s, 12 samples/s"),
         ("tokens/sec: 1200 | loss 0.5", "tokens/sec: 1500 | loss 0.5"),
         ("peak memory 1.25 GB", "peak memory 1.5 GB"),
+        ("wps 1200, loss 0.5", "wps 1300, loss 0.5"),
+        ("{'total_flos': 12.0, 'train_loss': 0.5}", "{'total_flos': 24.0, 'train_loss': 0.5}"),
         ("step time: 1.5 2.5", "step time: 1.25 2.25"),
     ],
 )

@@ -15,6 +15,7 @@ from fsdp_migrate.checkpoint_convert.loading.advice import (
     lacks_optimizer,
     loads_unconverted,
 )
+from fsdp_migrate.checkpoint_convert.sources.content_findings import NO_TENSORS
 from fsdp_migrate.checkpoint_convert.sources.folder_layouts import layout_title
 from fsdp_migrate.checkpoint_convert.targets.frameworks import TARGETS
 from fsdp_migrate.cli.render.changes import ACTIONS, changes_of, show_changes, shown_of
@@ -117,6 +118,9 @@ def show_outlook(
         out.print(escape(str(problem)))
         others = (f.as_dict() for f in manifest.findings if f.code not in refused)
         show_named_findings(others, manifest.source, everything=everything)
+        return
+    if any(finding.code == NO_TENSORS for finding in manifest.findings):
+        show_named_findings(plan.as_dict()["findings"], manifest.source, everything=everything)
         return
     by_framework = advise_loading(manifest).by_framework
     is_needed = plan.action != "none" and by_framework is None

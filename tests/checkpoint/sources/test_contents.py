@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fsdp_migrate.checkpoint_convert import convert_checkpoint, inspect_checkpoint, verify_checkpoints
 from fsdp_migrate.checkpoint_convert.loading.advice import advise_loading
+from fsdp_migrate.cli import main
 from tests.checkpoint.envelopes import (
     BARE,
     MODEL,
@@ -71,6 +73,22 @@ def test_an_optimizer_that_lost_its_moments_is_told(tmp_path: Path) -> None:
             for source in (folder, tmp_path / "a.pt"):
                 codes = {finding.code for finding in inspect_checkpoint(source).findings}
                 assert ("FM219" in codes) is (is_told and not stepped), (source, kind)
+
+
+def test_what_holds_no_tensor_is_told_and_offered_to_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter of which FSDP1's model had nothing by its names: a script was said to go on from it."""
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    torch.save({"model": {}, "epoch": 3}, tmp_path / "a.pt")
+    torch.save({"model": {"w": torch.ones(1)}, "epoch": 3}, tmp_path / "b.pt")
+    for name, is_empty in (("adapter_model.safetensors", True), ("a.pt", True), ("b.pt", False)):
+        found = [each.code for each in inspect_checkpoint(tmp_path / name).findings]
+        assert ("FM228" in found) is is_empty
+        main(["inspect", str(tmp_path / name)])
+        said = capsys.readouterr().out
+        assert ("not one tensor is in it" in said) is is_empty
+        assert ("goes on from it as it is" in said) is not is_empty
 
 
 def test_a_bare_state_whose_paths_were_not_recorded(tmp_path: Path) -> None:
