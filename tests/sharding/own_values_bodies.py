@@ -10,19 +10,17 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
+from tests.rank_bodies.parity import full
 
 
 def _model(kind: str) -> nn.Module:
     rank = dist.get_rank()
-    torch.manual_seed(rank if kind != "one seed" else 0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3, bias=False))
+    torch.manual_seed(rank if kind in {"own seeds", "sent"} else 0)
+    last = nn.Linear(5, 3, bias=False)
     if kind == "one value":
-        torch.manual_seed(0)
-        for module in model:
-            module.reset_parameters()
         with torch.no_grad():
-            model[2].weight[-1, -1] += rank
-    return model
+            last.weight[-1, -1] += rank
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), last)
 
 
 def _codes(model: nn.Module) -> list[str]:
@@ -36,18 +34,17 @@ def prepared(kind: str) -> tuple[list[str], list[torch.Tensor], list[torch.Tenso
     theirs = FSDP(_model(kind), **options, use_orig_params=True)
     with FSDP.summon_full_params(theirs):
         whole = [each.detach().clone() for each in theirs.parameters()]
-    return _codes(ours), [each.full_tensor() for each in ours.parameters()], whole
+    return _codes(ours), [full(each) for each in ours.parameters()], whole
 
 
 def ignored() -> list[str]:
     """Return what is said where the ranks differ in what is ignored alone."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    first, second = nn.Linear(6, 5), nn.Linear(5, 3)
     with torch.no_grad():
-        model[1].weight.fill_(dist.get_rank())
-    return _codes(
-        prepare_fully_shard(model, {"device_id": torch.device("cpu"), "ignored_modules": [model[1]]})
-    )
+        second.weight.fill_(dist.get_rank())
+    options = {"device_id": torch.device("cpu"), "ignored_modules": [second]}
+    return _codes(prepare_fully_shard(nn.Sequential(first, second), options))
 
 
 def laid_out() -> list[str]:
@@ -56,5 +53,6 @@ def laid_out() -> list[str]:
     model = nn.Sequential()
     model.turned = nn.Parameter(torch.randn(5, 7).t())
     model.empty = nn.Parameter(torch.empty(0, 3))
-    model.conv = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    model.conv = nn.Conv2d(3, 4, 2)
+    model.conv.weight.data = model.conv.weight.data.contiguous(memory_format=torch.channels_last)
     return _codes(prepare_fully_shard(model, {"device_id": torch.device("cpu")}))
