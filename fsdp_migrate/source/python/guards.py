@@ -34,6 +34,7 @@ from fsdp_migrate.source.python.asked_words import (
     was_done,
 )
 from fsdp_migrate.source.python.chosen_functions import is_chosen_there, places_chosen
+from fsdp_migrate.source.python.handed_back import check_or_none
 from fsdp_migrate.source.python.last_values import calls_by_function, functions_called, last_value
 from fsdp_migrate.source.python.made_sure import asks_class, left_over, made_sure, ruled_out
 from fsdp_migrate.source.python.match_patterns import asked_by_case
@@ -355,12 +356,27 @@ class Guards:
             found = (says(part, want=want) for part in (test.left, test.right))
             return any(found) if isinstance(test.operator, cst.And) is want else all(found)
         if isinstance(test, cst.Comparison):
-            return compares_type(test, text, is_class, want=want)
+            return compares_type(test, text, is_class, want=want) or self._is_given(
+                test, text, is_class, want
+            )
         if not want or not isinstance(test, cst.Call):
             return False
         if within and asks_each(test, text, is_class):
             return True
         return self._is_check(test, text, is_class, depth, within=within)
+
+    def _is_given(self, test: cst.Comparison, text: str, is_class: IsClass, want: bool) -> bool:
+        """Tell whether a function gave a model, which gives None of what is not of a class.
+
+        ``wrapped = fsdp_of(model)``, and then ``wrapped is not None``: both are of it.
+        """
+        name = name_of_none(test, truth=not want)
+        value = last_value(self.index, name) if name is not None and name in self.index.scopes else None
+        if name is None or not isinstance(value, cst.Call) or not value.args:
+            return False
+        checks = [check_or_none(each) for each in self.functions(value.func)]
+        is_its = text in {name.value, text_of(value.args[0].value)}
+        return is_its and bool(checks) and all(each and is_class(each.args[1].value) for each in checks)
 
     def _lacks(
         self, test: cst.BaseExpression, text: str, is_class: IsClass, *, truth: bool, depth: int = 0

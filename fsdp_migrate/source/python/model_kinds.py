@@ -22,12 +22,12 @@ from fsdp_migrate.source.python.bound_anew import (
     was_put_there,
 )
 from fsdp_migrate.source.python.by_name import bound_name, of_own_names, part_read, read_by_name, set_in_dict
-from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.containers import given_by, held_by, is_slice, of_own_dict, step_of
 from fsdp_migrate.source.python.evidence import is_off
 from fsdp_migrate.source.python.frameworks import Frameworks, by_whom
 from fsdp_migrate.source.python.fsdp2_branches import ShardedByFSDP2
 from fsdp_migrate.source.python.given_plain import is_given_plain
+from fsdp_migrate.source.python.handed_back import gives_plain
 from fsdp_migrate.source.python.held import (
     EACH,
     attribute,
@@ -466,7 +466,8 @@ class ModelKinds:
         if isinstance(call.func, cst.Attribute) and call.func.attr.value in SAME_MODEL:
             found |= whole(self.kinds(call.func.value))
         found = found or given_by(self, call) or self._kinds_of_wrapping(call, names)
-        return without_models(found) if found and is_told_off(call, self.links.plain_calls) else found
+        is_plain = bool(found) and gives_plain(self.guards, call, self.links.plain_calls)
+        return without_models(found) if is_plain else found
 
     def _kinds_of_wrapping(self, call: cst.Call, names: set[str]) -> set[str]:
         """Return what a call gives whose function is the class in disguise, or is given it."""
