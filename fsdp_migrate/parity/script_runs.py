@@ -50,6 +50,7 @@ SECONDS_BETWEEN = 20.0
 """After how many seconds each it is said how far a run is."""
 _MOST_DIFFERENCES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 15, 6
 _MOST_BYTES = 64 << 20
+_OF_CHECKPOINTS = {"", ".bin", ".ckpt", ".distcp", ".pt", ".pth", ".safetensors"}  # and `.metadata`
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
@@ -61,7 +62,11 @@ _RANK = re.compile(r"\[rank\d+\]: ?")
 _TRACEBACK = re.compile(rf"(?:{_RANK.pattern})?Traceback \(most recent call last\)")
 _FRAME = re.compile(r'  File "')
 _INSTALLED = re.compile(r'"<|[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python3')
-_CHAINED = re.compile(r"^(?:The above exception was the direct cause|During handling of the above exception)")
+# The last one is torch.multiprocessing's, above what the process raised that it started.
+_CHAINED = re.compile(
+    r"^(?:The above exception was the direct cause|During handling of the above exception"
+    r"|-- Process \d+ terminated with the following error)"
+)
 _MOST_FRAMES = 12
 # What follows a message: the next traceback, the launcher's log, or what another rank says.
 _LAUNCHERS = re.compile(rf"[WE]\d{{4}} |{_TRACEBACK.pattern}|{_RANK.pattern}|\[default\d+\]:")
@@ -475,4 +480,8 @@ def _files(folder: Path) -> set[str]:
 
 
 def _parts(checkpoint: str, files: Iterable[str]) -> Iterator[str]:
-    return (each for each in files if each == checkpoint or each.startswith(f"{checkpoint}/"))
+    """Yield the files of a checkpoint; where it is the output itself, what may hold tensors there."""
+    for each in files:
+        is_beside = checkpoint == "." and "/" not in each and Path(each).suffix in _OF_CHECKPOINTS
+        if is_beside or each == checkpoint or each.startswith(f"{checkpoint}/"):
+            yield each

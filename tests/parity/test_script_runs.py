@@ -206,6 +206,33 @@ def test_a_script_that_fails_is_told_with_its_own_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_script_that_starts_its_ranks_is_told_with_the_error_of_one(tmp_path: Path) -> None:
+    """Of `torch.multiprocessing.spawn` the parent's traceback came alone, which says nothing."""
+    (tmp_path / "train.py").write_text(
+        "import torch.multiprocessing as mp\n\ndef run(rank):\n    raise ValueError('settle this first')\n\n"
+        "if __name__ == '__main__':\n    mp.spawn(run, nprocs=1)\n"
+    )
+    with pytest.raises(RankError, match=r"ValueError: settle this first$"):
+        compare_scripts(tmp_path, tmp_path, ["python", "train.py"])
+
+
+def test_files_of_a_checkpoint_that_is_the_output_itself_are_compared_with_it(tmp_path: Path) -> None:
+    """Two files of one save were listed as compared, and as in no form that is."""
+    given = {name: tmp_path / name / "out" for name in ("first", "second")}
+    for number, folder in enumerate(given.values()):
+        folder.mkdir(parents=True)
+        torch.save({"w": torch.full((2,), number)}, folder / "checkpoint-1.pt")
+        optimizer = {"state": {"w": {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": ["w"]}]}
+        torch.save(optimizer, folder / "adamw-1.pt")
+        (folder / "log.txt").write_text(str(number))
+    report = report_on(tmp_path, [])
+    assert [each.path for each in report.checkpoints] == ["."]
+    assert [each for each in report.notes if "in no form" in each] == [
+        "Written by both, with other bytes, and in no form that is compared: log.txt."
+    ]
+
+
+@pytest.mark.slow
 def test_a_script_without_a_step_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("print('done')\n")
     assert main(["compare", str(tmp_path), str(tmp_path), "--", "python", "train.py"]) == 1
