@@ -37,9 +37,10 @@ from fsdp_migrate.adapters.engine.lightning_hook import (
     hook_code,
     module_of,
     where_it_goes,
+    where_written,
 )
 from fsdp_migrate.adapters.engine.lightning_hydra import is_hydra, tell_of_group, tell_of_reader
-from fsdp_migrate.adapters.engine.lightning_policies import POLICIES, leave_own_policies
+from fsdp_migrate.adapters.engine.lightning_policies import POLICIES, leave_own_policies, recomputed
 from fsdp_migrate.adapters.engine.ownership import is_anothers, is_of
 from fsdp_migrate.adapters.engine.shared_keys import LIMIT_ALL_GATHERS, ORIG_PARAMS, full_or_sharded
 from fsdp_migrate.adapters.engine.torch_objects import (
@@ -135,13 +136,14 @@ def _short(value: Any) -> str:
 
 
 _HOOK: Handler = in_hook
+_RECOMPUTES = "in `configure_model`, as the keyword `activation_checkpointing=`"
 LIGHTNING_KEYS: tuple[Key, ...] = (
     Key("sharding_strategy", "in `configure_model`", _HOOK),
     Key("cpu_offload", "in `configure_model`", _HOOK),
     Key("mixed_precision", "in `configure_model`", _HOOK),
     Key("auto_wrap_policy", "in `configure_model`", _HOOK),
-    Key("activation_checkpointing", "in `configure_model`", _HOOK),
-    Key("activation_checkpointing_policy", "in `configure_model`", _HOOK),
+    Key("activation_checkpointing", _RECOMPUTES, _HOOK),
+    Key("activation_checkpointing_policy", _RECOMPUTES, _HOOK),
     Key("backward_prefetch", "in `configure_model`", prefetch_in_hook),
     Key("forward_prefetch", "in `configure_model`", _HOOK),
     Key("sync_module_states", "in `configure_model`", _HOOK),
@@ -240,16 +242,7 @@ class LightningAdapter:
             emit_strategy = _emit_word if block.node is None else _emit_mapping
             backend = group_of_offload(_arguments(block), offloads=config.offload_policy is not None)
             emit_strategy(block, _data_parallel_size(block, draft), backend, draft)
-        checkpointing = next(
-            (
-                value
-                for name in ("activation_checkpointing_policy", "activation_checkpointing")
-                if is_known(value := listed(read_objects(_arguments(block).get(name))))
-                and not holds_reference(value)
-                and (name not in POLICIES or own_policy(_arguments(block)[name]) is None)
-            ),
-            None,
-        )
+        checkpointing = recomputed(_arguments(block))
         shape = read_objects(_arguments(block).get("device_mesh"))
         shape = None if holds_reference(shape) else shape
         if is_fabric:
@@ -414,7 +407,7 @@ def _emit_mapping(block: Block, size: Any, backend: str | None, draft: Draft) ->
     inner = Block(block.framework, path, node, block.owner, block.root, settings=block.settings)
     ignored = _NOT_ARGUMENTS if backend is None else _NOT_ARGUMENTS | {KEY}
     draft.table(inner, LIGHTNING_KEYS, ignore=ignored)
-    _hook_references(inner, draft)
+    _hook_references(inner, draft, is_fabric=is_fabric)
     leave_own_policies(inner, draft)
     if not is_fabric and str(plain_values(node).get("state_dict_type")).lower() == "sharded":
         draft.say("FM343", inner.at("save_distributed_checkpoint"), LIGHTNING_FOLDERS)
@@ -429,7 +422,7 @@ def _emit_mapping(block: Block, size: Any, backend: str | None, draft: Draft) ->
         draft.add(node, name, value, inner.at(name), f"{shown(value)}: {reasons[name]}.")
 
 
-def _hook_references(block: Block, draft: Draft) -> None:
+def _hook_references(block: Block, draft: Draft, *, is_fabric: bool) -> None:
     """Take out references too: ModelParallelStrategy takes none of these arguments."""
     assert block.node is not None
     values = with_siblings(plain_values(block.node))
@@ -441,7 +434,7 @@ def _hook_references(block: Block, draft: Draft) -> None:
         draft.findings[:] = [finding for finding in draft.findings if finding.subject != block.at(name)]
         if holds_reference(value):
             text = f"{_short(value)} is not set in this file: removed, and not in the hook."
-            outcome = Outcome("FM346", text, "Write its value into the hook.", remove=True)
+            outcome = Outcome("FM346", text, where_written(name, is_fabric=is_fabric), remove=True)
         else:
             outcome = in_hook(value, block)
         draft.take(owner_of(block.node, entry), entry, outcome, block.at(name))

@@ -36,6 +36,8 @@ class FrozenModel(BaseModel):
     """The argument of ``FullyShardedDataParallel`` that this is the value of; empty for the whole."""
     known_as: ClassVar[str] = ""
     """What users call it, where it is not this name."""
+    others: ClassVar[Mapping[str, str]] = {}
+    """What is said of names that stand elsewhere, in place of the nearest name here."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -63,7 +65,7 @@ def _config_error(error: ValidationError, model: type[FrozenModel]) -> ConfigErr
     name = ".".join(str(part) for part in first["loc"])
     field = ".".join(part for part in (model.argument, name) if part)
     if first["type"] == "extra_forbidden":
-        near = words.closest(name, model.model_fields)
+        near = model.others.get(name) or words.closest(name, model.model_fields)
         owner = model.known_as or model.__name__
         return ConfigError(f"`{field}` is no argument of {owner}.{near}", field=field)
     return ConfigError(f"`{field}` is {first.get('input')!r}: {first['msg']}.", field=field)
@@ -162,6 +164,12 @@ class SizeWrap(FrozenModel):
 
 class AlwaysWrap(FrozenModel):
     """Wrap every module (``always_wrap_policy``)."""
+
+
+_RECOMPUTED = (
+    " prepare_fully_shard takes the layers as its keyword `activation_checkpointing=`, `fsdp-migrate plan` "
+    "as `--activation-checkpointing`."
+)
 
 
 def read_classes(value: Any, field: str) -> tuple[Any, ...]:
@@ -267,6 +275,10 @@ you mean `sharding_strategy`?
     """
 
     known_as: ClassVar[str] = "FullyShardedDataParallel"
+    # Lightning's strategy has them among FSDP1's arguments, and recomputes after it has wrapped.
+    others: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("activation_checkpointing", "activation_checkpointing_policy"), _RECOMPUTED
+    )
 
     process_group: Any = None
     sharding_strategy: ShardingStrategy = "FULL_SHARD"
@@ -348,6 +360,12 @@ you mean `sharding_strategy`?
             msg = (
                 f"`{info.field_name}` is {value!r}; expected torch's object. A config cannot hold it: "
                 "make it in code and pass it."
+            )
+            raise ConfigError(msg, field=info.field_name)
+        if info.field_name == "device_mesh" and isinstance(value, (tuple, list)):
+            msg = (
+                f"`device_mesh` is {value!r}; expected torch's object. Of (replicas, shards) make it: "
+                '`init_device_mesh(device_type, (replicas, shards), mesh_dim_names=("replicate", "shard"))`.'
             )
             raise ConfigError(msg, field=info.field_name)
         return value

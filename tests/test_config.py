@@ -152,6 +152,12 @@ def test_devices_and_iterators_are_read_once() -> None:
 
 BAD = [
     ({"shardng_strategy": 1}, "shardng_strategy", "Did you mean `sharding_strategy`"),
+    (
+        {"activation_checkpointing_policy": "Block"},
+        "activation_checkpointing_policy",
+        "takes the layers as its keyword `activation_checkpointing=`",
+    ),
+    ({"activation_checkpointing": True}, "activation_checkpointing", "keyword `activation_checkpointing=`"),
     ({"mixed_precision": {"param_dtyp": "bf16"}}, "mixed_precision.param_dtyp", "Did you mean `param_dtype`"),
     ({"mixed_precision": {"param_dtype": "bf17"}}, "mixed_precision.param_dtype", "Did you mean `bf16`"),
     ({"mixed_precision": 7}, "mixed_precision", "expected torch's `MixedPrecision` or a mapping"),
@@ -171,6 +177,7 @@ BAD = [
     ({"auto_wrap_policy": 3}, "auto_wrap_policy", "expected a policy of torch's"),
     ({"auto_wrap_policy": "ModuleWrapPolicy({Exp})"}, "auto_wrap_policy", "names of the classes"),
     ({"device_mesh": "node"}, "device_mesh", "make it in code and pass it"),
+    ({"device_mesh": (2, 4)}, "device_mesh", "Of (replicas, shards) make it: `init_device_mesh("),
     ({"process_group": {"size": 2}}, "process_group", "make it in code and pass it"),
     ({"param_init_fn": 3}, "param_init_fn", "callable"),
     ({"device_id": True}, "device_id", "expected a device"),

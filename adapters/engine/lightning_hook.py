@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 
 
 POLICY = "auto_wrap_policy"
+RECOMPUTED = ("activation_checkpointing_policy", "activation_checkpointing")
+"""What the strategy recomputes; no argument of FSDP1, but a keyword of prepare_fully_shard."""
+_RECOMPUTES = "activation_checkpointing"
+_MESH = "device_mesh"
+_MESH_NAMES = '("replicate", "shard")'
+_WITHOUT_MESH = {
+    "sharding_strategy": ", and leave out `mesh=` there if it is one of replicas (HYBRID_SHARD, "
+    "_HYBRID_SHARD_ZERO2)",
+    "cpu_offload": ", and leave out `mesh=` there if it offloads",
+}
+"""With which values prepare_fully_shard makes the mesh: Lightning's has no replicas, and may have no gloo."""
 SYNC_BATCHNORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm(self)"
 """What the Trainer's ``sync_batchnorm`` did under FSDPStrategy; ModelParallelStrategy does not heed it."""
 _PUT_HOOK = "Put the hook into the LightningModule."
@@ -116,6 +127,23 @@ def where_it_goes(own: OwnHook | None) -> str:
     return _BESIDE_OWN.format(own.owner, own.place, _ABOVE_RETURNS.format(lines) if lines else "")
 
 
+def where_written(name: str, *, is_fabric: bool) -> str:
+    """Say where in the hook, or in Fabric's function, a value of the strategy is written that is not known.
+
+    Example:
+        >>> where_written("auto_wrap_policy", is_fabric=False)
+        'Write its value into `arguments` of the hook.'
+    """
+    hook, mesh = ("`parallelize`", "device_mesh") if is_fabric else ("the hook", "self.device_mesh")
+    call = f"prepare_fully_shard in {hook}"
+    if name in RECOMPUTED:
+        return f"Give its value to {call} as the keyword `{_RECOMPUTES}=`, which is none of its `arguments`."
+    if name == _MESH:
+        shape = f"init_device_mesh({mesh}.device_type, (replicas, shards), mesh_dim_names={_MESH_NAMES})"
+        return f"Give {call} such a mesh as its only `mesh=`, made of a shape by `{shape}`."
+    return f"Write its value into `arguments` of {hook}{_WITHOUT_MESH.get(name, '')}."
+
+
 def function_code(arguments: dict[str, Any], checkpointing: Any = None, mesh_shape: Any = None) -> str:
     """Return Fabric's ``parallelize_fn`` for FSDP1 arguments, given as words, as :func:`hook_code` does.
 
@@ -147,9 +175,8 @@ def _parts(
     options, imports = [], ""
     if isinstance(mesh_shape, (list, tuple)):
         imports = "    from torch.distributed.device_mesh import init_device_mesh\n"
-        names = '("replicate", "shard")'
         shape = tuple(mesh_shape)
-        options.append(f"mesh=init_device_mesh({mesh}.device_type, {shape}, mesh_dim_names={names})")
+        options.append(f"mesh=init_device_mesh({mesh}.device_type, {shape}, mesh_dim_names={_MESH_NAMES})")
     # Lightning's mesh is (data, tensor); for strategies with replicas prepare_fully_shard makes one.
     # So it does for offloaded gradients, which need gloo: torch 2.7's groups of two dimensions have none.
     elif not _offloads(arguments) and (
@@ -157,7 +184,7 @@ def _parts(
     ):
         options.append(f'mesh={mesh}["data_parallel"]')
     if checkpointing is not None:
-        options.append(f"activation_checkpointing={source_of(_names(checkpointing))}")
+        options.append(f"{_RECOMPUTES}={source_of(_names(checkpointing))}")
     return given, options, imports
 
 

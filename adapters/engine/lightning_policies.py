@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fsdp_migrate.adapters.engine.base import plain_values
-from fsdp_migrate.adapters.engine.torch_objects import own_policy, with_siblings
+from fsdp_migrate.adapters.document.nodes import holds_reference
+from fsdp_migrate.adapters.engine.base import is_known, plain_values
+from fsdp_migrate.adapters.engine.lightning_hook import RECOMPUTED
+from fsdp_migrate.adapters.engine.torch_objects import listed, own_policy, read_objects, with_siblings
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsdp_migrate.adapters.engine.base import Block, Draft
 
 
 POLICIES = frozenset({"auto_wrap_policy", "activation_checkpointing_policy"})
+
+
+def recomputed(arguments: Mapping[str, Any]) -> Any:
+    """Return which layers a strategy recomputes, as far as a hook can hold it; None where it says none."""
+    for name in RECOMPUTED:
+        value = listed(read_objects(arguments.get(name)))
+        if is_known(value) and not holds_reference(value):
+            is_own = name in POLICIES and own_policy(arguments[name]) is not None
+            return None if is_own else value
+    return None
 
 
 def leave_own_policies(block: Block, draft: Draft) -> None:

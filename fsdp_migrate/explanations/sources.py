@@ -124,7 +124,8 @@ EXPLANATIONS = {
         "Lightning's `FSDPStrategy` is FSDP1. Its FSDP2 is `ModelParallelStrategy`, and the module shards itself in the hook `configure_model`.",
         "Give the Trainer `ModelParallelStrategy(data_parallel_size=RANKS, tensor_parallel_size=1)`, and the module `def configure_model(self)` that calls"
         ' `prepare_fully_shard(self, {...}, mesh=self.device_mesh["data_parallel"])` with the arguments that the strategy had. The comment has both, as far as they are'
-        " known. For settings in a file, `fsdp-migrate config FILE` writes the strategy and prints the hook."
+        " known. What the strategy recomputes (`activation_checkpointing_policy`, `activation_checkpointing`) is the keyword `activation_checkpointing=` of prepare_fully_shard, and its"
+        " `device_mesh` the keyword `mesh=`; the others go into the arguments by their own names. For settings in a file, `fsdp-migrate config FILE` writes the strategy and prints the hook."
         " Fabric has no hook: its strategy is given `parallelize_fn`, a function that the comment has. FSDP2 replaces the parameters, so make optimizers, and the lists of parameters that they are given, after"
         " `model = fabric.setup_module(model)`. A strategy that offloads is given"
         ' `process_group_backend="cpu:gloo,cuda:nccl"` and its hook no mesh: gradients are on the CPU then, where'

@@ -98,9 +98,14 @@ LIT_LEFT = [
         LIT,
         8,
         "FSDPStrategy(auto_wrap_policy={'min_num_params': cfg.n})",
-        "Write its value into the hook. Take",
+        "Write its value into `arguments` of the hook. Take",
     ),
-    (LIT, 8, "FSDPStrategy(activation_checkpointing_policy={Block, cfg.block})", "Write its value into"),
+    (
+        LIT,
+        8,
+        "FSDPStrategy(activation_checkpointing_policy={Block, cfg.block})",
+        "as the keyword `activation_checkpointing=`",
+    ),
     (LIT, 8, "FSDPStrategy(device_mesh=(cfg.replicas, 8))", "`device_mesh` is known only when this runs"),
     (LIT, 8, "FSDPStrategy(state_dict_type=kind)", 'save_distributed_checkpoint=(kind == "sharded"), '),
     (LIT, 8, "FSDPStrategy(**more)", "hide arguments"),
@@ -129,11 +134,51 @@ def test_without_its_hook_the_strategy_stays(header: str, devices: object, strat
 
 
 def test_of_several_settings_that_are_not_known_it_is_said_once() -> None:
-    given = "FSDPStrategy(sharding_strategy=a, activation_checkpointing_policy=b, state_dict_type=c)"
+    given = "FSDPStrategy(auto_wrap_policy=a, mixed_precision=b, state_dict_type=c)"
     said = comments(TRAINER.format(8, given), LIT)
-    assert "are known only when this runs. Write their values into the hook." in said
+    assert (
+        "`auto_wrap_policy`, `mixed_precision` are known only when this runs. "
+        "Write their values into `arguments` of the hook. "
+    ) in said
     assert said.count("known only when this runs") == 2
     assert "`state_dict_type` is known only when this runs. " in said
+
+
+@pytest.mark.parametrize(
+    ("made", "hook", "mesh"),
+    [
+        (
+            f"{LIT}  trainer = L.Trainer(devices=8, strategy={{}})\n  trainer.fit(model)\n",
+            "the hook",
+            "self.",
+        ),
+        ("import lightning as L\nf = L.Fabric(devices=8, strategy={})\n", "`parallelize`", ""),
+    ],
+)
+def test_what_is_not_known_is_written_where_it_is_taken(made: str, hook: str, mesh: str) -> None:
+    """`arguments` refuses what the strategy recomputes, and a mesh that is only a shape."""
+    home = "lightning.fabric" if "Fabric" in made else "lightning.pytorch"
+    strategy = f"from {home}.strategies import FSDPStrategy\n"
+
+    def said(given: str) -> str:
+        return comments(f"{strategy}{made.format(f'FSDPStrategy({given})')}", header="")
+
+    for name in ("activation_checkpointing_policy", "activation_checkpointing"):
+        found = said(f"auto_wrap_policy=layers, {name}=layers")
+        assert (
+            f"`auto_wrap_policy` is known only when this runs. Write its value into `arguments` of {hook}. "
+            in found
+        )
+        assert (
+            f"`{name}` is known only when this runs. Give its value to prepare_fully_shard in {hook} as the "
+            "keyword `activation_checkpointing=`, which is none of its `arguments`. "
+        ) in found
+    found = said("device_mesh=mesh")
+    assert f"Give prepare_fully_shard in {hook} such a mesh as its only `mesh=`" in found
+    assert f"`init_device_mesh({mesh}device_mesh.device_type, (replicas, shards), mesh_dim_names=" in found
+    assert "leave out `mesh=` there if it is one of replicas" in said("sharding_strategy=a")
+    assert "leave out `mesh=` there if it offloads" in said("cpu_offload=a")
+    assert "leave out" not in said("auto_wrap_policy=a, forward_prefetch=b")
 
 
 def test_a_hook_that_is_there_is_not_to_be_replaced_by_a_second_one() -> None:
