@@ -117,6 +117,7 @@ HOUSE: House = (
                 "source.optimizer_bases",
                 "source.parameter_values",
                 "source.own_forwards",
+                "source.private_values",
                 "source.set_layers",
                 "source.settings_in_python",
                 "source.unless_wrapped",

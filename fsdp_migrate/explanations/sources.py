@@ -102,8 +102,9 @@ EXPLANATIONS = {
     ),
     "FM317": (
         "Flat parameters, handles and the wrapper's attributes are how FSDP1 works inside. FSDP2 has none of them. A class or a function of another"
-        " package that has FSDP in its name may ask a model for them.",
-        "Find out what the code was for. Shard and mesh: `p.to_local()`, `p.device_mesh` and `p.placements` of each parameter. Whole parameters:"
+        " package that has FSDP in its name may ask a model for them. Some of it has one value of every FSDP2 model: `_is_fsdp_flattened(p)` and"
+        " `isinstance(p, FlatParameter)` are False, `_get_module_fsdp_state(m)` is None, `_get_fsdp_states(m)` and `_get_fsdp_handles(m)` are empty, and nothing raises.",
+        "Where it has one value, leave it out of the condition, or take what is never done any more away. Else find out what the code was for. Shard and mesh: `p.to_local()`, `p.device_mesh` and `p.placements` of each parameter. Whole parameters:"
         " `fsdp_migrate.runtime.summon_full_params`. Strategy and policy: `shard_plan(model)`. Flat parameters that were moved to the host and back:"
         " `with offloaded(model, optimizer):` of `fsdp_migrate.runtime`. Of another package see whether its release takes FSDP2's models.",
     ),

@@ -10,6 +10,7 @@ import libcst as cst
 
 from fsdp_migrate.source import catalog
 from fsdp_migrate.source.method_calls import was_asked_for, was_fsdp1s
+from fsdp_migrate.source.private_values import OF_FLAT, OF_MARKED, said_of_value
 from fsdp_migrate.source.python.last_values import last_value
 from fsdp_migrate.source.python.named_texts import texts_of
 from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
@@ -49,10 +50,6 @@ _OF_STREAMS = (
     "streams of FSDP1: FSDP2's modules have none of these names, and make their own. Take this away; where "
     "several models are to share them, torch.distributed.fsdp.share_comm_ctx([...]), if your torch has it."
 )
-_OF_PARAMETERS = (
-    "FSDP1 marked the parameters that it had flattened by this: FSDP2 marks none, so that it is never true. "
-    "A parameter of a unit is a DTensor: ask isinstance(param, torch.distributed.tensor.DTensor)."
-)
 _COMPOSERS_STATES: Final = frozenset({"composer.core", "composer.core.state"})
 _COMPOSERS = re.compile(r"^composer\.utils\.(?:misc\.)?is_model_fsdp$")
 _ASKS_FSDP1 = (
@@ -77,7 +74,7 @@ _OF_COMPOSERS_STATES: Final = {
         "optim_state_dict_to_load(model, optimizer, state) of fsdp_migrate.runtime, on every rank."
     ),
 }
-_MARK = "_fsdp_flattened"
+_MARK, _FLAT = "_fsdp_flattened", "_is_flat_param"
 _NOT_THERE = "stays: it is asked for first, and not there"
 _NAMES = frozenset({"_flat_param", "_fsdp_wrapped_module", "_handle", "_handles", "flat_param"})
 _STREAMS = frozenset(
@@ -91,7 +88,7 @@ _NO_OTHERS = frozenset(
         _MARK,
         "_fsdp_wrapped_module",
         "_fully_sharded_module_to_handle",
-        "_is_flat_param",
+        _FLAT,
         "_unsharded_flat_param_names",
     }
 )
@@ -151,7 +148,8 @@ def _find(source: Source) -> Iterator[Found]:
     yield from _of_composers_states(source)
     for node, name in source.references.items():
         if catalog.is_private(name) or name.split(".")[0] == "FlatParameter":
-            yield Found("FM317", node, _MEANT, "commented", covers=(node,))
+            said = said_of_value(source, node, name) or _MEANT
+            yield Found("FM317", node, said, "commented", covers=(node,))
     if not source.uses_fsdp1:
         yield from _without_imports(source)
         return
@@ -228,12 +226,12 @@ def is_of_own_class(source: Source, name: str) -> bool:
 
 def _of_attribute(source: Source, node: cst.Attribute) -> Found:
     if node.attr.value == _MARK:
-        return Found("FM317", node, _OF_PARAMETERS, "commented")
+        return Found("FM317", node, OF_MARKED, "commented")
     if was_asked_for(source, node):
         return Found("FM317", node, _NOT_THERE, "kept")
     if node.attr.value in _STREAMS:
         return Found("FM317", node, _OF_STREAMS, "commented")
-    return Found("FM317", node, _MEANT, "commented")
+    return Found("FM317", node, OF_FLAT if node.attr.value == _FLAT else _MEANT, "commented")
 
 
 def is_of_another_package(source: Source) -> bool:
@@ -289,7 +287,7 @@ def _of_texts(source: Source, call: cst.Call, texts: set[str], telling: frozense
     if not known | shown:
         return None
     if _MARK in known:  # also with a default: what is done with it is done for no parameter now
-        return Found("FM317", node, _OF_PARAMETERS, "commented")
+        return Found("FM317", node, OF_MARKED, "commented")
     has_default = len(call.args) == _WITH_DEFAULT.get(dotted(call.func) or "")
     if has_default and _is_set_on(source, call):
         return Found("FM317", node, _PASSED_OVER, "commented")

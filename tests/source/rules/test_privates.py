@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_migrate.source import scan_paths, scan_source
 from tests.source.projects import FSDP
-from tests.source.samples import MODEL, assert_commented, codes, found_comments, turned
+from tests.source.samples import MODEL, assert_commented, codes, found_comments, turned, uses
 
 
 if TYPE_CHECKING:
@@ -31,6 +31,52 @@ COMMENTED = [
 @pytest.mark.parametrize(("body", "code"), COMMENTED)
 def test_what_is_left_to_people_gets_one_comment(body: str, code: str) -> None:
     assert_commented(body, code)
+
+
+_COMMON = "from torch.distributed.fsdp._common_utils import "
+_FALSE = "it is False of every parameter"
+_NOTHING = "FSDP2 makes nothing of this class"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (f"{_COMMON}_is_fsdp_flattened\nx = not _is_fsdp_flattened(p) and p.is_meta\n", _FALSE),
+        (f"{_COMMON}_is_fsdp_flattened as flat\nx = [p for p in ps if flat(p)]\n", _FALSE),
+        ("x = getattr(p, '_fsdp_flattened', False)\n", _FALSE),
+        (
+            "for p in model.parameters():\n    assert p._is_flat_param\n",
+            "it would be False of each of FSDP2's",
+        ),
+        (f"{_COMMON}_set_fsdp_flattened\n_set_fsdp_flattened(p)\n", "goes into `ignored_states`"),
+        (f"{_COMMON}_get_module_fsdp_state as state\nx = state(m) is None\n", "it is None of every module"),
+        (f"{_COMMON}clean_tensor_name\nx = clean_tensor_name(n)\n", "use the name"),
+        (
+            "from torch.distributed.fsdp import _traversal_utils as t\nx = list(t._get_fsdp_states(model))\n",
+            "it is empty of every model",
+        ),
+        (
+            "from torch.distributed.fsdp._runtime_utils import _lazy_init\n_lazy_init(m, m)\n",
+            "take the call away",
+        ),
+        ("from torch.distributed.fsdp import FlatParameter as F\nx = isinstance(p, (F, list))\n", _NOTHING),
+        ("from torch.distributed.fsdp import FlatParameter as F\nx = type(p) is F\n", _NOTHING),
+        (f"{_COMMON}_FSDPState\nx = isinstance(s, _FSDPState)\n", _NOTHING),
+        # What is no test has no value that could be told.
+        (
+            "from torch.distributed.fsdp import FlatParameter as F\ndef f(p: F):\n    return p\n",
+            "what it was for",
+        ),
+        ("from torch.distributed.fsdp import FlatParameter as F\nx = F(ps)\n", "what it was for"),
+        (f"{_COMMON}_has_fsdp_params\nx = _has_fsdp_params(s, m)\n", "what it was for"),
+    ],
+)
+def test_what_has_one_value_under_fsdp2_is_said_with_it(body: str, said: str) -> None:
+    """To find what it was for is little where a condition is always the same now."""
+    found = [use.becomes for use in uses(f"{MODEL}{body}") if use.code == "FM317"]
+    assert len(found) == 1
+    assert said in found[0]
+    assert ("what it was for" in found[0]) is (said == "what it was for")
 
 
 @pytest.mark.parametrize(
