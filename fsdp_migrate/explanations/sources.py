@@ -242,7 +242,12 @@ EXPLANATIONS = {
         " rank computes of it is another number, and the sum over the ranks the same. What FSDP ignores is plain, and has neither, and so are the root's parameters between a forward and its backward:"
         " take `p.to_local() if isinstance(p, DTensor) else p`. Take out what summed over ranks, where it summed"
         " what is of the whole now; for norms of"
-        " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor.",
+        " gradients call `fsdp_migrate.runtime.clip_grad_norm_(model, float('inf'))`, which gives a plain tensor."
+        " Values that are put in by `p.data = x` are copied in, `p.data.copy_(x)`. Where `p.data = p.master` gave the step float32 weights, and the forward half ones again:"
+        " once the weights are loaded, and before they are sharded, set `p.data = p.data.float()` of each that is trained, and of all in one unit with it, on each rank, also where they are"
+        " on the meta device (`param_init_fn` must not cast them back). Give `MixedPrecision(param_dtype=half, reduce_dtype=half, cast_root_forward_inputs=False)`, where `half` is the dtype that"
+        " the weights had in the forward, and delete the copies and each cast of weights and gradients. With one backward a step the losses are FSDP1's, bit for bit at two ranks; gradients"
+        " of several are added up in float32, where they were added up in half. What is saved is float32 now: cast it where the file is to hold half.",
     ),
     "FM424": (
         "`patch` and `monkeypatch` fail for a name that the module does not have. The rewritten module imports `prepare_fully_shard`.",

@@ -144,8 +144,15 @@ _REPLACED = (
 )
 _PUT = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it. Copy into "
-    "it, p.data.copy_(x); where another dtype is meant, give mixed_precision."
+    "it, p.data.copy_(x)."
 )
+_PUT_OR_CAST = (
+    f"{_PUT} Where another dtype is meant (float32 for the optimizer, half for the forward), make what is "
+    "trained float32 before it is sharded, on each rank, give mixed_precision=MixedPrecision("
+    "param_dtype=..., reduce_dtype=..., cast_root_forward_inputs=False), and take away what casts weights "
+    "and gradients to and fro."
+)
+_CASTS = frozenset({"bfloat16", "double", "float", "half", "to", "type", "type_as"})
 _MOVED = (
     "FSDP2 goes on with the tensor that it has: assigning .data to a DTensor does not reach it, and copying "
     "into it moves nothing. Call {} of the model in place of this loop, on every rank: it moves the "
@@ -291,13 +298,21 @@ def _put(source: Source, target: cst.AssignTarget, parameter: cst.BaseExpression
     value: cst.BaseExpression | None = above.value if isinstance(above, cst.Assign) else None
     if isinstance(value, cst.Name):
         value = last_value(source.index, value)
+    put = _PUT_OR_CAST if _may_cast(value) else _PUT
     found, own = "", text_of(parameter)
     while value is not None and text_of(value) != own:
         if isinstance(value, cst.Call):
             found = _move_of(value, own) or found
             value = value.func
         value = value.value if isinstance(value, cst.Attribute) else None
-    return _MOVED.format(found) if found and value is not None else _PUT
+    return _MOVED.format(found) if found and value is not None else put
+
+
+def _may_cast(value: cst.BaseExpression | None) -> bool:
+    """Tell whether what is put in may have another dtype: a cast, or a tensor that is kept (``p.master``)."""
+    if isinstance(value, cst.Call):
+        return last_name(value.func) in _CASTS
+    return isinstance(value, (cst.Attribute, cst.Name, cst.Subscript))
 
 
 def _move_of(call: cst.Call, parameter: str) -> str:

@@ -516,6 +516,27 @@ def test_a_parameter_that_is_moved_is_moved_with_its_model(value: str, said: str
         assert [said in use.becomes for use in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("value", "is_said"),
+    [
+        ("p.data.to(param_dtype)", True),
+        ("p.data.float()", True),
+        ("p.master", True),
+        ("masters[p]", True),
+        ("p.data + noise", False),
+        ("p.data.clone()", False),
+        ("torch.zeros_like(p)", False),
+    ],
+)
+def test_what_takes_the_place_of_master_weights_is_said(value: str, *, is_said: bool) -> None:
+    """To give mixed_precision is not all: what is trained has to be float32 before it is sharded."""
+    found = uses(f"{HEADER}{MODEL}for n, p in m.named_parameters():\n    p.data = {value}\n")
+    (said,) = (use.becomes for use in found if use.code == "FM423")
+    assert "Copy into it, p.data.copy_(x)." in said
+    assert ("make what is trained float32 before it is sharded, on each rank" in said) is is_said
+    assert ("cast_root_forward_inputs=False" in said) is is_said
+
+
 def test_a_state_of_an_optimizer_is_moved_by_no_model() -> None:
     """It was said to call `.to("cpu")` of the model, which moves the weights, and leaves the state there."""
     moved = "for s in o.state.values():\n    for v in s.values():\n        v.data = v.data.to('cpu')\n"
