@@ -311,12 +311,15 @@ def _is_given_elsewhere(block: Block, subject: str, draft: Draft, frees: bool | 
     if not items <= _TAKEN:
         return False
     frees_there = "shard_grad_op" not in items
-    text = f"{NOT_HERE}: {place} gives `{given}`, which FSDP2 takes as it is."
+    text = f"{NOT_HERE}: {place} gives `{given}`"
     if frees is None or frees == frees_there:
-        draft.say("FM340", subject, text)
+        draft.say("FM340", subject, f"{text}, which FSDP2 takes as it is.")
     else:
         hint = f"Write `reshard_after_forward: {str(frees_there).lower()}` into this file."
-        draft.say("FM356", subject, f"{text} It is no word for what is written here.", hint)
+        told = (
+            f"FSDP2 goes by `reshard_after_forward: {str(frees).lower()}` of this file, and not by that word."
+        )
+        draft.say("FM356", subject, f"{text}. {told}", hint)
     return True
 
 

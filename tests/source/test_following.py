@@ -191,6 +191,10 @@ def test_state_dict_types_of_another_file_are_not_taken_for_the_default(tmp_path
         ("FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)\n", "full_state_dict(model).get("),
         ("FSDP.set_state_dict_type(model, kind)\n", "decided by contexts or types"),
         (
+            "FSDP.set_state_dict_type(model, kind)\n",
+            "where none of these runs, StateDictOptions(full_state_dict=True)",
+        ),
+        (
             "FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT if x else SHARDED_STATE_DICT)\n",
             "decided by contexts or types",
         ),

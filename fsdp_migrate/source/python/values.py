@@ -182,7 +182,7 @@ class Values:
                 return member or known
         value = last_value(self.source.index, node)
         # What else reads a dict or a list may change it, so that its value here is not known.
-        if value is not None and (not _is_mutable(self.source, value) or is_only_use(self.source, node)):
+        if value is not None and (not _is_mutable(self.source, value) or _is_alone(self.source, node)):
             return self._of_place(node, value, depth)
         return self._class_name(node) or self._unknown(node)
 
@@ -223,6 +223,17 @@ def is_only_use(source: Source, node: cst.BaseExpression) -> bool:
     if not isinstance(node, cst.Name):
         return False
     return source.readers(node) == [node] and node.value not in _exported(source)
+
+
+def _is_alone(source: Source, node: cst.BaseExpression) -> bool:
+    """Tell whether one call alone reads a name, once or more: ``f(wraps=layers, recomputes=layers)``."""
+    if is_only_use(source, node):
+        return True
+    if not isinstance(node, cst.Name) or node.value in _exported(source):
+        return False
+    given = [source.index.parents[each] for each in source.readers(node)]
+    calls = {source.index.parents[each] for each in given if isinstance(each, cst.Arg)}
+    return all(isinstance(each, cst.Arg) for each in given) and len(calls) == 1
 
 
 def takers(source: Source, name: cst.Name) -> list[cst.Name] | None:

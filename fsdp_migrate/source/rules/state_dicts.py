@@ -70,7 +70,9 @@ _LOAD = Need("fsdp_migrate.runtime", "load_model_state_dict")
 _HINT = "`fsdp-migrate explain FM307` says what takes its place."
 _ELSEWHERE = (
     "what this gives was decided by contexts or types set in other places, and is sharded now; take "
-    "torch's get_model_state_dict with the options that were meant, or fsdp_migrate.runtime's "
+    "torch's get_model_state_dict with the options that were meant (where none of these runs, "
+    "StateDictOptions(full_state_dict=True): the full state on every rank, FSDP1's default), or "
+    "fsdp_migrate.runtime's "
     f"load_model_state_dict: {_HINT}"
 )
 _SET_ELSEWHERE = "the state dict's type is set in another file, which names {} alone: take {} here."

@@ -48,7 +48,10 @@ def test_words_of_the_line_that_names_the_config_are_not_asked_for(tmp_path: Pat
 
 
 def test_words_that_the_config_does_not_say_are_to_be_written(tmp_path: Path) -> None:
+    """It said in one breath that FSDP2 takes them as they are, and that they are no word for the file."""
     found = _said(tmp_path, LINE.format("shard_grad_op auto_wrap"))
+    assert "takes as it is" not in found["FM356", "fsdp"]
+    assert "FSDP2 goes by `reshard_after_forward: true` of this file" in found["FM356", "fsdp"]
     assert found["FM356", "fsdp"].endswith("Write `reshard_after_forward: false` into this file.")
 
 

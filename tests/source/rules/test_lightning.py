@@ -477,6 +477,22 @@ def test_a_policy_that_names_classes_of_which_the_model_may_have_some(package: s
         assert ("Name those classes alone that the model has" in said) is is_said
 
 
+@pytest.mark.parametrize(
+    ("more", "is_known"), [("", True), ("layers.add(Other)\n", False), ("use(layers)\n", False)]
+)
+def test_one_set_of_classes_for_units_and_for_what_is_recomputed(more: str, *, is_known: bool) -> None:
+    """Two arguments of one call read it, and nothing else that could change it."""
+    body = (
+        f"layers = {{Block}}\n{more}"
+        "s = FSDPStrategy(auto_wrap_policy=layers, activation_checkpointing_policy=layers)\n"
+        "t = L.Trainer(devices=8, strategy=s)\nt.fit(Lit())\n"
+    )
+    after = rewrite_source(f"from models import Block, Other\n{LIT}{body}")
+    assert ("'auto_wrap_policy': ['Block']" in after) is is_known
+    assert ("activation_checkpointing=['Block']," in after) is is_known
+    assert ("# fsdp-migrate: FM319" in after) is not is_known
+
+
 @pytest.mark.parametrize(("name", "is_class"), [("blocks.ALL", False), ("blocks.Block", True)])
 def test_a_constant_of_a_module_is_no_class_to_checkpoint(name: str, *, is_class: bool) -> None:
     code = (
