@@ -37,7 +37,8 @@ class Net(nn.Module):
 
     def forward(self, tokens: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
-        return self.head(self.blocks((x * scale).to(x.dtype)))
+        out: torch.Tensor = self.head(self.blocks((x * scale).to(x.dtype)))
+        return out
 
 
 def _net() -> tuple[nn.Module, dict[str, Any]]:

@@ -22,7 +22,7 @@ def asked() -> dict[str, Any]:
     loss_of(model, batch(0, torch.distributed.get_rank())).backward()
     params, modules = list(model.parameters()), list(model.modules())
     try:
-        running._lazy_init(model, model)  # type: ignore[arg-type]
+        running._lazy_init(model, model)
         raised = ""
     except AttributeError as error:
         raised = type(error).__name__
