@@ -301,14 +301,20 @@ def emit_fsdp(block: Block, items: tuple[str, ...], draft: Draft, frees: bool | 
     draft.say("FM341", subject, text)
 
 
+def _given_elsewhere(block: Block) -> tuple[frozenset[str], str, str]:
+    """Return the words that launch lines which name this file give as ``fsdp``, as written, and where.
+
+    No words, where no line is seen, or FSDP2 does not take them as they are.
+    """
+    given, place = block.settings.words_given(block.settings.file_name) or ("", "")
+    items = frozenset(given.replace(",", " ").split())
+    return (items, given, place) if items <= _TAKEN else (frozenset(), "", "")
+
+
 def _is_given_elsewhere(block: Block, subject: str, draft: Draft, frees: bool | None) -> bool:
     """Say what the launch line that names this file gives as ``fsdp``; tell whether one is seen."""
-    words_and_place = block.settings.words_given(block.settings.file_name)
-    if words_and_place is None:
-        return False
-    given, place = words_and_place
-    items = frozenset(given.replace(",", " ").split())
-    if not items <= _TAKEN:
+    items, given, place = _given_elsewhere(block)
+    if not items:
         return False
     frees_there = "shard_grad_op" not in items
     text = f"{NOT_HERE}: {place} gives `{given}`"
@@ -323,9 +329,13 @@ def _is_given_elsewhere(block: Block, subject: str, draft: Draft, frees: bool | 
     return True
 
 
-def wanted_there(block: Block, items: tuple[str, ...], frees: bool) -> str:
-    """Return what is to be written into the file that ``fsdp_config`` names, as its words do not say it."""
-    wanted = [] if frees else ["`reshard_after_forward: false`"]
+def wanted_there(block: Block, items: tuple[str, ...], frees: bool, name: str = "") -> str:
+    """Return what is to be written into the file that ``fsdp_config`` names, as its words do not say it.
+
+    ``name``: the file's. Where launch lines agree its own conversion writes ``reshard_after_forward``.
+    """
+    is_written = bool(name) and block.settings.words_given(name.rpartition("/")[2]) is not None
+    wanted = [] if frees or is_written else ["`reshard_after_forward: false`"]
     if items and "auto_wrap" not in items and plain_values(block.owner).get("fsdp") is not True:
         wanted.append("`auto_wrap_policy: NO_WRAP`")
     if not wanted:
@@ -340,7 +350,7 @@ def wanted_there(block: Block, items: tuple[str, ...], frees: bool) -> str:
 def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
     """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
     text = f"{name} is another file, which is not converted with this one."
-    hint = f"`fsdp-migrate config {name} --from hf`{wanted_there(block, items, frees)}."
+    hint = f"`fsdp-migrate config {name} --from hf`{wanted_there(block, items, frees, name)}."
     if not name.endswith(_FILES) and "/" not in name:
         text = f"HF Trainer reads a file {name}. If there is none, the script's own code knows the name."
         hint = f"{hint[:-1]}, if it is a file. Otherwise the settings need `version: 2` in that code."
@@ -401,8 +411,12 @@ def reshard_meant(block: Block, strategy: str | None) -> tuple[bool, str]:
     if strategy is not None:
         text = f"{strategy}, in FSDP2's word; transformers {versions} take a missing key for false."
         return frees_after_forward(strategy), text
-    text = f"true, as FULL_SHARD is; transformers {versions} take a missing key for false."
     fsdp = plain_values(block.owner).get("fsdp")
+    items, given, place = _given_elsewhere(block) if fsdp is None else (frozenset[str](), "", "")
+    if "shard_grad_op" in items:
+        read = TRANSFORMERS["state_dict_type_read"].versions
+        return False, f"false, as {place} gives `{given}`: transformers {read} go by this key alone."
+    text = f"true, as FULL_SHARD is; transformers {versions} take a missing key for false."
     if fsdp is None or isinstance(fsdp, Reference):
         text += " Write false if `fsdp`, which is not known here, says shard_grad_op."
     return True, text

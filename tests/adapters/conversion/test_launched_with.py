@@ -47,9 +47,26 @@ def test_words_of_the_line_that_names_the_config_are_not_asked_for(tmp_path: Pat
     assert "run.sh:2 gives `full_shard auto_wrap`, which FSDP2 takes as it is." in found["FM340", "fsdp"]
 
 
+def test_words_of_that_line_decide_what_is_written(tmp_path: Path) -> None:
+    """The file said full_shard's, and whoever read it was to write the other by hand."""
+    line = LINE.format("shard_grad_op auto_wrap")
+    found = _said(tmp_path, line)
+    assert ("FM356", "fsdp") not in found
+    assert "takes as it is" in found["FM340", "fsdp"]
+    report = convert_config_file(tmp_path / "conf" / "fsdp.json", framework="hf")
+    assert json.loads(report.conversion.text)["reshard_after_forward"] is False
+    launch = convert_config_file(tmp_path / "run.sh").conversion.findings
+    named = [each.hint or "" for each in launch if each.code == "FM356"]
+    assert [each.endswith("/conf/fsdp.json --from hf`.") for each in named] == [True]
+    # Of two lines that differ neither decides.
+    (tmp_path / "other.sh").write_text(LINE.format("full_shard auto_wrap"))
+    launch = convert_config_file(tmp_path / "run.sh").conversion.findings
+    assert any("write `reshard_after_forward: false` there" in (each.hint or "") for each in launch)
+
+
 def test_words_that_the_config_does_not_say_are_to_be_written(tmp_path: Path) -> None:
     """It said in one breath that FSDP2 takes them as they are, and that they are no word for the file."""
-    found = _said(tmp_path, LINE.format("shard_grad_op auto_wrap"))
+    found = _said(tmp_path, LINE.format("shard_grad_op auto_wrap"), sharding_strategy="FULL_SHARD")
     assert "takes as it is" not in found["FM356", "fsdp"]
     assert "FSDP2 goes by `reshard_after_forward: true` of this file" in found["FM356", "fsdp"]
     assert found["FM356", "fsdp"].endswith("Write `reshard_after_forward: false` into this file.")
