@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from fsdp_migrate.adapters.config_objects.composer import composer_fsdp1_config, is_composer_config
 from fsdp_migrate.adapters.config_objects.composer_groups import has_words
-from fsdp_migrate.adapters.config_objects.composer_marks import composer_wrap_policy, layers_to_checkpoint
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.adapters.config_objects.composer_marks import (
+    composer_children,
+    composer_wrap_policy,
+    is_composer_model,
+    layers_to_checkpoint,
+)
+from fsdp_migrate.errors import ConfigError, ModelError
+from fsdp_migrate.findings import listed
 from fsdp_migrate.torch_compat import devices, module_kinds
 
 
@@ -21,6 +27,13 @@ if TYPE_CHECKING:
     from fsdp_migrate.adapters.config_objects.composer import ComposerSettings
     from fsdp_migrate.config import FSDP1Config
     from fsdp_migrate.findings import Finding
+
+
+_EACH_CHILD = (
+    "The model is a whole ComposerModel, {}. Composer's FSDP1 shards each of its children on its own, and "
+    "asks each for its marks, such as `fsdp_wrap_fn`: give prepare_fully_shard each child ({}), or give "
+    "Composer's Trainer the callback FSDP2Migration, which does that."
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +54,17 @@ def read_framework_config(given: Any, model: nn.Module, *, has_mesh: bool) -> Fr
     Raises:
         ConfigError: A field means nothing, or asks for groups or degrees that only a Trainer, or ``mesh``,
             can give.
+        ModelError: The model is a whole ``ComposerModel``, of which Composer shards each child on its own.
     """
     if not is_composer_config(given):
         return None
+    if is_composer_model(model):
+        raise ModelError(
+            _EACH_CHILD.format(
+                type(model).__name__, listed([f"`{name}`" for name in composer_children(model).sharded], 4)
+            ),
+            fqn="",
+        )
     precision = "fp32" if devices.accelerator_type() is None else "amp_fp16"
     mapping = composer_fsdp1_config(given, precision=precision)
     settings = mapping.settings

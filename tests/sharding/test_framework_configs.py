@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from fsdp_migrate import prepare_fully_shard, shard_plan
-from fsdp_migrate.errors import ConfigError
+from fsdp_migrate.errors import ConfigError, ModelError
 from fsdp_migrate.runtime import end_process_group
 from fsdp_migrate.sharding.framework_configs import read_framework_config
 from tests.models import Net
@@ -46,6 +47,32 @@ def test_a_config_of_composer_shards_as_its_model_is_marked() -> None:
     assert {"FM401", "FM413", "FM001"} <= {finding.code for finding in plan.findings}
     assert "forward" in vars(model.blocks[0])
     assert "forward" not in vars(model.head)
+
+
+@pytest.mark.composer
+@pytest.mark.usefixtures("alone")
+def test_a_whole_model_of_composers_is_refused_and_its_child_is_taken() -> None:
+    """It was one unit, without the marks of its child, and said to have the same units."""
+    from composer.models import ComposerModel
+    from composer.utils import FSDPConfig
+
+    class Own(ComposerModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = marked_net()
+
+        def forward(self, batch: Any) -> Any:
+            return self.net(batch)
+
+        def loss(self, outputs: Any, batch: Any) -> Any:
+            return outputs.sum()
+
+    model = Own()
+    with pytest.raises(ModelError, match=r"ComposerModel, Own\. .* each child \(`net`\)"):
+        prepare_fully_shard(model, FSDPConfig())
+    assert not any(isinstance(each, FSDPModule) for each in model.modules())
+    prepare_fully_shard(model.net, FSDPConfig())
+    assert [unit.fqn for unit in shard_plan(model.net).units] == ["blocks.0", "blocks.1", ""]
 
 
 @pytest.mark.composer
