@@ -136,7 +136,8 @@ def read_config(fsdp1_config: Any) -> FSDP1Config:
     kind = type(fsdp1_config)
     msg = (
         f"`fsdp1_config` is a {kind.__module__}.{kind.__qualname__}, which is no config that is known here. "
-        "Pass the keyword arguments of FullyShardedDataParallel as a dict, or an FSDP1Config."
+        "Pass the keyword arguments of FullyShardedDataParallel as a dict, an FSDP1Config, Accelerate's "
+        "plugin or Composer's FSDPConfig."
     )
     raise ConfigError(msg, field="fsdp1_config")
 

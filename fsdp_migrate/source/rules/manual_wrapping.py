@@ -36,6 +36,13 @@ _RAYS = (
     "chooses the worker's device and moves the model there, and call "
     "prepare_fully_shard(model, {...}) of fsdp_migrate with what it returns."
 )
+_COMPOSERS = (
+    "this makes FSDP1's model, by Composer, which stays so: in place of it call "
+    "prepare_fully_shard(child, FSDPConfig(...)) of fsdp_migrate for each child of the ComposerModel, with "
+    "the settings that the Trainer is given. `state.fsdp_config` is another object beside the callback "
+    "FSDP2Migration, and is not taken. Nor is `precision=`: without it that is amp_fp16 on a GPU; for "
+    "amp_bf16 give FSDP1's arguments in a dict, with mixed_precision=MixedPrecision(torch.bfloat16, ...)."
+)
 _OF_TNT = (
     "torchtnt makes FSDP1's model by this, which stays so: give the unit, or prepare_module, NOOPStrategy() "
     "and a module on its device that prepare_fully_shard(module, {...}) has sharded, with what stands here."
@@ -55,9 +62,8 @@ def find(source: Source) -> Iterator[Found]:
     is_any = may_be_made_by_others(source.links, source.code)
     for call in source.calls if is_any else ():
         if made := maker_of(call, source.index.qualified(call.func)):
-            yield Found(
-                "FM303", call, _RAYS if made.startswith("ray.") else _OF_OTHERS.format(made), "commented"
-            )
+            said = {"composer": _COMPOSERS, "ray": _RAYS}.get(made.partition(".")[0])
+            yield Found("FM303", call, said or _OF_OTHERS.format(made), "commented")
 
     yield from (Found("FM303", node, _OF_TNT, "commented") for node in _of_tnt(source))
 

@@ -93,3 +93,14 @@ def test_what_another_package_makes_is_a_sharded_model(made: str, *, is_said: bo
     # Ray's function chooses the worker's device too, without which NCCL finds one GPU twice.
     is_rays = is_said and "ray." in made
     assert ("give it parallel_strategy=None" in turned(body, "import torch\n\n")) is is_rays
+
+
+def test_composers_function_has_words_of_its_own() -> None:
+    """Who gave what it is given, `state.fsdp_config`, gave the callback's own object, which is refused."""
+    body = (
+        "from composer.distributed import prepare_fsdp_module\n"
+        "prepare_fsdp_module(net, None, state.fsdp_config, state.precision, state.device, False)\n"
+    )
+    after = turned(body, "import torch\n\n")
+    assert "for each child of the ComposerModel, with the settings that the Trainer is given" in after
+    assert "with what it is given" not in after
