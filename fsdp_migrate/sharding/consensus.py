@@ -112,7 +112,7 @@ def agree_on_plan(make: Callable[[], ShardPlan], model: nn.Module, groups: Group
         num_meta = sum(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
         values = sampled_values(plan, model)
         fills_meta = plan.config.param_init_fn is not None
-        shapes = shapes_of(model).digest
+        shapes = shapes_of(model, plan).digest
         own = RankReport(own.rank, digests, num_meta, fills_meta, shapes, digest_of(values))
     except Exception as error:
         failure = error

@@ -67,11 +67,13 @@ def facts_of(plan: ShardPlan, model: nn.Module) -> Iterator[Fact]:
     yield Fact("`communication`", tuple(map(repr, plan.communication)))
 
 
-def shapes_of(model: nn.Module) -> Fact:
-    """Return the model as it is but for dtypes: its names and shapes, and what of it is trained."""
+def shapes_of(model: nn.Module, plan: ShardPlan) -> Fact:
+    """Return what ranks communicate of a model but for dtypes: names, shapes, and what of it is trained."""
+    managed = {name for unit in plan.units for name in unit.parameters}
     params = model.named_parameters(remove_duplicate=False)
-    said = [f"`{name}` {list(each.shape)} {each.requires_grad}" for name, each in params]
-    said += [f"`{name}` {list(each.shape)}" for name, each in model.named_buffers(remove_duplicate=False)]
+    said = [f"`{name}` {list(each.shape)} {each.requires_grad}" for name, each in params if name in managed]
+    if plan.config.broadcast_from_rank0:
+        said += [text.rpartition(" ")[0] for text in _buffers(model, plan)]
     return Fact(THE_MODEL, tuple(said))
 
 

@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from fsdp_migrate.findings import listed, make_finding
 
@@ -46,9 +47,11 @@ def _samples(plan: ShardPlan, model: nn.Module) -> Iterator[tuple[str, torch.Ten
     managed = {name for unit in plan.units for name in unit.parameters}
     device = None
     for name, parameter in model.named_parameters():
+        if name not in managed or is_lazy(parameter):
+            continue
         values = parameter.detach()
         is_plain = type(values) is torch.Tensor and values.is_floating_point()
-        if name not in managed or not is_plain or values.element_size() < _LEAST_BYTES:
+        if not is_plain or values.element_size() < _LEAST_BYTES:
             continue
         device = values.device if device is None else device
         if values.is_meta:
