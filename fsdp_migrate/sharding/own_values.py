@@ -38,7 +38,7 @@ def sampled_values(plan: ShardPlan, model: nn.Module) -> tuple[tuple[str, str], 
     if any(values.is_meta for _, values in found):
         return ()
     # One copy to the CPU, not one for each parameter.
-    every = torch.cat([values.to(torch.float64) for _, values in found]).cpu() if found else torch.empty(0)
+    every = torch.cat([values.to(torch.float32) for _, values in found]).cpu() if found else torch.empty(0)
     parts = every.split([values.numel() for _, values in found]) if found else ()
     return tuple((name, _digest(part)) for (name, _), part in zip(found, parts, strict=True))
 
