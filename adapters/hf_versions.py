@@ -329,13 +329,12 @@ def _is_given_elsewhere(block: Block, subject: str, draft: Draft, frees: bool | 
     return True
 
 
-def wanted_there(block: Block, items: tuple[str, ...], frees: bool, name: str = "") -> str:
+def wanted_there(block: Block, items: tuple[str, ...], frees: bool) -> str:
     """Return what is to be written into the file that ``fsdp_config`` names, as its words do not say it.
 
-    ``name``: the file's. Where launch lines agree its own conversion writes ``reshard_after_forward``.
+    Also where that file's own conversion writes it: it may have the key already, with another value.
     """
-    is_written = bool(name) and block.settings.words_given(name.rpartition("/")[2]) is not None
-    wanted = [] if frees or is_written else ["`reshard_after_forward: false`"]
+    wanted = [] if frees else ["`reshard_after_forward: false`"]
     if items and "auto_wrap" not in items and plain_values(block.owner).get("fsdp") is not True:
         wanted.append("`auto_wrap_policy: NO_WRAP`")
     if not wanted:
@@ -350,7 +349,7 @@ def wanted_there(block: Block, items: tuple[str, ...], frees: bool, name: str = 
 def say_file(block: Block, name: str, items: tuple[str, ...], frees: bool, draft: Draft) -> None:
     """Say of a file that ``fsdp_config`` names that it is to be converted, and what ``fsdp`` means for it."""
     text = f"{name} is another file, which is not converted with this one."
-    hint = f"`fsdp-migrate config {name} --from hf`{wanted_there(block, items, frees, name)}."
+    hint = f"`fsdp-migrate config {name} --from hf`{wanted_there(block, items, frees)}."
     if not name.endswith(_FILES) and "/" not in name:
         text = f"HF Trainer reads a file {name}. If there is none, the script's own code knows the name."
         hint = f"{hint[:-1]}, if it is a file. Otherwise the settings need `version: 2` in that code."
