@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ def compare_left(before: Path, after: Path) -> Iterator[Checkpoints]:
         except FSDPMigrateError as error:
             yield Checkpoints(path=name, is_same=None, words=str(error).partition("\n")[0])
             continue
-        yield _compared(name, report, manifests)
+        held = tuple(manifests[0].files) if name == "." else ()
+        yield replace(_compared(name, report, manifests), files=held)
 
 
 def differ_as_own(saved: Checkpoints, before: Path, after: Path, rounded: Path) -> bool:

@@ -40,7 +40,8 @@ class Checkpoints:
 
     ``is_rounded`` tells that only numbers differ, and by no more than rounding; ``is_fsdp1s`` that FSDP1's is
     corrupt (FM217), and that nothing but its moments differs by more; ``is_enlarged`` that no number differs
-    by more than in FSDP1's own run where its gradients are rounded otherwise.
+    by more than in FSDP1's own run where its gradients are rounded otherwise. ``files`` are those that hold
+    it, below ``path``, where that is the output folder itself.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Checkpoints:
     is_rounded: bool = False
     is_fsdp1s: bool = False
     is_enlarged: bool = False
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

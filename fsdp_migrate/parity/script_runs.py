@@ -24,7 +24,14 @@ from fsdp_migrate.parity.left_records import SUFFIXES, Records, compare_records
 from fsdp_migrate.parity.of_each_run import name_alike
 from fsdp_migrate.parity.printed_lines import MOST_LINES, Run, most_pairs, printed_lines, shown_line
 from fsdp_migrate.parity.report import place, read_difference
-from fsdp_migrate.parity.script_report import ScriptReport, Stateless, Unsharded, is_rounding, told_apart
+from fsdp_migrate.parity.script_report import (
+    Checkpoints,
+    ScriptReport,
+    Stateless,
+    Unsharded,
+    is_rounding,
+    told_apart,
+)
 from fsdp_migrate.parity.watching import FOUND, KEPT, ROUNDED, STEPS, WITH
 from fsdp_migrate.source.checkpoint_runs import copied_first
 
@@ -50,7 +57,6 @@ SECONDS_BETWEEN = 20.0
 """After how many seconds each it is said how far a run is."""
 _MOST_DIFFERENCES, _MOST_FILES, _LAST_LINES, _MOST_UNREAD = 200, 20, 15, 6
 _MOST_BYTES = 64 << 20
-_OF_CHECKPOINTS = {"", ".bin", ".ckpt", ".distcp", ".pt", ".pth", ".safetensors"}  # and `.metadata`
 _NO_FILES = "Files were not compared: the command has no `OUT`."
 _NO_FSDP1 = "The first run trains no model with FSDP1: BEFORE is to be the project as it was."
 _UNREAD = "Written by both, with other bytes, and in no form that is compared"
@@ -407,7 +413,7 @@ def report_of(first: Run, second: Run, runs: Comparison) -> ScriptReport:
     after, told = told_apart(after)
     files = [_files(each.out) for each in (first, second)]
     saved = list(compare_left(first.out, second.out))
-    inside = {part for each in saved for part in _parts(each.path, files[0] | files[1])}
+    inside = {part for each in saved for part in _parts(each, files[0] | files[1])}
     others = [
         each
         for each in sorted((files[0] & files[1]) - inside)
@@ -479,9 +485,8 @@ def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def _parts(checkpoint: str, files: Iterable[str]) -> Iterator[str]:
-    """Yield the files of a checkpoint; where it is the output itself, what may hold tensors there."""
+def _parts(saved: Checkpoints, files: Iterable[str]) -> Iterator[str]:
+    """Yield the files of a checkpoint: all in its folder, and of the output itself what was compared."""
     for each in files:
-        is_beside = checkpoint == "." and "/" not in each and Path(each).suffix in _OF_CHECKPOINTS
-        if is_beside or each == checkpoint or each.startswith(f"{checkpoint}/"):
+        if each in saved.files or each == saved.path or each.startswith(f"{saved.path}/"):
             yield each

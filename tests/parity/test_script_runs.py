@@ -225,10 +225,12 @@ def test_files_of_a_checkpoint_that_is_the_output_itself_are_compared_with_it(tm
         optimizer = {"state": {"w": {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": ["w"]}]}
         torch.save(optimizer, folder / "adamw-1.pt")
         (folder / "log.txt").write_text(str(number))
+        (folder / "latest").write_text(f"step-{number}")
+        torch.save(number, folder / "rng.pt")
     report = report_on(tmp_path, [])
     assert [each.path for each in report.checkpoints] == ["."]
     assert [each for each in report.notes if "in no form" in each] == [
-        "Written by both, with other bytes, and in no form that is compared: log.txt."
+        "Written by both, with other bytes, and in no form that is compared: latest, log.txt, rng.pt."
     ]
 
 
