@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fsdp_migrate.findings import Finding
 
 
+_MOST_CHILDREN = 4
 _EACH_CHILD = (
     "The model is a whole ComposerModel, {}. Composer's FSDP1 shards each of its children on its own, and "
     "asks each for its marks, such as `fsdp_wrap_fn`: give prepare_fully_shard each child ({}), or give "
@@ -59,12 +60,8 @@ def read_framework_config(given: Any, model: nn.Module, *, has_mesh: bool) -> Fr
     if not is_composer_config(given):
         return None
     if is_composer_model(model):
-        raise ModelError(
-            _EACH_CHILD.format(
-                type(model).__name__, listed([f"`{name}`" for name in composer_children(model).sharded], 4)
-            ),
-            fqn="",
-        )
+        children = listed([f"`{name}`" for name in composer_children(model).sharded], _MOST_CHILDREN)
+        raise ModelError(_EACH_CHILD.format(type(model).__name__, children), fqn="")
     precision = "fp32" if devices.accelerator_type() is None else "amp_fp16"
     mapping = composer_fsdp1_config(given, precision=precision)
     settings = mapping.settings

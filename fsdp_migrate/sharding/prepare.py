@@ -347,7 +347,7 @@ def _fill_unit(
             "sharded in part; build it again. The reason"
         )
         together(lambda: materialize_modules(modules, device, unit.config.param_init_fn), groups, where)
-        agree_on_dtypes(_filled(model, unit, modules), groups)
+        agree_on_dtypes(filled(model, unit, modules), groups)
     own = set(unit.parameters)
     # After `to_empty`, which gives each name of a tied parameter memory of its own; and before the broadcast,
     # so that what is sent arrives under all names.
@@ -357,12 +357,15 @@ def _fill_unit(
         broadcast_from_rank0(modules_of_unit(roots, is_sharded), ignored, mesh)
 
 
-def _filled(model: nn.Module, unit: UnitPlan, modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
+def filled(model: nn.Module, unit: UnitPlan, modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
     """Return what ranks communicate of a unit, by name: its parameters, and buffers that are broadcast."""
     found: dict[str, torch.Tensor] = {each: model.get_parameter(each) for each in unit.parameters}
-    for number, module in enumerate(modules if unit.config.broadcast_from_rank0 else ()):
-        where = f"{type(module).__name__} {number} of unit `{unit.fqn or 'the root'}`"
-        found |= {f"{name} of {where}": each for name, each in module.named_buffers(recurse=False)}
+    own = set(modules) if unit.config.broadcast_from_rank0 else set()
+    # By their names in the model: ranks may ignore different modules.
+    for root in (*unit.grouped, unit.fqn) if own else ():
+        for fqn, module in model.get_submodule(root).named_modules(prefix=root):
+            if module in own:
+                found.update(module.named_buffers(prefix=fqn, recurse=False))
     return found
 
 

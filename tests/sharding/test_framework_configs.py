@@ -56,7 +56,7 @@ def test_a_whole_model_of_composers_is_refused_and_its_child_is_taken() -> None:
     from composer.models import ComposerModel
     from composer.utils import FSDPConfig
 
-    class Own(ComposerModel):  # type: ignore[misc]
+    class Own(ComposerModel):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.net = marked_net()

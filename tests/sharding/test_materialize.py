@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, transformer_auto_wrap_policy
 
 from fsdp_migrate.errors import ModelError
 from fsdp_migrate.sharding.materialize import materialize_modules
 from fsdp_migrate.sharding.plan import plan_fully_shard
+from fsdp_migrate.sharding.prepare import filled
 from fsdp_migrate.torch_compat import fsdp2
 from tests.models import Net
 from tests.ranks import run_ranks
@@ -73,6 +75,15 @@ def test_dtypes_that_differ_once_all_is_filled_are_an_error_on_all(sent: bool) -
             r"bfloat16 on rank 0; float32 on rank 1\. Give every rank the same\.",
             error,
         )
+
+
+def test_buffers_are_compared_by_their_names_where_ranks_ignore_other_modules() -> None:
+    """By their places a rank that ignores one more module would compare others with each other."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+    (unit,) = plan_fully_shard(model, {"sync_module_states": True}, world_size=2).units
+    whole, part = filled(model, unit, model), filled(model, unit, [model[1]])
+    assert "0.running_mean" in whole.keys() - part.keys()
+    assert part["1.running_mean"] is whole["1.running_mean"] is model[1].running_mean
 
 
 def test_what_is_real_in_a_meta_model_keeps_its_values() -> None:
