@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import libcst as cst
 
+from fsdp_migrate.source import catalog
 from fsdp_migrate.source.python.asked_classes import is_fsdp1_among
 from fsdp_migrate.source.python.call_signatures import is_told_off
 from fsdp_migrate.source.python.made_sure import asks_class
-from fsdp_migrate.source.python.nodes import dotted, text_of, walk_for
+from fsdp_migrate.source.python.nodes import dotted, placed_parameters, text_of, walk_for
 
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def check_or_none(function: cst.FunctionDef) -> cst.Call | None:
     test, values = choices[0].test, [each for each in given if each is not None and text_of(each) != "None"]
     if not isinstance(test, cst.Call) or not asks_class(test) or len(values) != 1:
         return None
+    if any(each.attr.value in catalog.WRAPPED for each in walk_for(function.body, cst.Attribute)):
+        return None  # what it asks may be the model within FSDP1's wrapper, which is none
     is_its = text_of(values[0]) == text_of(test.args[0].value)
     is_below = any(each is values[0] for each in walk_for(choices[0].body, type(values[0])))
     return test if is_its and is_below and isinstance(values[0], cst.Name) else None
@@ -62,6 +65,10 @@ def is_handed_back_plain(guards: Guards, call: cst.Call) -> bool:
 
 
 def _only_hands_back(guards: Guards, function: cst.FunctionDef, depth: int) -> bool:
+    own = {each.name.value for each in placed_parameters(function)} - {"cls", "self"}
+    given = [each.value for each in walk_for(function.body, cst.Return)]
+    if not all(each is not None and _root(each) in own for each in given) or not given:
+        return False
     for call in walk_for(function.body, cst.Call):
         if dotted(call.func) in _ASK:
             continue
@@ -69,3 +76,15 @@ def _only_hands_back(guards: Guards, function: cst.FunctionDef, depth: int) -> b
         if not inner or not all(_only_hands_back(guards, each, depth + 1) for each in inner):
             return False
     return True
+
+
+def _root(node: cst.BaseExpression) -> str:
+    """Return the name that an expression is taken from: ``m`` of ``m.module``, ``getattr(m, "a", m)``."""
+    while not isinstance(node, cst.Name):
+        if isinstance(node, cst.Call) and node.args:
+            node = node.args[0].value
+        elif isinstance(node, cst.Attribute):
+            node = node.value
+        else:
+            return ""
+    return node.value
