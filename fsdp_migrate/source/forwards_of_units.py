@@ -45,7 +45,7 @@ def with_unit_forwards(
     for path, text in project.texts.items() if units or composed else ():
         if _ASKED.search(text) is None or is_a_test(path) or (module := project.module(path)) is None:
             continue
-        found = {each for parts in _parts_in(project, module, units) for each in parts.asked()}
+        found = {each for parts in _parts_in(module, units) for each in parts.asked()}
         if path in composed:
             found |= {each for parts in _children_in(project, module) for each in parts.asked()}
         if found:
@@ -120,24 +120,26 @@ def _classes(node: ast.AST) -> set[str]:
     return {name for name in names if name[:1].isupper()}
 
 
-def _parts_in(project: Project, module: Module, units: frozenset[str]) -> Iterator[_Parts]:
+def _parts_in(module: Module, units: frozenset[str]) -> Iterator[_Parts]:
     """Yield the parts of the classes of a file that are made of what policies name, and of nothing else."""
     for each in module.definitions.values() if units else ():
         if not isinstance(each.node, ast.ClassDef) or not is_a_module(module, each.name):
             continue
         made: dict[str, set[str]] = {}
-        for node in ast.walk(each.node):
-            for name, value in _given(node):
-                made.setdefault(name, set()).update(_classes(value))
+        given = [pair for node in ast.walk(each.node) for pair in _given(node)]
+        # What a method puts into a name first: `layers.append(Block())`, then `nn.ModuleList(layers)`.
+        for name, value in sorted(given, key=lambda pair: pair[0].startswith("self.")):
+            names = (node.id for node in ast.walk(value) if isinstance(node, ast.Name))
+            made.setdefault(name, set()).update(_classes(value), *(made.get(inner, ()) for inner in names))
         parts = _Parts(each.node)
         for name, classes in made.items():
-            if classes - LISTS and classes - LISTS <= units:
-                (parts.lists if classes & LISTS else parts.single).add(name)
+            if name.startswith("self.") and classes - LISTS and classes - LISTS <= units:
+                (parts.lists if classes & LISTS else parts.single).add(name.removeprefix("self."))
         yield parts
 
 
 def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield attributes of an object with what they are made of: of a list what is appended to it, too."""
+    """Yield names, and ``self.name``, with what they are made of: of a list what is appended to it, too."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         pairs = [
             (each, node.value) for each in (node.targets if isinstance(node, ast.Assign) else [node.target])
@@ -146,7 +148,10 @@ def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         pairs = [(node.func.value, each) for each in node.args]
     else:
         pairs = []
-    yield from ((name, value) for each, value in pairs if (name := _attribute(each)) is not None)
+    for each, value in pairs:
+        own = _attribute(each)
+        if own is not None or isinstance(each, ast.Name):
+            yield (f"self.{own}" if own is not None else ast.unparse(each)), value
 
 
 def _children_in(project: Project, module: Module) -> Iterator[_Parts]:
@@ -154,4 +159,5 @@ def _children_in(project: Project, module: Module) -> Iterator[_Parts]:
     for each in module.definitions.values():
         if isinstance(each.node, ast.ClassDef) and derives(project, each, COMPOSERS_MODEL):
             given = (name for node in ast.walk(each.node) for name, _ in _given(node))
-            yield _Parts(each.node, single=set(given))
+            own = {name.removeprefix("self.") for name in given if name.startswith("self.")}
+            yield _Parts(each.node, single=own)

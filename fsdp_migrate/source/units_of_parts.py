@@ -46,7 +46,7 @@ _OF_LISTS: Final = re.compile(r"[\[(:\s]([A-Z]\w*)\(")
 _AHEAD: Final = 200
 _NAMED: Final = re.compile(
     r"(?:\bModuleWrapPolicy\(|\bauto_wrap_policy\s*=\s*(?=\{)|\btransformer_layer_cls(?:_to_wrap)?\W{1,4})"
-    r"\s*[\[{('\"]*([\w., \n]+)"
+    r"\s*[\[{('\"]*([\w., \n'\"]+)"
 )
 _POLICIES: Final = ("ModuleWrapPolicy", "auto_wrap_policy", "transformer_layer_cls")
 _WORD: Final = re.compile(r"[A-Za-z_][\w.]*")

@@ -35,6 +35,10 @@ class Net(nn.Module):
         self.filled = nn.ModuleList()
         for _ in range(3):
             self.filled.append(Block())
+        layers = []
+        for _ in range(3):
+            layers.append(Block())
+        self.given = nn.ModuleList(layers)
         self.named = nn.ModuleDict({"a": Block()})
         self.mixed = nn.ModuleList([Block(), nn.Linear(4, 4)])
         self.last = Block()
@@ -75,6 +79,7 @@ def _said(folder: Path, net: str, wrap: str) -> list[tuple[str, str]]:
         ("for b in self.blocks:\n            x = b.forward(x)", "b.forward(x)"),
         ("for n, b in enumerate(self.blocks[1:]):\n            x = b.forward(x)", "b.forward(x)"),
         ("for b in self.filled:\n            x = b.forward(x)", "b.forward(x)"),
+        ("for b in self.given:\n            x = b.forward(x)", "b.forward(x)"),
         ("for n, b in self.named.items():\n            x = b.forward(x)", "b.forward(x)"),
         ("b = self.blocks[i]\n        return b.forward(x)", "b.forward(x)"),
         ("return self.blocks[i].forward(x)", "self.blocks[i].forward(x)"),
@@ -100,7 +105,7 @@ def test_forwards_of_what_a_policy_of_another_file_names(tmp_path: Path, body: s
         "from lightning.pytorch.strategies import FSDPStrategy\ns = FSDPStrategy(auto_wrap_policy={Block})\n",
         (
             "from transformers import TrainingArguments\na = TrainingArguments('x', fsdp='full_shard', "
-            "fsdp_config={'transformer_layer_cls_to_wrap': ['Block']})\n"
+            "fsdp_config={'transformer_layer_cls_to_wrap': ['Tower', 'Block']})\n"
         ),
     ],
 )
